@@ -1,0 +1,81 @@
+# torpor: `make demo` and `make test` set everything up themselves. `make help` lists the rest.
+PYTHON  ?= python3
+VENV    ?= .venv
+# Worker processes of the test run; each runs torch on one thread.
+WORKERS ?= 2
+# Extra arguments, e.g. `make test-ops ARGS="-k softmax"`, `make demo ARGS="--steps 50"`.
+ARGS    ?=
+
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.torpor-installed
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
+QUICK  := -m "not slow and not gpu"
+
+# All test folders but the two large ones and the browser's, so that no new folder is forgotten.
+CORE_TESTS = $(filter-out tests/ops/ tests/models/ tests/browser/,$(sort $(dir $(wildcard tests/*/test_*.py))))
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test test-core test-ops test-models test-slow test-gpu check format bench sweep clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install torpor with its tools (once)
+	@:
+
+# The pins in constraints.txt choose the torch build; without them pip would fetch all of CUDA.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(PY) || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "torpor needs Python 3.11 or newer: make PYTHON=python3.11 ...")' \
+	  && echo "creating $(VENV)" && $(PYTHON) -m venv $(VENV); }
+	@echo "installing torpor and its tools into $(VENV) (once, a minute or more)"
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[cli,test,dev]'
+	@touch $@
+
+demo: $(STAMP) ## train a small character GPT lazily and eagerly, side by side
+	@$(PY) -m torpor demo $(ARGS)
+
+test: test-core test-ops test-models ## all tests but the slow ones and the GPU's
+
+test-core: $(STAMP) ## units, IR, laziness, API, properties, command line
+	@printf '\n== core: %s ==\n' '$(CORE_TESTS)'
+	@$(PYTEST) $(QUICK) $(CORE_TESTS) $(ARGS)
+
+test-ops: $(STAMP) ## every op_db entry against eager
+	@printf '\n== ops: every op_db entry against eager ==\n'
+	@$(PYTEST) $(QUICK) tests/ops $(ARGS)
+
+test-models: $(STAMP) ## whole models: training steps against eager
+	@printf '\n== models: training steps against eager ==\n'
+	@$(PYTEST) $(QUICK) tests/models $(ARGS)
+
+test-slow: $(STAMP) ## the tests that take minutes each
+	@$(PYTEST) -m "slow and not gpu" --timeout 3600 tests $(ARGS)
+
+test-gpu: $(STAMP) ## the tests that need a CUDA device
+	@$(PY) -m pytest -q -m gpu tests $(ARGS)
+
+check: $(STAMP) ## ruff, formatter, strict types of src/, import directions
+	@printf '\n== ruff ==\n'
+	@$(PY) -m ruff check .
+	@printf '\n== formatter ==\n'
+	@$(PY) -m ruff format --check .
+	@printf '\n== types (mypy --strict) ==\n'
+	@$(PY) -m mypy
+	@printf '\n== import directions ==\n'
+	@$(PY) scripts/lint_imports.py
+
+format: $(STAMP) ## rewrite the sources in house format
+	@$(PY) -m ruff check --fix-only --quiet .
+	@$(PY) -m ruff format .
+
+bench: $(STAMP) ## the benchmarks: ratios of one run, in one table
+	@$(PY) -m benchmarks $(ARGS)
+
+sweep: $(STAMP) ## op_db against eager as one table, surviving crashes and hangs
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m tests.ops.sweep --jobs $(WORKERS) $(ARGS)
+
+clean: ## remove caches (not .venv)
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

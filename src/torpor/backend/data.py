@@ -1,0 +1,62 @@
+"""Data on a device, or a placeholder for data that a running graph will produce."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from torpor.backend.device import BackendDevice
+from torpor.errors import StepError
+from torpor.ir.types import TensorType
+
+
+class BackendData:
+    """A handle on one buffer. Buffers are never written to while a handle is shared.
+
+    A placeholder has a `done` event and no tensor until the graph that makes it has run; a
+    placeholder whose graph failed carries the error instead. A backend whose data are not torch
+    tensors derives from this class and overrides `assign`.
+    """
+
+    __slots__ = ("__weakref__", "device", "done", "error", "info", "tensor", "type")
+
+    def __init__(
+        self, device: BackendDevice, type_: TensorType, tensor: torch.Tensor | None = None
+    ) -> None:
+        self.device = device
+        self.type = type_
+        self.tensor = tensor
+        self.error: BaseException | None = None
+        self.done: threading.Event | None = None  # set while a graph is to fill this handle
+        self.info: Any = None  # for whoever wants to hang something on a buffer
+
+    @property
+    def has_value(self) -> bool:
+        """The numbers are there."""
+        return self.done is None and self.error is None and self._filled()
+
+    def _filled(self) -> bool:
+        return self.tensor is not None
+
+    def assign(self, other: BackendData) -> None:
+        """Take over what `other` holds."""
+        self.tensor = other.tensor
+        self.error = other.error
+
+    def wait(self) -> BackendData:
+        """Block until the numbers are there; raise the error of the graph that failed to make them."""
+        done = self.done
+        if done is not None:
+            done.wait()
+            self.done = None
+        if self.error is not None:
+            raise self.error
+        if not self._filled():
+            raise StepError("this buffer was never computed: its graph was dropped before it ran")
+        return self
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error else "ready" if self.has_value else "pending"
+        return f"<{type(self).__name__} {self.type!r} {state}>"

@@ -1,0 +1,35 @@
+"""Devices as a backend names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class BackendDeviceType:
+    """A kind of device a backend can use, named as torch names it ("cpu", "cuda")."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class BackendDevice:
+    """One device of a backend: its kind and its number."""
+
+    type: BackendDeviceType
+    ordinal: int
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The physical torch device; the CPU has no number."""
+        if self.type.name == "cpu":
+            return torch.device("cpu")
+        return torch.device(self.type.name, self.ordinal)
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.ordinal}"

@@ -1,0 +1,169 @@
+"""What a backend is. Two methods must be written, `compile` and `execute`; the rest has defaults."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torpor.backend.builder import IrBuilder
+from torpor.backend.data import BackendData
+from torpor.backend.device import BackendDevice, BackendDeviceType
+from torpor.backend.lowering import Computation, LoweringContext
+from torpor.errors import BackendError
+from torpor.ir.node import Node, Value
+from torpor.ir.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Memory of a device in bytes; None where the device does not say."""
+
+    used: int | None
+    total: int | None
+
+
+class Backend(abc.ABC):
+    """A compiler and a runtime for graphs of torch ops."""
+
+    name: str = "unnamed"
+
+    def __init__(self) -> None:
+        self._default_type = BackendDeviceType("cpu")
+        self._default_ordinal = 0
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def initialize(self) -> None:
+        """Called once, before the first use."""
+
+    def prepare_to_exit(self) -> None:
+        """Called once at exit, when no work is left on any queue."""
+
+    def set_rng_seed(self, seed: int) -> None:
+        """Seed the generators the backend draws from."""
+        torch.manual_seed(seed)
+
+    # -- data ----------------------------------------------------------------------------------
+
+    def data_from_tensor(
+        self, tensor: torch.Tensor, type_: TensorType, device: BackendDevice
+    ) -> BackendData:
+        """Data with the contents of `tensor`, which the backend may keep: it is not written to."""
+        return BackendData(device, type_, tensor.to(device.torch_device))
+
+    def data_from_scalar(self, scalar: Any, device: BackendDevice) -> BackendData:
+        """Data that hold one number, as a 0-dim tensor of torch's default type for it."""
+        tensor = torch.tensor(scalar, device=device.torch_device)
+        return BackendData(device, TensorType.of_tensor(tensor), tensor)
+
+    def placeholder(self, device: BackendDevice, type_: TensorType) -> BackendData:
+        """A handle for data that do not exist yet."""
+        return BackendData(device, type_)
+
+    def data_of(self, node: Node) -> BackendData | None:
+        """The data behind a leaf that carries its own; torpor's leaves are numbered slots."""
+        return None
+
+    def tensor_from_data(
+        self, data: BackendData, logical_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """A torch tensor with the contents of `data`, which are there. It must not be written to."""
+        tensor = data.tensor
+        if tensor is None:
+            raise BackendError(f"{self.name}: {data!r} has no value yet")
+        return tensor if logical_dtype is None else tensor.to(logical_dtype)
+
+    # -- graphs --------------------------------------------------------------------------------
+
+    def ir_builder(self) -> IrBuilder:
+        """Builds the nodes the core itself needs."""
+        return IrBuilder()
+
+    def lowering_context(
+        self,
+        name: str,
+        device: BackendDevice,
+        post_order: Sequence[Node] | None = None,
+        emitted: dict[Value, Any] | None = None,
+    ) -> LoweringContext:
+        """A context that lowers a graph for `device`."""
+        return LoweringContext(name, device, post_order, emitted)
+
+    @abc.abstractmethod
+    def compile(self, computations: Sequence[Computation]) -> list[Computation]:
+        """Compile lowered graphs; same number, same order."""
+
+    @abc.abstractmethod
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> list[BackendData]:
+        """Run a compiled graph. Arguments are data, or numbers for run-time scalars.
+
+        An output that could not be computed is data with `error` set; raising loses all outputs.
+        """
+
+    def computation_text(self, computation: Computation) -> str:
+        """What the backend made of a graph, for people."""
+        return computation.text()
+
+    # -- devices -------------------------------------------------------------------------------
+
+    @property
+    def default_device_type(self) -> BackendDeviceType:
+        """The kind of device behind `lazy`."""
+        return self._default_type
+
+    @default_device_type.setter
+    def default_device_type(self, type_: BackendDeviceType | str) -> None:
+        self._default_type = BackendDeviceType(str(type_))
+
+    @property
+    def default_device_ordinal(self) -> int:
+        """The device behind `lazy` without a number."""
+        return self._default_ordinal
+
+    @default_device_ordinal.setter
+    def default_device_ordinal(self, ordinal: int) -> None:
+        self._default_ordinal = int(ordinal)
+
+    def devices(self) -> list[BackendDevice]:
+        """Every device of the default kind."""
+        kind = self.default_device_type
+        number = torch.cuda.device_count() if kind.name == "cuda" else 1
+        return [BackendDevice(kind, i) for i in range(number)]
+
+    def backend_device(self, device: torch.device) -> BackendDevice:
+        """The device behind a torch device; a concrete device is itself."""
+        if device.type == "lazy":
+            ordinal = self.default_device_ordinal if device.index is None else device.index
+            return BackendDevice(self.default_device_type, ordinal)
+        return BackendDevice(BackendDeviceType(device.type), device.index or 0)
+
+    def eager_fallback_device_type(self) -> str:
+        """The torch device type on which a single op falls back to eager."""
+        return self.default_device_type.name
+
+    def compilation_devices(self, device: str, devices: Sequence[str]) -> list[str]:
+        """The devices a graph for `device` is compiled for."""
+        return list(devices) or [device]
+
+    # -- insight -------------------------------------------------------------------------------
+
+    def metric_report(self) -> str:
+        """The backend's own metrics as text."""
+        return "\n".join(f"{name} {value}" for name, value in sorted(self.metrics().items()))
+
+    def metrics(self) -> dict[str, float]:
+        """The backend's own metrics by name."""
+        return {}
+
+    def memory_info(self, device: BackendDevice) -> MemoryInfo:
+        """Memory in use and in all on `device`."""
+        if device.type.name == "cuda":
+            free, total = torch.cuda.mem_get_info(device.ordinal)
+            return MemoryInfo(total - free, total)
+        return MemoryInfo(None, None)

@@ -1,0 +1,99 @@
+"""From a graph of nodes to something a backend can compile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torpor.backend.device import BackendDevice
+from torpor.errors import BackendError
+from torpor.ir.graph import Graph
+from torpor.ir.node import Node, Value
+from torpor.ir.printer import print_graph
+
+
+@dataclass(slots=True)
+class Computation:
+    """A lowered graph, and after `Backend.compile` a compiled one.
+
+    `program` is the backend's own: whatever its `compile` and `execute` agree on.
+    """
+
+    name: str
+    device: BackendDevice
+    graph: Graph
+    parameter_names: tuple[str, ...]
+    program: Any = None
+    aliases: dict[int, int] = field(default_factory=dict)  # donated parameter -> result
+
+    @property
+    def parameter_types(self) -> tuple[Any, ...]:
+        return tuple(v.type for v in self.graph.inputs)
+
+    @property
+    def result_types(self) -> tuple[Any, ...]:
+        return tuple(v.type for v in self.graph.outputs)
+
+    def text(self) -> str:
+        """The graph as IR text."""
+        return print_graph(self.graph)
+
+
+class LoweringContext:
+    """Lowers nodes one after the other. A backend overrides `lower` and often `build`.
+
+    The core calls, in this order: `add_parameter` for every input, `lower` for every node in
+    post-order, `add_result` for every output, `build`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: BackendDevice,
+        post_order: Sequence[Node] | None = None,
+        emitted: dict[Value, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.device = device
+        self.post_order: list[Node] = list(post_order or ())
+        self.emitted: dict[Value, Any] = dict(emitted or {})
+        self.parameters: list[Value] = []
+        self.parameter_names: list[str] = []
+        self.results: list[Value] = []
+        self.aliases: dict[int, int] = {}
+
+    def add_parameter(self, value: Value, name: str | None = None) -> int:
+        """Make `value` an input; the position it has among them."""
+        position = len(self.parameters)
+        self.parameters.append(value)
+        self.parameter_names.append(name or f"p{position}")
+        self.emitted[value] = self.emit_parameter(value, position)
+        return position
+
+    def emit_parameter(self, value: Value, position: int) -> Any:
+        """What stands for an input in the backend's program."""
+        return position
+
+    def lower(self, node: Node) -> None:
+        """Lower one node, whose operands are in `emitted`; leave its outputs there."""
+        for output in node.outputs:
+            self.emitted[output] = output
+
+    def add_result(self, value: Value) -> int:
+        """Make `value` an output; the position it has among them."""
+        if value not in self.emitted:
+            raise BackendError(f"result {value!r} of {self.name} was not lowered")
+        self.results.append(value)
+        return len(self.results) - 1
+
+    def set_alias(self, parameter: int, result: int) -> None:
+        """Let `result` be written over the buffer of `parameter`, which is donated."""
+        self.aliases[parameter] = result
+
+    def build(self) -> Computation:
+        """Everything lowered so far, ready to be compiled."""
+        graph = Graph(self.parameters, self.post_order, self.results)
+        return Computation(
+            self.name, self.device, graph, tuple(self.parameter_names), aliases=self.aliases
+        )

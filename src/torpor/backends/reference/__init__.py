@@ -1,0 +1,5 @@
+"""The reference backend."""
+
+from torpor.backends.reference.compile import ReferenceBackend
+
+__all__ = ["ReferenceBackend"]

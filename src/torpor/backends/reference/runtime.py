@@ -1,0 +1,204 @@
+"""Runs reference programs: eager kernels, op by op, in recorded order.
+
+A failing op does not stop the program: what depends on it fails with its error, the rest is
+computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.backend.data import BackendData
+from torpor.backend.device import BackendDevice
+from torpor.backends.reference.lowering import Instruction, Register
+from torpor.errors import StepError, annotate
+from torpor.ir.printer import print_node
+from torpor.ir.types import ScalarType, TensorType
+from torpor.ops.spec import ReturnKind
+
+
+class Failure:
+    """What a register holds when the op that fills it failed."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def run(
+    program: tuple[list[Instruction], int, list[int]],
+    arguments: Sequence[Any],
+    types: Sequence[TensorType],
+    device: BackendDevice,
+) -> list[BackendData]:
+    """Run a program on data; one handle per result, failed ones with their error."""
+    instructions, registers, results = program
+    env: list[Any] = [_load(argument) for argument in arguments]
+    failed = any(type(value) is Failure for value in env)
+    env += [None] * (registers - len(env))
+    with _torch.without_torch_function(), torch.no_grad():
+        for instruction in instructions:
+            failure = _failed_operand(instruction, env) if failed else None
+            try:
+                if failure is None:
+                    _step(instruction, env)
+            except Exception as error:
+                failure = Failure(_explain(error, instruction))
+            if failure is not None:
+                failed = True
+                for register in instruction.outputs:
+                    env[register] = failure
+            for register in instruction.dead:
+                env[register] = None
+    taken: set[int] = {
+        a.tensor.untyped_storage()._cdata
+        for a in arguments
+        if type(a) is BackendData and a.tensor is not None
+    }
+    return [_store(env[r], t, device, taken) for r, t in zip(results, types, strict=True)]
+
+
+def _load(argument: Any) -> Any:
+    if not isinstance(argument, BackendData):
+        return argument
+    if argument.error is not None:
+        return Failure(argument.error)
+    return argument.tensor
+
+
+def _store(value: Any, type_: TensorType, device: BackendDevice, taken: set[int]) -> BackendData:
+    """A handle of its own for a result: no result shares memory with another or with an input."""
+    if type(value) is Failure:
+        data = BackendData(device, type_)
+        data.error = value.error
+        return data
+    storage = value.untyped_storage()._cdata
+    if storage in taken or not _fits(value, type_):
+        value = with_layout(value, type_)
+        storage = value.untyped_storage()._cdata
+    taken.add(storage)
+    return BackendData(device, type_, value)
+
+
+def _fits(tensor: torch.Tensor, type_: TensorType) -> bool:
+    return (
+        tensor.stride() == type_.stride
+        and tensor.storage_offset() == 0
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def with_layout(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
+    """A copy of `tensor` in memory of its own with the strides of `type_`."""
+    copy = torch.empty_strided(
+        type_.shape, type_.stride, dtype=tensor.dtype, device=tensor.device
+    )
+    if type_.span != type_.numel and not 0 in type_.stride:
+        copy.untyped_storage()  # holes stay whatever they are
+    if 0 in type_.stride and type_.numel:
+        return _copy_expanded(tensor, copy, type_)
+    return copy.copy_(tensor)
+
+
+def _copy_expanded(
+    tensor: torch.Tensor, copy: torch.Tensor, type_: TensorType
+) -> torch.Tensor:
+    """Copy into a layout with strides of 0: one element stands for the whole dimension."""
+    source, target = tensor, copy
+    for dim, stride in enumerate(type_.stride):
+        if stride == 0 and type_.shape[dim] > 1:
+            source, target = source.narrow(dim, 0, 1), target.narrow(dim, 0, 1)
+    target.copy_(source)
+    return copy
+
+
+def _failed_operand(instruction: Instruction, env: list[Any]) -> Failure | None:
+    for arg in instruction.args:
+        for item in arg if type(arg) is list else (arg,):
+            if type(item) is Register and type(env[item]) is Failure:
+                return env[item]  # type: ignore[no-any-return]
+    return None
+
+
+def _explain(error: Exception, instruction: Instruction) -> BaseException:
+    node = instruction.node
+    site = None if node.site is None else str(node.site)
+    return annotate(error, node.op.name, site, print_node(node))
+
+
+def _step(instruction: Instruction, env: list[Any]) -> None:
+    spec = instruction.spec
+    args = [
+        env[a] if type(a) is Register
+        else [env[i] if type(i) is Register else i for i in a] if type(a) is list
+        else a
+        for a in instruction.args
+    ]  # fmt: skip
+    for position in spec.mutated:
+        if position not in instruction.reuse:
+            args[position] = _copies(args[position])
+    positional, keywords = spec.call_arguments(args)
+    result = spec.target(*positional, **keywords)
+    outputs = _outputs(spec, result, args)
+    if instruction.checked is None:
+        instruction.checked = _check(instruction, outputs)
+    for position in instruction.checked:
+        type_ = instruction.node.outputs[position].type
+        outputs[position] = with_layout(outputs[position], type_)
+    for register, output in zip(instruction.outputs, outputs, strict=True):
+        env[register] = output
+
+
+def _copies(arg: Any) -> Any:
+    if isinstance(arg, list):
+        return [_copies(item) for item in arg]
+    return None if arg is None else clone_strided(arg)
+
+
+def clone_strided(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the very strides of `tensor`, holes and overlaps included."""
+    type_ = TensorType.of_tensor(tensor)
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.clone()
+    return with_layout(tensor, type_)
+
+
+def _outputs(spec: Any, result: Any, args: list[Any]) -> list[Any]:
+    """Returned tensors, then written arguments: the order of a node's outputs."""
+    outputs: list[Any] = []
+    results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
+    for returned, value in zip(spec.returns, results, strict=True):
+        if returned.kind in (ReturnKind.FRESH, ReturnKind.VIEW):
+            outputs.extend(value) if returned.is_list else outputs.append(value)
+    for position in spec.mutated:
+        written = args[position]
+        if isinstance(written, list):
+            outputs.extend(written)
+        elif written is not None:
+            outputs.append(written)
+    return outputs
+
+
+def _check(instruction: Instruction, outputs: list[Any]) -> list[int]:
+    """Compare real outputs with their recorded types; the ones that need other strides."""
+    wrong = []
+    for position, (value, tensor) in enumerate(
+        zip(instruction.node.outputs, outputs, strict=True)
+    ):
+        type_ = value.type
+        if type_ is None or tensor is None or type(type_) is ScalarType:
+            continue
+        if tuple(tensor.shape) != type_.shape or tensor.dtype != type_.dtype:
+            raise StepError(
+                f"type rule of {instruction.node.op.name} promised {type_!r}, "
+                f"eager made {tensor.dtype} {tuple(tensor.shape)}"
+            )
+        if tensor.stride() != type_.stride and tensor.numel() > 1:
+            wrong.append(position)
+    return wrong

@@ -1,0 +1,52 @@
+"""The command line: ``torpor <command>``, or ``python -m torpor <command>``.
+
+Each command is a module with ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``run(arguments)``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from torpor.cli import bench, demo, info
+
+__all__ = ["main"]
+
+
+class Command(Protocol):
+    """What a module of this package offers to be a command."""
+
+    NAME: str
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, arguments: argparse.Namespace) -> int: ...
+
+
+COMMANDS: tuple[Command, ...] = (info, demo, bench)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torpor", description="PyTorch, recorded lazily and run by a compiler backend."
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for command in COMMANDS:
+        sub = subparsers.add_parser(command.NAME, help=command.HELP, description=command.HELP)
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 0 if it did what it says."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return status

@@ -1,0 +1,106 @@
+"""Tables and progress bars: with rich where it is installed, in plain text otherwise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+try:
+    import rich.box
+    import rich.console
+    import rich.progress
+    import rich.table
+    import rich.text
+
+    HAVE_RICH = True
+except ImportError:
+    HAVE_RICH = False
+
+Advance = Callable[[str], None]  # one step is done; the text says how it stands
+Row = Sequence[str]
+
+
+def heading(text: str) -> None:
+    if HAVE_RICH:
+        rich.console.Console(highlight=False).print(f"\n[bold]{text}[/bold]")
+    else:
+        print(f"\n{text}")
+
+
+def table(columns: Row, rows: Sequence[Row]) -> None:
+    """Print a table; the first column is left-aligned, the others right."""
+    if HAVE_RICH:
+        _rich_table(columns, rows)
+    else:
+        print(plain_table(columns, rows))
+
+
+def plain_table(columns: Row, rows: Sequence[Row]) -> str:
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows)]
+    ruler = ["-" * width for width in widths]
+    return "\n".join(_plain_row(row, widths) for row in (columns, ruler, *rows))
+
+
+def _plain_row(row: Row, widths: Sequence[int]) -> str:
+    first = row[0].ljust(widths[0])
+    return "  ".join([first, *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]).rstrip()
+
+
+def _rich_table(columns: Row, rows: Sequence[Row]) -> None:
+    drawn = rich.table.Table(box=rich.box.SIMPLE, pad_edge=False)
+    for i, column in enumerate(columns):
+        drawn.add_column(column, justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        drawn.add_row(*map(rich.text.Text, row))
+    console = rich.console.Console(highlight=False)
+    plain = plain_table(columns, rows)
+    if len(plain.splitlines()[1]) + 2 * len(columns) < console.width:
+        console.print(drawn)
+    else:  # rich would cut the cells
+        print(plain)
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Advance]:
+    """A bar on stderr, so that stdout stays what a program may read."""
+    bar = _rich_bar if HAVE_RICH and sys.stderr.isatty() else _plain_bar
+    with bar(label, total) as advance:
+        yield advance
+
+
+@contextmanager
+def _rich_bar(label: str, total: int) -> Iterator[Advance]:
+    columns = (
+        rich.progress.TextColumn("{task.description:<8}"),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TextColumn("{task.fields[status]}"),
+        rich.progress.TimeElapsedColumn(),
+    )
+    console = rich.console.Console(stderr=True)
+    with rich.progress.Progress(*columns, console=console) as bars:
+        task = bars.add_task(label, total=total, status="")
+        yield lambda status: bars.update(task, advance=1, status=status)
+
+
+@contextmanager
+def _plain_bar(label: str, total: int) -> Iterator[Advance]:
+    """On a terminal one line is redrawn; in a log a line appears for every quarter done."""
+    redraw = sys.stderr.isatty()
+    done = 0
+
+    def advance(status: str) -> None:
+        nonlocal done
+        done += 1
+        if not redraw and done * 4 // total == (done - 1) * 4 // total:
+            return
+        filled = 30 * done // total
+        bar = "#" * filled + "." * (30 - filled)
+        start, end = ("\r", "") if redraw else ("", "\n")
+        line = f"{start}{label:<8} [{bar}] {done}/{total}  {status}"
+        print(line, end=end, file=sys.stderr, flush=True)
+
+    yield advance
+    if redraw:
+        print(file=sys.stderr)

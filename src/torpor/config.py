@@ -1,0 +1,48 @@
+"""Switches of torpor, read where they matter and changed by plain assignment.
+
+Each flag can be preset by an environment variable `TORPOR_<NAME>`.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def _env_int(name: str, default: int) -> int:
+    return int(os.environ.get(f"TORPOR_{name}", default))
+
+
+def _env_bool(name: str, default: bool) -> bool:
+    text = os.environ.get(f"TORPOR_{name}")
+    return default if text is None else text.lower() not in ("0", "false", "no", "off", "")
+
+
+cut_after_optimizer: bool = _env_bool("CUT_AFTER_OPTIMIZER", True)
+"""Cut the trace after every `optimizer.step()`."""
+
+cut_after_module: bool = _env_bool("CUT_AFTER_MODULE", True)
+"""Cut the trace after the outermost module call made with gradients off."""
+
+max_trace_nodes: int = _env_int("MAX_TRACE_NODES", 150_000)
+"""A trace that has met this many new nodes is cut by itself."""
+
+max_interned_nodes: int = _env_int("MAX_INTERNED_NODES", 200_000)
+"""Nodes kept for reuse: the intern table holds between one and two times this many."""
+
+max_cached_plans: int = _env_int("MAX_CACHED_PLANS", 256)
+"""Compiled graphs kept for reuse, least recently used first to go."""
+
+max_memoised_types: int = _env_int("MAX_MEMOISED_TYPES", 50_000)
+"""Type inferences remembered, by op, operand types and attributes."""
+
+promote_scalars: bool = _env_bool("PROMOTE_SCALARS", True)
+"""Turn a Python number that changes from step to step into a run-time input."""
+
+async_queue: bool = _env_bool("ASYNC_QUEUE", True)
+"""Run graphs on the device's queue thread; off runs them where `sync` was called."""
+
+strict: bool = _env_bool("STRICT", False)
+"""Raise where torpor would otherwise warn and carry on with the reference backend."""
+
+verify_graphs: bool = _env_bool("VERIFY_GRAPHS", True)
+"""Check every new graph against the rules of the IR before it is compiled."""

@@ -1,0 +1,54 @@
+"""Every error a torpor user can meet.
+
+    TorporError                     base of all of torpor's own errors
+    ├── GraphError                  a graph that breaks the rules of the IR (verifier, parser)
+    ├── BackendError                a backend misbehaved: unknown, unavailable, wrong results
+    │   └── CompileError            a backend could not compile a graph
+    ├── UnsupportedError            a thing a lazy tensor cannot do, with what to do instead
+    └── StepError                   a graph failed while running and eager has no type of its own
+
+An operation that eager PyTorch refuses is refused with eager's own exception type: `annotate` adds
+the recorded line and the graph line to that exception and leaves its type alone.
+"""
+
+from __future__ import annotations
+
+
+class TorporError(RuntimeError):
+    """Base of all errors that only torpor raises."""
+
+
+class GraphError(TorporError):
+    """A graph breaks a rule of the IR; the message names the node."""
+
+
+class BackendError(TorporError):
+    """A backend is unknown, unavailable or returned something it must not."""
+
+
+class CompileError(BackendError):
+    """A backend could not compile a graph."""
+
+
+class UnsupportedError(TorporError):
+    """A lazy tensor cannot do this; the message says what can be done instead."""
+
+
+class StepError(TorporError):
+    """A recorded graph failed while running."""
+
+
+def annotate(
+    error: BaseException, op: str, site: str | None = None, graph_line: str | None = None
+) -> BaseException:
+    """Add where an op was recorded to `error`, keeping its type; annotating twice changes nothing."""
+    if getattr(error, "_torpor_annotated", False):
+        return error
+    lines = [f"[{op}] {error.args[0] if error.args else type(error).__name__}"]
+    if site:
+        lines.append(f"  recorded at: {site}")
+    if graph_line:
+        lines.append(f"  in graph:    {graph_line}")
+    error.args = ("\n".join(lines), *error.args[1:])
+    error._torpor_annotated = True  # type: ignore[attr-defined]  # a mark on a foreign exception
+    return error

@@ -1,0 +1,113 @@
+"""One first-in first-out queue per device, with a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from torpor import config, metrics
+from torpor.backend.data import BackendData
+from torpor.backend.device import BackendDevice
+
+MAX_JOBS = 8
+"""Jobs that may wait on a queue before recording waits for them."""
+
+
+class Job:
+    """Something to run in order, and the handles it fills."""
+
+    __slots__ = ("done", "results", "run", "threads")
+
+    def __init__(self, run: Callable[[], None], results: Sequence[BackendData]) -> None:
+        self.run = run
+        self.results = results
+        self.done = threading.Event()
+        self.threads = torch.get_num_threads()
+        for result in results:
+            result.done = self.done
+
+
+class DeviceQueue:
+    """Runs jobs in the order in which they were submitted."""
+
+    def __init__(self, device: BackendDevice) -> None:
+        self.device = device
+        self.jobs: queue.Queue[Job] = queue.Queue(MAX_JOBS)
+        self.error: BaseException | None = None  # the first that nobody was told of yet
+        self.thread: threading.Thread | None = None
+        self._threads = 0
+
+    def submit(self, job: Job) -> None:
+        """Run `job` after all that were submitted before."""
+        if not config.async_queue:
+            self.jobs.join()
+            self._run(job)
+            return
+        if self.thread is None or not self.thread.is_alive():
+            name = f"torpor-{self.device}"
+            self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self.thread.start()
+        self.jobs.put(job)
+
+    def wait(self) -> None:
+        """Block until every submitted job has run."""
+        if self.thread is not None:
+            self.jobs.join()
+
+    def raise_error(self) -> None:
+        """Raise the first error that nobody was told of yet."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def _work(self) -> None:
+        while True:
+            job = self.jobs.get()
+            try:
+                self._run(job)
+            finally:
+                del job  # an idle queue must not keep the last step's buffers alive
+                self.jobs.task_done()
+
+    def _run(self, job: Job) -> None:
+        if self._threads != job.threads and threading.current_thread() is self.thread:
+            torch.set_num_threads(job.threads)  # a setting of its own on every thread
+            self._threads = job.threads
+        try:
+            with metrics.timer("Execute"), torch.no_grad():
+                job.run()
+        except BaseException as error:  # reported at the next sync, and by whoever reads a result
+            for result in job.results:
+                result.error = error
+        for result in job.results:
+            if result.error is not None and self.error is None:
+                self.error = result.error
+        job.run = _ran
+        job.done.set()
+
+
+def _ran() -> None:
+    """What a job that has run holds in place of its closure."""
+
+
+_queues: dict[BackendDevice, DeviceQueue] = {}
+
+
+def queue_of(device: BackendDevice) -> DeviceQueue:
+    """The queue of `device`, made on first use."""
+    found = _queues.get(device)
+    if found is None:
+        found = _queues.setdefault(device, DeviceQueue(device))
+    return found
+
+
+def queues(device: BackendDevice | None = None) -> list[DeviceQueue]:
+    """All queues, or the one of `device`."""
+    return list(_queues.values()) if device is None else [queue_of(device)]
+
+
+os.register_at_fork(after_in_child=_queues.clear)  # threads do not survive a fork

@@ -1,0 +1,96 @@
+"""What is recorded and not yet run: storages, and the one trace that all threads record into."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from weakref import ref
+
+from torpor.backend.data import BackendData
+from torpor.ir.node import Value, leaf, scalar
+from torpor.ir.types import TensorType
+
+
+class LazyStorage:
+    """Memory shared by a tensor and its views: a recorded value, data, or both.
+
+    `value` is what the memory holds in the trace being recorded; None until the first use of data
+    in a trace. `data` is None while the value is pending.
+    """
+
+    __slots__ = ("__weakref__", "data", "listed", "type", "value")
+
+    def __init__(self, type_: TensorType, value: Value | None, data: BackendData | None) -> None:
+        self.type = type_
+        self.value = value
+        self.data = data
+        self.listed = False  # the trace knows this storage as one it may have to compute
+
+
+class Trace:
+    """All that was recorded since the last cut."""
+
+    __slots__ = (
+        "computed", "epoch", "leaf_storages", "leaves", "lock", "misses", "pending", "scalars",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.pending: list[ref[LazyStorage]] = []  # storages that may need computing, dead or alive
+        self.leaves: list[BackendData] = []  # buffer of each leaf slot
+        self.leaf_storages: list[LazyStorage] = []
+        self.scalars: list[Any] = []  # number of each run-time scalar slot
+        self.computed: dict[Value, BackendData] = {}  # values read before the cut
+        self.epoch = 0
+        self.misses = 0
+
+    def leaf_value(self, storage: LazyStorage) -> Value:
+        """Number a storage with data among the leaves of this trace."""
+        data = storage.data
+        assert data is not None, "a storage has a value or data"
+        value = leaf(len(self.leaves), storage.type)
+        self.leaves.append(data)
+        self.leaf_storages.append(storage)
+        storage.value = value
+        return value
+
+    def scalar_value(self, number: Any) -> Value:
+        """Number a Python number among the run-time scalars of this trace."""
+        value = scalar(len(self.scalars), type(number))
+        self.scalars.append(number)
+        return value
+
+    def enlist(self, storage: LazyStorage) -> None:
+        """Remember that `storage` may have to be computed."""
+        if not storage.listed:
+            storage.listed = True
+            self.pending.append(ref(storage))
+
+    def live(self) -> list[LazyStorage]:
+        """Storages somebody still holds whose value is pending."""
+        found = []
+        for reference in self.pending:
+            storage = reference()
+            if storage is not None and storage.data is None:
+                found.append(storage)
+        return found
+
+    def reset(self) -> None:
+        """Forget values: what is alive is data now, and enters the next trace as leaves."""
+        for reference in self.pending:
+            storage = reference()
+            if storage is not None:
+                storage.value = None
+                storage.listed = False
+        for storage in self.leaf_storages:
+            storage.value = None
+        self.pending.clear()
+        self.leaves.clear()
+        self.leaf_storages.clear()
+        self.scalars.clear()
+        self.computed.clear()
+        self.misses = 0
+        self.epoch += 1
+
+
+TRACE = Trace()

@@ -1,0 +1,156 @@
+"""Sync: turn recorded values into data.
+
+`cut` ends the trace and computes everything alive. `compute` computes what is asked for and what
+comes for free on the way, and leaves the rest of the trace pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torpor import metrics
+from torpor.backend.data import BackendData
+from torpor.backend.interface import Backend
+from torpor.backend.registry import get_backend, on_change
+from torpor.errors import BackendError
+from torpor.execute.plan import COMPUTED, LEAVES, Plan, PlanCache, needed_graph
+from torpor.execute.queue import Job, queue_of, queues
+from torpor.execute.storage import TRACE, LazyStorage
+from torpor.ir.graph import Graph
+from torpor.ir.node import LEAF, Value
+
+PLANS = PlanCache()
+
+
+def cut(device: torch.device | None = None) -> None:
+    """End the trace; everything alive (on `device`) becomes data on its device's queue."""
+    with TRACE.lock:
+        live = TRACE.live()
+        if device is not None and any(s.type.device != device for s in live):
+            compute([s for s in live if s.type.device == device])
+            return
+        for group in _by_device(live):
+            _launch(group, [s.value for s in group])  # type: ignore[misc]  # live: values are set
+        TRACE.reset()
+    metrics.count("MarkStep")
+
+
+def compute(storages: Sequence[LazyStorage]) -> None:
+    """Start computing `storages` and nothing that they do not need; the trace goes on."""
+    with TRACE.lock:
+        wanted = [s for s in storages if s.data is None]
+        for group in _by_device(wanted):
+            _launch(TRACE.live(), [s.value for s in group if s.data is None], partial=True)  # type: ignore[misc]
+
+
+def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
+    groups: dict[torch.device, list[LazyStorage]] = {}
+    for storage in storages:
+        groups.setdefault(storage.type.device, []).append(storage)
+    return list(groups.values())
+
+
+def _launch(live: list[LazyStorage], wanted: list[Value], partial: bool = False) -> None:
+    """Put the graph for `wanted` on the queue and give the storages in `live` their handles."""
+    known = _settle(live)
+    wanted = [v for v in dict.fromkeys(wanted) if v not in known and v.node.op is not LEAF]
+    if not wanted:
+        return
+    backend = get_backend()
+    device = backend.backend_device(wanted[0].type.device)
+    others = tuple(s.value for s in live if s.data is None) if partial else ()
+    key = (backend, device, tuple(wanted), others, tuple(known))
+    plan = PLANS.find(key)
+    if plan is None:
+        graph = needed_graph(wanted, others, known) if partial else Graph.of(wanted, known)  # type: ignore[arg-type]
+        plan = PLANS.add(key, graph, backend, device)
+    handles = _submit(plan, backend)
+    for storage in live:
+        if storage.data is None:
+            position = plan.positions.get(storage.value)  # type: ignore[arg-type]
+            if position is not None:
+                storage.data = handles[position]
+    if partial:
+        known.update(zip(plan.outputs, handles, strict=True))
+
+
+def _settle(live: list[LazyStorage]) -> dict[Value, BackendData]:
+    """Give storages whose value is a leaf or already computed their data; all computed values."""
+    known = TRACE.computed
+    for storage in live:
+        value = storage.value
+        assert value is not None, "a live storage has a value"
+        if value.node.op is LEAF:
+            storage.data = TRACE.leaves[value.node.args[0]]
+        elif value in known:
+            storage.data = known[value]
+    return known
+
+
+def _submit(plan: Plan, backend: Backend) -> list[BackendData]:
+    """Queue one run of `plan`; handles for its outputs."""
+    arguments = [
+        TRACE.leaves[place] if source == LEAVES
+        else TRACE.computed[place] if source == COMPUTED
+        else TRACE.scalars[place]
+        for source, place in plan.inputs
+    ]  # fmt: skip
+    device = plan.computation.device
+    handles = [backend.placeholder(device, value.type) for value in plan.outputs]
+
+    def run() -> None:
+        results = backend.execute(plan.computation, arguments, device)
+        _fill(handles, results, backend, plan)
+        arguments.clear()
+
+    queue_of(device).submit(Job(run, handles))
+    return handles
+
+
+def _fill(
+    handles: list[BackendData], results: list[BackendData], backend: Backend, plan: Plan
+) -> None:
+    if len(results) != len(handles):
+        raise BackendError(
+            f"backend {backend.name!r} returned {len(results)} results for "
+            f"{plan.computation.name}, which has {len(handles)}"
+        )
+    for handle, result in zip(handles, results, strict=True):
+        handle.assign(result)
+
+
+def wait(device: torch.device | None = None) -> None:
+    """Block until the queues (the queue of `device`) are empty; raise what went wrong on them."""
+    chosen = queues(None if device is None else get_backend().backend_device(device))
+    for device_queue in chosen:
+        device_queue.wait()
+    raise_errors(device)
+
+
+def raise_errors(device: torch.device | None = None) -> None:
+    """Raise the first error of a graph that nobody was told of yet."""
+    for device_queue in queues(None if device is None else get_backend().backend_device(device)):
+        device_queue.raise_error()
+
+
+def _finish_before_change(old: Backend | None, new: Backend) -> None:
+    """Before the backend changes: finish what is pending, and forget what it compiled."""
+    if old is not None and old is not new:
+        cut()
+        wait()
+        PLANS.clear()
+
+
+on_change(_finish_before_change)
+
+
+def read(storage: LazyStorage) -> Any:
+    """The data of `storage`, computed if need be, with its numbers there."""
+    data = storage.data
+    while data is None:
+        compute([storage])
+        data = storage.data
+    return data.wait()

@@ -1,0 +1,180 @@
+"""Nodes, values and the intern table: the same op on the same values is the same object.
+
+Every op owns its part of the table, a dictionary from key to node (`OpKind.nodes`). A recorder
+looks its key up there directly; that look-up is the whole cost of an op met before. What a key
+looks like is the business of the op's recorder; here it only has to be hashable, and equal keys
+have to mean equal nodes.
+
+The table has two generations. When the young one is full it becomes the old one, and what is
+met again moves back. A node that is dropped while somebody holds it stays valid: meeting its
+key again makes a second node, which costs a recompile and never a wrong result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torpor import config
+from torpor.ir.types import SCALAR_TYPES, ScalarType, TensorType
+
+Key = tuple[Any, ...]
+
+
+class OpKind:
+    """What a node does: a name, and the torch operator behind it (none for leaves)."""
+
+    __slots__ = ("name", "nodes", "old_nodes", "parameters", "target")
+
+    def __init__(self, name: str, target: Any = None, parameters: tuple[Any, ...] = ()) -> None:
+        self.name = name
+        self.target = target
+        self.parameters = parameters
+        self.nodes: dict[Key, Node] = {}
+        self.old_nodes: dict[Key, Node] = {}
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return op_kind, (self.name,)
+
+
+class Value:
+    """One output of a node."""
+
+    __slots__ = ("index", "node", "type")
+
+    def __init__(self, node: Node, index: int, type_: TensorType | ScalarType) -> None:
+        self.node = node
+        self.index = index
+        self.type: Any = type_  # TensorType everywhere but on scalar leaves
+
+    def __repr__(self) -> str:
+        return f"{self.node!r}.{self.index}: {self.type!r}"
+
+
+class Node:
+    """One recorded op. Interned: compare with `is`.
+
+    `args` are the op's arguments in the order of its schema, with values in the place of
+    tensors and tuples in the place of lists. `site` (where the user recorded it first) stands
+    beside the node's identity, not in it.
+    """
+
+    __slots__ = ("__weakref__", "args", "key", "op", "operands", "outputs", "site")
+
+    def __init__(
+        self,
+        op: OpKind,
+        key: Key,
+        args: tuple[Any, ...],
+        types: tuple[TensorType | ScalarType, ...],
+        site: Any = None,
+    ) -> None:
+        self.op = op
+        self.key = key
+        self.args = args
+        self.operands: tuple[Value, ...] = tuple(values_in(args))
+        self.outputs = tuple(Value(self, i, t) for i, t in enumerate(types))
+        self.site = site
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name} {id(self):x}>"
+
+
+def values_in(args: tuple[Any, ...]) -> Iterator[Value]:
+    """The values among `args`, in order; lists are looked into."""
+    for arg in args:
+        if type(arg) is Value:
+            yield arg
+        elif type(arg) is tuple:
+            for item in arg:
+                if type(item) is Value:
+                    yield item
+
+
+class InternTable:
+    """All ops' tables together: finds, adds, and keeps the whole bounded."""
+
+    __slots__ = ("generation", "kinds", "young")
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, OpKind] = {}
+        self.young = 0
+        self.generation = 0
+
+    def kind(self, name: str, target: Any = None, parameters: tuple[Any, ...] = ()) -> OpKind:
+        """The op of that name, made on first use."""
+        found = self.kinds.get(name)
+        if found is None:
+            found = self.kinds[name] = OpKind(name, target, parameters)
+        return found
+
+    def find(self, op: OpKind, key: Key) -> Node | None:
+        """The node under `key`, also from the old generation."""
+        node = op.nodes.get(key)
+        if node is None:
+            node = op.old_nodes.pop(key, None)
+            if node is not None:
+                self._insert(op, key, node)
+        return node
+
+    def add(
+        self,
+        op: OpKind,
+        key: Key,
+        args: tuple[Any, ...],
+        types: tuple[TensorType | ScalarType, ...],
+        site: Any = None,
+    ) -> Node:
+        """A new node under `key`."""
+        node = Node(op, key, args, types, site)
+        self._insert(op, key, node)
+        return node
+
+    def _insert(self, op: OpKind, key: Key, node: Node) -> None:
+        if self.young >= config.max_interned_nodes:
+            self.rotate()
+        op.nodes[key] = node
+        self.young += 1
+
+    def rotate(self) -> None:
+        """Let the young generation grow old; what was old and not met since is dropped."""
+        for kind in self.kinds.values():
+            kind.old_nodes = kind.nodes.copy()
+            kind.nodes.clear()  # recorders hold on to this very dictionary
+        self.young = 0
+        self.generation += 1
+
+    def clear(self) -> None:
+        """Forget every node; for tests and for a change of backend."""
+        self.rotate()
+        self.rotate()
+
+    def __len__(self) -> int:
+        return sum(len(k.nodes) + len(k.old_nodes) for k in self.kinds.values())
+
+
+TABLE = InternTable()
+LEAF = TABLE.kind("torpor.leaf", parameters=("slot",))
+SCALAR = TABLE.kind("torpor.scalar", parameters=("slot",))
+
+
+def op_kind(name: str) -> OpKind:
+    """The op of that name."""
+    return TABLE.kinds[name]
+
+
+def leaf(slot: int, type_: TensorType) -> Value:
+    """The value of the `slot`-th buffer that enters a trace."""
+    key = (slot, type_)
+    node = TABLE.find(LEAF, key) or TABLE.add(LEAF, key, (slot,), (type_,))
+    return node.outputs[0]
+
+
+def scalar(slot: int, kind: type) -> Value:
+    """The value of the `slot`-th Python number that enters a trace at run time."""
+    key = (slot, kind)
+    node = TABLE.find(SCALAR, key) or TABLE.add(SCALAR, key, (slot,), (SCALAR_TYPES[kind],))
+    return node.outputs[0]

@@ -1,0 +1,224 @@
+"""Graphs and nodes as text; `torpor.ops.text.parse` reads a printed graph back.
+
+    graph(%0 = leaf 0 : float32[4,8] @lazy:0, %1 = scalar 0 : float) {
+      %2 = aten.add.Tensor(%0, %0, alpha=%1) : float32[4,8] @lazy:0    # train.py:31  y = x + x
+      %3, %4 = aten.max.dim(%2, 1) : float32[4] @lazy:0, int64[4] @lazy:0
+      return %2, %4
+    }
+
+An argument equal to its schema's default is left out, and what follows it is given by name. A
+node's outputs are the tensors its op returns and then the new contents of each argument it
+writes; an undefined one has the type `none`.
+
+An input that is neither a leaf nor a run-time scalar was computed before; it prints as
+`computed k` and the nodes behind it are not shown. Where the graph computes such a value once
+more (another output of its node is needed), `_` stands in the place of its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, Final
+
+import torch
+
+from torpor.ir.graph import Graph
+from torpor.ir.node import LEAF, SCALAR, TABLE, Node, Value
+
+COMPUTED: Final = TABLE.kind("torpor.computed", parameters=("position",))
+"""What stands for an input that was computed before, in a graph read from text."""
+
+INPUT_WORDS: Final = {LEAF: "leaf", SCALAR: "scalar", COMPUTED: "computed"}
+
+_WIDTH: Final = 100
+_LONGEST_LIST: Final = 8  # items of a list that `print_node` shows
+_TORCH_CONSTANTS: Final = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
+_PLAIN_CONSTANTS: Final = (type(None), bool, int, float)
+
+Names = Callable[[Value], str]
+
+
+def print_graph(graph: Graph) -> str:
+    """A graph, one node a line; parses back to the same nodes."""
+    names = name_values(graph)
+    inputs = frozenset(graph.inputs)
+    lines = _header(graph, names)
+    for node in graph.nodes:
+        targets = ["_" if output in inputs else names[output] for output in node.outputs]
+        lines.append(f"  {_statement(node, targets, names)}{_comment(node)}")
+    results = ", ".join(_name(names, value) for value in graph.outputs)
+    return "\n".join([*lines, f"  return {results}".rstrip(), "}"])
+
+
+def print_node(node: Node) -> str:
+    """One node on one line, its operands named after letters and shown with their types."""
+    if node.op in INPUT_WORDS:
+        return _input(INPUT_WORDS[node.op], node.args[0], node.outputs[0])
+    names = _LetteredOperands()
+    given = ", ".join(_argument(*pair, names, _LONGEST_LIST) for pair in given_arguments(node))
+    types = ", ".join(type_text(output) for output in node.outputs)
+    return f"{node.op.name}({given}) -> {types or '()'}"
+
+
+def name_values(graph: Graph) -> dict[Value, str]:
+    """A name for every value of a graph, numbered in the order of the text."""
+    names: dict[Value, str] = {}
+    for value in _values(graph):
+        if value not in names:
+            names[value] = f"%{len(names)}"
+    return names
+
+
+def _values(graph: Graph) -> Iterator[Value]:
+    yield from graph.inputs
+    for node in graph.nodes:
+        yield from node.outputs
+
+
+def _name(names: dict[Value, str], value: Value) -> str:
+    return names.get(value, "%?")  # a graph that breaks the rules prints all the same
+
+
+# Inputs
+
+
+def _header(graph: Graph, names: dict[Value, str]) -> list[str]:
+    words = input_words(graph)
+    inputs = [f"{names[value]} = {_input(*words[value], value)}" for value in words]
+    line = f"graph({', '.join(inputs)}) {{"
+    if len(line) <= _WIDTH and not any(_is_computed(value) for value in words):
+        return [line]
+    body = [f"  {text},{_origin(value)}" for text, value in zip(inputs, words, strict=True)]
+    return ["graph(", *body, ") {"]
+
+
+def _input(word: str, place: object, value: Value) -> str:
+    return f"{word} {place} : {type_text(value).removeprefix('scalar ')}"
+
+
+def input_words(graph: Graph) -> dict[Value, tuple[str, object]]:
+    """For every input its kind (`leaf`, `scalar`, `computed`) and its place among that kind."""
+    taken = {v.node.args[0] for v in graph.inputs if v.node.op is COMPUTED}
+    free = (place for place in count() if place not in taken)
+    return {
+        value: (INPUT_WORDS[value.node.op], value.node.args[0])
+        if value.node.op in INPUT_WORDS
+        else ("computed", next(free))
+        for value in dict.fromkeys(graph.inputs)
+    }
+
+
+def _is_computed(value: Value) -> bool:
+    return value.node.op not in INPUT_WORDS
+
+
+def _origin(value: Value) -> str:
+    """A comment that says where a computed input comes from."""
+    if not _is_computed(value):
+        return ""
+    which = f" output {value.index}" if len(value.node.outputs) > 1 else ""
+    return f"    # {value.node.op.name}{which}{_comment(value.node).replace('    # ', '  ', 1)}"
+
+
+# Nodes
+
+
+def _statement(node: Node, targets: list[str], names: dict[Value, str]) -> str:
+    def name(value: Value) -> str:
+        return _name(names, value)
+
+    given = ", ".join(_argument(*pair, name) for pair in given_arguments(node))
+    call = f"{node.op.name}({given})"
+    if not targets:
+        return call
+    types = ", ".join(type_text(output) for output in node.outputs)
+    return f"{', '.join(targets)} = {call} : {types}"
+
+
+def _comment(node: Node) -> str:
+    if node.site is None:
+        return ""
+    return f"    # {' '.join(str(node.site).splitlines())}"
+
+
+def type_text(value: Value) -> str:
+    """The type of a value; `none` for an undefined tensor."""
+    return "none" if value.type is None else repr(value.type)
+
+
+# Arguments
+
+
+def given_arguments(node: Node) -> Iterator[tuple[str, Any]]:
+    """The arguments that are not defaults, each with its name where it must be given by name."""
+    parameters = node.op.parameters
+    if node.op.target is None or len(parameters) != len(node.args):  # no schema to go by
+        yield from (("", arg) for arg in node.args)
+        return
+    by_name = False
+    for parameter, arg in zip(parameters, node.args, strict=True):
+        if parameter.has_default and same_constant(arg, parameter.default):
+            by_name = True
+        else:
+            yield parameter.name if by_name or parameter.keyword_only else "", arg
+
+
+def same_constant(a: object, b: object) -> bool:
+    """Equal and of one type all the way down: tells 1 from 1.0 from True and 0.0 from -0.0."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(same_constant, a, b))
+    if isinstance(a, (float, complex)):
+        return repr(a) == repr(b)  # signs of zeros and NaN included
+    return a is b or bool(a == b)
+
+
+def _argument(name: str, arg: Any, names: Names, longest: int | None = None) -> str:
+    text = argument_text(arg, names, longest)
+    return f"{name}={text}" if name else text
+
+
+def argument_text(arg: Any, names: Names, longest: int | None = None) -> str:
+    """One argument; of a list no more than the `longest` first items."""
+    if type(arg) is Value:
+        return names(arg)
+    if isinstance(arg, (tuple, list)):
+        items = [argument_text(item, names, longest) for item in arg[:longest]]
+        if longest is not None and len(arg) > longest:
+            items.append(f"... {len(arg) - longest} more")
+        return f"[{', '.join(items)}]"
+    return constant_text(arg)
+
+
+def constant_text(constant: object) -> str:
+    """One constant; something no schema allows in a graph prints as `<its type>`."""
+    kind = type(constant)
+    if kind in _PLAIN_CONSTANTS:
+        return repr(constant)
+    if isinstance(constant, str):
+        return json.dumps(constant)
+    if isinstance(constant, complex):
+        return f"complex({constant.real!r}, {constant.imag!r})"
+    if isinstance(constant, _TORCH_CONSTANTS):
+        return str(constant)
+    if isinstance(constant, torch.device):
+        return f"@{constant}"
+    return f"<{kind.__name__}>"
+
+
+class _LetteredOperands:
+    """Names operands %a, %b, ... and gives the type of each where it is first met."""
+
+    def __init__(self) -> None:
+        self.names: dict[Value, str] = {}
+
+    def __call__(self, value: Value) -> str:
+        known = self.names.get(value)
+        if known is not None:
+            return known
+        turn, letter = divmod(len(self.names), 26)
+        name = self.names[value] = f"%{chr(ord('a') + letter)}{turn or ''}"
+        return f"{name}: {type_text(value)}"

@@ -1,0 +1,158 @@
+"""Types of values: what a tensor looks like without its numbers."""
+
+from __future__ import annotations
+
+from typing import Final
+from weakref import WeakValueDictionary
+
+import torch
+
+
+class TensorType:
+    """Shape, strides, offset, dtype and device of a value; interned, so equality is `is`."""
+
+    __slots__ = (
+        "__weakref__", "conj", "device", "dtype", "neg", "numel", "offset", "shape", "stride",
+        "wrapper",
+    )  # fmt: skip
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    conj: bool  # the memory holds the conjugate (`torch.Tensor.is_conj`)
+    neg: bool  # the memory holds the negative (`torch.Tensor.is_neg`)
+    numel: int
+    wrapper: tuple[object, ...]  # positional arguments that make a tensor wrapper of this type
+
+    def __init__(self) -> None:
+        raise TypeError("use TensorType.of(...): types are interned")
+
+    @staticmethod
+    def of(
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        offset: int = 0,
+        conj: bool = False,
+        neg: bool = False,
+    ) -> TensorType:
+        """The one type with these properties."""
+        key = (shape, stride, offset, dtype, device, conj, neg)
+        found = _types.get(key)
+        if found is None:
+            found = object.__new__(TensorType)
+            found.shape, found.stride, found.offset = shape, stride, offset
+            found.dtype, found.device, found.conj, found.neg = dtype, device, conj, neg
+            found.numel = 1
+            for size in shape:
+                found.numel *= size
+            found.wrapper = (shape, stride, offset, None, dtype, torch.strided, device)
+            _types[key] = found
+        return found
+
+    @staticmethod
+    def of_tensor(tensor: torch.Tensor, device: torch.device | None = None) -> TensorType:
+        """The type of `tensor`, seen on `device` if that is given."""
+        return TensorType.of(
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.dtype,
+            tensor.device if device is None else device,
+            tensor.storage_offset(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+    @staticmethod
+    def contiguous(
+        shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> TensorType:
+        """The row-major type of this shape."""
+        return TensorType.of(shape, contiguous_strides(shape), dtype, device)
+
+    def on(self, device: torch.device) -> TensorType:
+        """The same type on another device."""
+        return TensorType.of(
+            self.shape, self.stride, self.dtype, device, self.offset, self.conj, self.neg
+        )
+
+    def at_offset(self, offset: int) -> TensorType:
+        """The same type at another place in its storage."""
+        return TensorType.of(
+            self.shape, self.stride, self.dtype, self.device, offset, self.conj, self.neg
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the smallest storage that holds a tensor of this type."""
+        return (self.offset + self.span) * self.dtype.itemsize
+
+    @property
+    def span(self) -> int:
+        """Elements between the first and the last, both counted."""
+        if self.numel == 0:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def is_dense(self) -> bool:
+        """Every element of the span is met exactly once: no holes, no overlap."""
+        return self.span == self.numel and self._is_injective()
+
+    def _is_injective(self) -> bool:
+        expected = 1
+        pairs = zip(self.stride, self.shape, strict=True)
+        for stride, size in sorted((st, sz) for st, sz in pairs if sz != 1):
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
+    def __repr__(self) -> str:
+        shape = ",".join(map(str, self.shape))
+        text = f"{str(self.dtype).removeprefix('torch.')}[{shape}]"
+        if self.stride != contiguous_strides(self.shape):
+            text += f" stride [{','.join(map(str, self.stride))}]"
+        if self.offset:
+            text += f" offset {self.offset}"
+        text += " conj" * self.conj + " neg" * self.neg
+        return f"{text} @{self.device}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TensorType.of, (
+            self.shape, self.stride, self.dtype, self.device, self.offset, self.conj, self.neg,
+        )  # fmt: skip
+
+    def __copy__(self) -> TensorType:
+        return self
+
+    def __deepcopy__(self, memo: object) -> TensorType:
+        return self
+
+
+class ScalarType:
+    """The type of a Python number that enters a graph at run time."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: type) -> None:
+        self.kind: Final = kind
+
+    def __repr__(self) -> str:
+        return f"scalar {self.kind.__name__}"
+
+
+_types: WeakValueDictionary[tuple[object, ...], TensorType] = WeakValueDictionary()
+
+SCALAR_TYPES: Final = {kind: ScalarType(kind) for kind in (bool, int, float, complex)}
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides, as torch computes them (a size of 0 counts as 1)."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
+    return tuple(strides)

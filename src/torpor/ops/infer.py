@@ -1,0 +1,208 @@
+"""Output types of an op, inferred once per op, operand types and attributes.
+
+Fake tensors on the physical device do the work: they know strides, dtypes and the errors eager
+raises. That costs a tenth of a millisecond, so every answer is remembered by types: twelve equal
+layers pay once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from torpor import _torch, config
+from torpor.ir.node import Value
+from torpor.ir.types import ScalarType, TensorType
+from torpor.ops import type_rules
+from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
+
+Types = tuple[TensorType | None, ...]
+Physical = Callable[[torch.device], torch.device]
+
+
+class NotRecordable(Exception):
+    """The op's result type cannot be known without running it; `fallback` if a kernel is missing."""
+
+    def __init__(self, reason: str, fallback: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.fallback = fallback
+
+
+class DeviceMismatch(Exception):
+    """Operands live on devices that do not mix."""
+
+
+_memo: dict[Any, Types | NotRecordable] = {}
+
+MIXES_DEVICES: Final = frozenset(
+    {"copy_", "copy", "_to_copy", "index", "index_put_", "index_put", "_index_put_impl_",
+     "_index_put_impl", "_unsafe_index", "_unsafe_index_put", "_copy_from"}
+)  # fmt: skip
+
+
+def infer(
+    spec: OpSpec, key: tuple[Any, ...], bound: list[Any], sample: dict[Value, Any], to: Physical
+) -> Types:
+    """The types of a node's outputs: returned tensors first, then the new contents of written ones.
+
+    `key` is the op's intern key; `bound` its arguments with values for tensors; `sample` a number
+    for each run-time scalar; `to` maps a device to the physical one behind it.
+    """
+    memo_key = (spec.kind, _types_in(key))
+    known = _memo.get(memo_key)
+    if known is None:
+        try:
+            known = _infer(spec, bound, sample, to)
+        except NotRecordable as refusal:
+            known = refusal
+        if len(_memo) >= config.max_memoised_types:
+            _memo.clear()
+        _memo[memo_key] = known
+    if type(known) is NotRecordable:
+        raise known
+    return known  # type: ignore[return-value]  # the refusal was raised above
+
+
+def _types_in(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        [
+            k.type if type(k) is Value else _types_in(k) if type(k) is tuple else k
+            for k in key
+        ]
+    )  # fmt: skip
+
+
+def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> Types:
+    device = common_device(spec, bound)
+    rule = type_rules.RULES.get(spec.name)
+    if rule is not None:
+        types = rule(bound)
+        if types is not None:
+            return types
+    fakes = _Fakes(to, sample)
+    with _torch.without_torch_function(), torch.no_grad(), fakes.mode:
+        fake_args = [fakes.of(v, fresh=a.mutated) for a, v in zip(spec.arguments, bound, strict=True)]
+        result = _run_fake(spec, fake_args)
+        return _collect(spec, result, bound, fake_args, device)
+
+
+def _run_fake(spec: OpSpec, fake_args: list[Any]) -> Any:
+    positional, keywords = spec.call_arguments(fake_args)
+    try:
+        return spec.target(*positional, **keywords)
+    except _torch.data_dependent_errors() as error:
+        raise NotRecordable(f"result depends on numbers: {error}", fallback=False) from None
+    except _torch.unsupported_errors() as error:
+        raise NotRecordable(f"no fake kernel: {error}", fallback=True) from None
+
+
+class _Fakes:
+    """Makes fake tensors for values, on the physical device."""
+
+    def __init__(self, to: Physical, sample: dict[Value, Any]) -> None:
+        self.mode = _torch.fake_mode()
+        self.to = to
+        self.sample = sample
+        self.made: dict[Value, Any] = {}
+
+    def of(self, arg: Any, fresh: bool) -> Any:
+        if type(arg) is Value:
+            if type(arg.type) is ScalarType:
+                return self.sample[arg]
+            if fresh:
+                return self.tensor(arg.type)
+            made = self.made.get(arg)
+            if made is None:
+                made = self.made[arg] = self.tensor(arg.type)
+            return made
+        if type(arg) is tuple:
+            return [self.of(item, fresh) for item in arg]
+        if type(arg) is torch.device:
+            return self.to(arg)
+        return arg
+
+    def tensor(self, type_: TensorType) -> torch.Tensor:
+        device = self.to(type_.device)
+        if type_.offset == 0 and not type_.conj and not type_.neg:
+            return torch.empty_strided(type_.shape, type_.stride, dtype=type_.dtype, device=device)
+        base = torch.empty((type_.offset + type_.span,), dtype=type_.dtype, device=device)
+        tensor = base.as_strided(type_.shape, type_.stride, type_.offset)
+        if type_.conj:
+            tensor = tensor.conj()
+        return tensor._neg_view() if type_.neg else tensor
+
+
+def common_device(spec: OpSpec, bound: list[Any]) -> torch.device | None:
+    """The device all operands live on; 0-dim CPU tensors may join any, as in eager."""
+    found: torch.device | None = None
+    for argument, value in zip(spec.arguments, bound, strict=True):
+        if argument.kind is ArgKind.TENSOR and type(value) is Value:
+            found = _join(spec, found, value.type)
+        elif argument.kind is ArgKind.TENSORS and type(value) is tuple:
+            for item in value:
+                if type(item) is Value:
+                    found = _join(spec, found, item.type)
+    return found
+
+
+def _join(spec: OpSpec, found: torch.device | None, type_: Any) -> torch.device | None:
+    if type(type_) is ScalarType:
+        return found
+    device: torch.device = type_.device
+    if found is None or found == device:
+        return device
+    if device.type == "cpu" and (not type_.shape or spec.target._opname in MIXES_DEVICES):
+        return found
+    if found.type == "cpu":  # a 0-dim CPU tensor came first; a larger one fails below in eager too
+        return device
+    if spec.target._opname in MIXES_DEVICES:
+        return found
+    raise DeviceMismatch(
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"{found} and {device}!"
+    )
+
+
+def _collect(
+    spec: OpSpec, result: Any, bound: list[Any], fake_args: list[Any], device: torch.device | None
+) -> Types:
+    results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
+    types: list[TensorType | None] = []
+    explicit = _explicit_device(spec, bound)
+    for returned, tensor in zip(spec.returns, results, strict=True):
+        if returned.kind in (ReturnKind.FRESH, ReturnKind.VIEW):
+            for item in tensor if returned.is_list else (tensor,):
+                types.append(_type(item, explicit or device, returned.kind is ReturnKind.FRESH))
+    for position in spec.mutated:
+        old, new = bound[position], fake_args[position]
+        if type(old) is Value:
+            types.append(_written(old.type, new))
+        elif type(old) is tuple:
+            types += [_written(o.type, n) for o, n in zip(old, new, strict=True)]
+    return tuple(types)
+
+
+def _explicit_device(spec: OpSpec, bound: list[Any]) -> torch.device | None:
+    for argument, value in zip(spec.arguments, bound, strict=True):
+        if argument.name == "device" and type(value) is torch.device:
+            return value
+    return None
+
+
+def _type(tensor: Any, device: torch.device | None, fresh: bool) -> TensorType | None:
+    if tensor is None:
+        return None
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise NotRecordable(f"result has layout {tensor.layout}", fallback=True)
+    type_ = TensorType.of_tensor(tensor, device)
+    return type_.at_offset(0) if fresh and type_.offset else type_
+
+
+def _written(old: TensorType, new: torch.Tensor) -> TensorType:
+    """The type of a written tensor: unchanged unless the op resized it (`out=`)."""
+    if tuple(new.shape) == old.shape and new.stride() == old.stride:
+        return old
+    return TensorType.of_tensor(new, old.device)

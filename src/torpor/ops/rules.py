@@ -1,0 +1,49 @@
+"""Hand-written facts about single ops that their schemas do not tell."""
+
+from __future__ import annotations
+
+from typing import Final
+
+HIDDEN_MUTATIONS: Final[dict[str, tuple[str, ...]]] = {
+    # their schemas promise to leave the running statistics alone, their kernels do not
+    "aten.native_batch_norm.default": ("running_mean", "running_var"),
+    "aten.cudnn_batch_norm.default": ("running_mean", "running_var"),
+    "aten.miopen_batch_norm.default": ("running_mean", "running_var"),
+    "aten._batch_norm_impl_index.default": ("running_mean", "running_var"),
+}
+
+METADATA_OPS: Final = frozenset(
+    {"aten.set_.source_Tensor", "aten.set_.source_Storage", "aten.set_.source_Tensor_storage_offset",
+     "aten.set_.source_Storage_storage_offset", "aten.set_.default", "aten.resize_.default",
+     "aten.resize_as_.default", "aten.set_data.default"}
+)  # fmt: skip
+
+EAGER_OPS: Final = frozenset(
+    {
+        # numbers leave the graph
+        "aten._local_scalar_dense.default", "aten.item.default", "aten.equal.default",
+        "aten.is_nonzero.default", "aten.allclose.default", "aten._assert_async.default",
+        "aten._assert_async.msg", "aten._linalg_check_errors.default",
+    }
+)  # fmt: skip
+
+NOT_RANDOM: Final = frozenset(
+    {
+        # tagged as random for the sake of a dropout that their CPU kernels do not have
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+    }
+)
+
+SHAPE_ONLY: Final = frozenset(
+    # random ops that overwrite their tensor, or read nothing of it but its type
+    {"bernoulli_", "uniform_", "normal_", "random_", "exponential_", "geometric_", "cauchy_",
+     "log_normal_", "rand_like", "randn_like", "randint_like"}
+)  # fmt: skip
+
+NOT_PROMOTABLE: Final = frozenset(
+    # compilers specialise on these numbers: exponents, steps, probabilities and bounds
+    {"pow", "pow_", "float_power", "float_power_", "_foreach_pow", "_foreach_pow_", "arange",
+     "linspace", "logspace", "range", "scalar_tensor", "full", "norm", "linalg_vector_norm",
+     "_foreach_norm", "linalg_matrix_norm", "renorm", "renorm_", "dist", "cdist",
+     "_cdist_forward", "_cdist_backward", "histc"}
+)  # fmt: skip

@@ -1,0 +1,43 @@
+"""The virtual device `lazy`: torch's factories make lazy tensors on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.backend.registry import get_backend
+from torpor.trace.dispatch import dispatch
+from torpor.trace.special import copy_from
+
+_library = torch.library.Library("aten", "IMPL")
+
+
+def lazy_device(device: Any = None) -> torch.device:
+    """`device` as a numbered lazy device."""
+    device = torch.device("lazy") if device is None else torch.device(device)
+    if device.type == "lazy" and device.index is None:
+        return torch.device("lazy", get_backend().default_device_ordinal)
+    return device
+
+
+def _factory(op: Any) -> Any:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("layout", torch.strided) not in (None, torch.strided):
+            raise NotImplementedError(
+                f"{op}: a lazy tensor is strided; make the {kwargs['layout']} tensor on the CPU"
+            )
+        kwargs["device"] = lazy_device(kwargs.get("device"))
+        kwargs.pop("pin_memory", None)
+        kwargs.pop("layout", None)
+        return dispatch(None, op, (), args, kwargs)
+
+    return make
+
+
+def register_device() -> None:
+    """Give the dispatch key `Lazy` its kernels."""
+    for op in _torch.factory_ops():
+        _library.impl(op, _factory(op), "Lazy")
+    _library.impl("_copy_from", copy_from, "Lazy")

@@ -1,0 +1,119 @@
+"""Where torch hands every operation on a lazy tensor to torpor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.errors import annotate
+from torpor.execute import sync
+from torpor.ops.infer import DeviceMismatch, NotRecordable
+from torpor.ops.spec import Mode, OpSpec, spec_of
+from torpor.trace.eager import count_fallback, count_sync, run_eager, run_random
+from torpor.trace.recorder import ForeignTensor, WritesPlain, make_recorder
+from torpor.trace.site import site
+from torpor.trace.tensor import LazyTensor
+from torpor.trace.values import CutFirst
+
+Recorder = Callable[..., Any]
+
+SPECIAL: dict[str, Recorder] = {}
+"""Ops with a recorder written by hand, by name; filled by `special`."""
+
+
+def special(*names: str) -> Callable[[Recorder], Recorder]:
+    """Make the decorated function the recorder of these ops."""
+
+    def register(function: Recorder) -> Recorder:
+        for name in names:
+            SPECIAL[name] = function
+        return function
+
+    return register
+
+
+def recorder_of(target: Any) -> Recorder:
+    """The recorder of an op, made on first use and kept on the op."""
+    spec = spec_of(target)
+    recorder = SPECIAL.get(spec.name) or _by_mode(spec)
+    _torch.set_op_attribute(target, "_torpor_record", recorder)
+    return recorder
+
+
+def _by_mode(spec: OpSpec) -> Recorder:
+    if spec.mode is Mode.RANDOM:
+        return lambda *args, **kwargs: run_random(spec, args, kwargs)
+    if spec.mode is Mode.EAGER:
+        return lambda *args, **kwargs: _at_once(spec, args, kwargs)
+    if spec.mode is Mode.METADATA:
+        return lambda *args, **kwargs: _unsupported(spec)
+    if _torch.is_composite(spec.target):
+        return lambda *args, **kwargs: _decompose(spec, args, kwargs)
+    return make_recorder(spec)
+
+
+def _at_once(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    count_sync(spec)
+    return run_eager(spec, args, kwargs)
+
+
+def _decompose(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A composite op that reached us whole, as happens to inference tensors."""
+    result = spec.target.decompose(*args, **kwargs)
+    if result is NotImplemented:
+        return make_recorder(spec)(*args, **kwargs)
+    return result
+
+
+def _unsupported(spec: OpSpec) -> Any:
+    raise NotRecordable(f"{spec.name} changes sizes in a way torpor does not know", fallback=True)
+
+
+def dispatch(
+    cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Any:
+    """Record one op, or run it where it cannot be recorded."""
+    try:
+        record = func._torpor_record
+    except AttributeError:
+        record = recorder_of(func)
+    try:
+        if kwargs:
+            return record(*args, **kwargs)
+        return record(*args)
+    except Exception as error:
+        return _failed(func, args, kwargs or {}, error)
+
+
+def _failed(func: Any, args: tuple[Any, ...], kwargs: Any, error: Exception) -> Any:
+    if isinstance(error, CutFirst):
+        sync.cut()
+        return dispatch(None, func, (), args, kwargs)
+    if isinstance(error, ForeignTensor):
+        return NotImplemented
+    if isinstance(error, DeviceMismatch):
+        raise annotate(RuntimeError(*error.args), str(func), str(site())) from None
+    return recover(spec_of(func), args, kwargs, error)
+
+
+def recover(
+    spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> Any:
+    """An op that could not be recorded: eager runs it, or refuses it in its own words."""
+    if getattr(error, "_torpor_annotated", False):
+        raise error
+    try:
+        result = run_eager(spec, args, kwargs)
+    except Exception as refusal:
+        raise annotate(refusal, spec.name, str(site())) from None
+    if isinstance(error, NotRecordable) and not error.fallback:
+        count_sync(spec)
+    elif not isinstance(error, WritesPlain):
+        count_fallback(spec)
+    return result
+
+
+LazyTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment,method-assign]

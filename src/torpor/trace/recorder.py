@@ -1,0 +1,372 @@
+"""Recorders: one function per op, written for its schema, that turns a call into a node.
+
+A recorder reads the values of its tensors, builds the intern key and looks it up. On a hit that
+is all, but for the result tensor. The source of every recorder is generated here from the op's
+schema, so that no argument list is walked at run time; `python -m torpor.trace.recorder
+aten.add.Tensor` shows one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import torch
+
+from torpor import _torch, metrics
+from torpor.execute.storage import TRACE, LazyStorage
+from torpor.ir.node import Node, Value
+from torpor.ops.infer import NotRecordable
+from torpor.ops.keys import number_key
+from torpor.ops.spec import ArgKind, OpSpec, Return, ReturnKind
+from torpor.trace.scalars import node_with_numbers, promotable_positions
+from torpor.trace.tensor import LazyTensor, View
+from torpor.trace.values import make_node, root_value, view_value, write
+from torpor.trace.wrap import data_storage, set_bits, wrap_value, wrap_view
+
+_ALIASES = frozenset({"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"})
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class ForeignTensor(Exception):
+    """Another tensor subclass is among the arguments: let it have its turn."""
+
+
+class WritesPlain(Exception):
+    """A tensor that is not lazy would be written to or viewed: eager has to do it."""
+
+
+# -- values of arguments that are not lazy tensors -------------------------------------------------
+
+
+def other_value(arg: Any) -> Any:
+    """What stands in a key for a tensor argument that is not a lazy tensor."""
+    if arg is None:
+        return None
+    if not isinstance(arg, torch.Tensor):
+        return number_key(arg)
+    if type(arg) not in _PLAIN_TYPES:
+        if type(arg) is LazyTensor:
+            raise AssertionError("lazy tensors are read by the recorder itself")
+        raise ForeignTensor
+    if arg.layout is not torch.strided or arg.is_quantized or arg.device.type == "meta":
+        raise NotRecordable(f"an argument has layout {arg.layout} on {arg.device}", fallback=True)
+    # its owner may write to it before the graph runs, and torpor would not know: take a copy
+    storage = data_storage(_snapshot(arg), arg.device)
+    return TRACE.leaf_value(storage)
+
+
+def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    with _torch.without_torch_function():
+        return tensor.detach().clone()
+
+
+def list_values(args: Any) -> tuple[Any, ...]:
+    """What stands in a key for a list of tensors."""
+    values = []
+    for arg in args:
+        if type(arg) is LazyTensor:
+            storage = arg._lazy_storage
+            value = storage.value
+            view = arg._lazy_view
+            if view is None:
+                if value is None:
+                    value = TRACE.leaf_value(storage)
+            elif view.base is value:
+                value = view.value
+            else:
+                value = view_value(view, storage)
+            values.append(value)
+        else:
+            values.append(other_value(arg))
+    return tuple(values)
+
+
+# -- misses ------------------------------------------------------------------------------------
+
+
+def _make_miss(spec: OpSpec) -> Callable[[tuple[Any, ...], tuple[Any, ...]], Node]:
+    """What a recorder calls when its key is not in the table."""
+    kinds = tuple(a.kind for a in spec.arguments)
+
+    def miss(key: tuple[Any, ...], raw: tuple[Any, ...]) -> Node:
+        bound = [_bound(kind, k, r) for kind, k, r in zip(kinds, key, raw, strict=True)]
+        positions = promotable_positions(spec, bound)
+        if positions:
+            return node_with_numbers(spec, key, bound, positions)
+        return make_node(spec, key, bound)
+
+    return miss
+
+
+def _bound(kind: ArgKind, key: Any, raw: Any) -> Any:
+    if kind is ArgKind.TENSOR:
+        return key if type(key) is Value else raw
+    if kind is ArgKind.TENSORS:
+        if raw is None:
+            return None
+        return tuple(k if type(k) is Value else r for k, r in zip(key, raw, strict=True))
+    if type(raw) is list:
+        return tuple(raw)
+    return raw
+
+
+# -- results that need more than one line ----------------------------------------------------------
+
+
+def finish(spec: OpSpec, node: Node, args: tuple[Any, ...]) -> Any:
+    """Results of any op: fresh tensors, views, written arguments, lists of them."""
+    outputs = iter(node.outputs)
+    lengths = _list_length(spec, node, args)
+    results: list[Any] = []
+    for returned in spec.returns:
+        results.append(_result(returned, node, outputs, args, lengths))
+    for position in spec.mutated:
+        written = args[position]
+        for tensor in written if isinstance(written, (list, tuple)) else (written,):
+            if tensor is not None:
+                rewrite(tensor, next(outputs))
+    if not spec.returns:
+        return None
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _list_length(spec: OpSpec, node: Node, args: tuple[Any, ...]) -> int:
+    """How many outputs the op's one list-typed return takes."""
+    others = sum(
+        not r.is_list and r.kind in (ReturnKind.FRESH, ReturnKind.VIEW) for r in spec.returns
+    )
+    for position in spec.mutated:
+        written = args[position]
+        if isinstance(written, (list, tuple)):
+            others += len(written)
+        elif written is not None:
+            others += 1
+    return len(node.outputs) - others
+
+
+def _result(
+    returned: Return, node: Node, outputs: Any, args: tuple[Any, ...], length: int
+) -> Any:
+    if returned.kind is ReturnKind.ARGUMENT:
+        return args[returned.argument]
+    if returned.is_list:
+        return [_one(returned, node, next(outputs), args) for _ in range(length)]
+    return _one(returned, node, next(outputs), args)
+
+
+def _one(returned: Return, node: Node, value: Value, args: tuple[Any, ...]) -> Any:
+    if returned.kind is ReturnKind.FRESH or value.type is None:
+        return wrap_value(value)
+    return view_of(args[returned.argument], node, value)
+
+
+def view_of(tensor: LazyTensor, node: Node, value: Value) -> LazyTensor:
+    """A tensor that views `tensor` by `node`."""
+    storage = tensor._lazy_storage
+    view = View(tensor._lazy_view, node, value.index, root_value(storage), value)
+    return wrap_view(storage, view)
+
+
+def rewrite(tensor: LazyTensor, new: Value) -> None:
+    """Write `new` to `tensor`, which takes another size first if the op resized it (`out=`)."""
+    type_ = new.type
+    if tuple(tensor.shape) != type_.shape or tensor.stride() != type_.stride:
+        resized = wrap_value(new)
+        assert resized is not None, "a written tensor is defined"
+        _torch.set_metadata(tensor, resized)
+        tensor._lazy_storage, tensor._lazy_view = resized._lazy_storage, None
+    else:
+        write(tensor, new)
+
+
+def all_lazy(tensors: Any) -> None:
+    """Make sure that a list of tensors the op writes to is lazy."""
+    for tensor in tensors:
+        if type(tensor) is not LazyTensor and tensor is not None:
+            raise WritesPlain
+
+
+# -- source ------------------------------------------------------------------------------------
+
+_READ = """\
+        if type({a}) is LazyTensor:
+            s{i} = {a}._lazy_storage
+            {k} = s{i}.value
+            w{i} = {a}._lazy_view
+            if w{i} is None:
+                if {k} is None:
+                    {k} = leaf_value(s{i})
+            elif w{i}.base is {k}:
+                {k} = w{i}.value
+            else:
+                {k} = view_value(w{i}, s{i})
+        else:
+            {k} = other_value({a})
+"""
+
+
+def _parameters(spec: OpSpec) -> tuple[str, list[str]]:
+    """The recorder's parameter list and the names in schema order."""
+    names: list[str] = []
+    parts: list[str] = []
+    starred = False
+    for position, argument in enumerate(spec.arguments):
+        name = argument.name if argument.keyword_only else f"a{position}"
+        if argument.keyword_only and not starred:
+            parts.append("*")
+            starred = True
+        names.append(name)
+        parts.append(f"{name}=d{position}" if argument.has_default else name)
+    return ", ".join(parts), names
+
+
+def _key_lines(spec: OpSpec, names: list[str]) -> tuple[list[str], list[str]]:
+    """Lines that read each argument, and the expression that stands for it in the key."""
+    lines: list[str] = []
+    keys: list[str] = []
+    for i, (argument, name) in enumerate(zip(spec.arguments, names, strict=True)):
+        k = f"k{i}"
+        if argument.kind is ArgKind.TENSOR:
+            lines.append(_READ.format(a=name, k=k, i=i))
+        elif argument.kind is ArgKind.TENSORS:
+            lines.append(f"        {k} = None if {name} is None else list_values({name})\n")
+        elif argument.kind in (ArgKind.FLOAT, ArgKind.SCALAR):
+            test = f"type({name}) is float and {name} == {name} and {name} != 0.0"
+            lines.append(f"        {k} = {name} if {test} else number_key({name})\n")
+        elif argument.kind is ArgKind.PLAINS:
+            lines.append(f"        {k} = tuple({name}) if type({name}) is list else {name}\n")
+        elif argument.kind in (ArgKind.FLOATS, ArgKind.SCALARS):
+            lines.append(
+                f"        {k} = None if {name} is None else tuple(map(number_key, {name}))\n"
+            )
+        elif argument.kind is ArgKind.OPAQUE:
+            lines.append(f"        if {name} is not None:\n            raise opaque\n")
+            k = "None"
+        else:
+            k = name
+        keys.append(k)
+    return lines, keys
+
+
+def _result_lines(spec: OpSpec, names: list[str]) -> str:
+    """Lines that make the results of a hit."""
+    kinds = [(r.kind, r.is_list) for r in spec.returns]
+    if kinds == [(ReturnKind.FRESH, False)] and not spec.mutated:
+        return """\
+        v = node.outputs[0]
+        t = v.type
+        s = LazyStorage(t, v, None)
+        s.listed = True
+        pending(ref(s))
+        r = make_wrapper(LazyTensor, *t.wrapper)
+        r._lazy_storage = s
+        r._lazy_view = None
+        return r
+"""
+    first = names[0] if names else ""
+    if kinds == [(ReturnKind.VIEW, False)] and spec.returns[0].argument == 0:
+        alias = spec.name in _ALIASES
+        view = "w0" if alias else "View(w0, node, 0, s0.value, v)"
+        return f"""\
+        v = node.outputs[0]
+        t = v.type
+        r = make_wrapper(LazyTensor, *t.wrapper)
+        r._lazy_storage = s0
+        r._lazy_view = {view}
+        if t.conj or t.neg:
+            set_bits(r, t)
+        return r
+"""
+    if kinds == [(ReturnKind.ARGUMENT, False)] and spec.mutated == (0,) and not _resizes(spec):
+        return f"""\
+        v = node.outputs[0]
+        if w0 is None:
+            s0.value = v
+            s0.data = None
+            if not s0.listed:
+                enlist(s0)
+        else:
+            write({first}, v)
+        return {first}
+"""
+    tuple_ = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+    return f"        return finish(spec, node, {tuple_})\n"
+
+
+def _resizes(spec: OpSpec) -> bool:
+    return any(spec.arguments[i].keyword_only for i in spec.mutated)
+
+
+def _kept_arguments(spec: OpSpec) -> list[int]:
+    """Arguments that live on in the results: written ones, and those that are viewed."""
+    viewed = {r.argument for r in spec.returns if r.kind is ReturnKind.VIEW}
+    return sorted({*spec.mutated, *viewed})
+
+
+def _check_line(spec: OpSpec, names: list[str], position: int) -> str:
+    name = names[position]
+    if spec.arguments[position].kind is ArgKind.TENSORS:
+        return f"        all_lazy({name})\n"
+    return (
+        f"        if type({name}) is not LazyTensor and {name} is not None:\n"
+        "            raise WritesPlain\n"
+    )
+
+
+def source(spec: OpSpec) -> str:
+    """The recorder of an op, as Python source."""
+    parameters, names = _parameters(spec)
+    key_lines, keys = _key_lines(spec, names)
+    checks = "".join(_check_line(spec, names, i) for i in _kept_arguments(spec))
+    key = f"({', '.join(keys)}{',' if len(keys) == 1 else ''})"
+    raw = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+    return (
+        f"def record({parameters}):\n"
+        "    cell[0] += 1\n"
+        "    acquire()\n"
+        "    try:\n"
+        f"{checks}"
+        f"{''.join(key_lines)}"
+        f"        key = {key}\n"
+        "        node = nodes.get(key)\n"
+        "        if node is None:\n"
+        f"            node = miss(key, {raw})\n"
+        f"{_result_lines(spec, names)}"
+        "    finally:\n"
+        "        release()\n"
+    )
+
+
+def make_recorder(spec: OpSpec) -> Callable[..., Any]:
+    """Compile the recorder of an op that becomes a node."""
+    names: dict[str, Any] = {
+        "LazyStorage": LazyStorage,
+        "LazyTensor": LazyTensor,
+        "View": View,
+        "WritesPlain": WritesPlain,
+        "all_lazy": all_lazy,
+        "acquire": TRACE.lock.acquire,
+        "cell": metrics.op_cell(f"lazy::{spec.target._schema.name.removeprefix('aten::')}"),
+        "enlist": TRACE.enlist,
+        "finish": finish,
+        "leaf_value": TRACE.leaf_value,
+        "list_values": list_values,
+        "make_wrapper": _torch.make_wrapper,
+        "miss": _make_miss(spec),
+        "nodes": spec.kind.nodes,
+        "number_key": number_key,
+        "opaque": NotRecordable("an argument cannot be part of a graph", fallback=True),
+        "other_value": other_value,
+        "pending": TRACE.pending.append,
+        "ref": ref,
+        "release": TRACE.lock.release,
+        "set_bits": set_bits,
+        "spec": spec,
+        "view_value": view_value,
+        "write": write,
+    }
+    names |= {f"d{i}": a.default for i, a in enumerate(spec.arguments)}
+    exec(compile(source(spec), f"<torpor recorder {spec.name}>", "exec"), names)
+    return names["record"]  # type: ignore[no-any-return]

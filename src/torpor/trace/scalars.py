@@ -1,0 +1,109 @@
+"""Python numbers that change from step to step become run-time inputs.
+
+A number starts as a constant of its node. When the same place (same op, same operands, other
+number) is met in a later step, the number is promoted: it enters as a run-time scalar, numbered in
+the order in which a step meets them, and the node is the same for every number to come.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torpor import config, metrics
+from torpor.execute.storage import TRACE
+from torpor.ir.node import TABLE, Node, Value
+from torpor.ops.keys import key_of
+from torpor.ops.spec import ArgKind, OpSpec
+from torpor.trace.values import make_node
+
+_NUMBERS = (float, int)
+MAX_PLACES = 100_000
+
+
+class Place:
+    """Where numbers are met: in which step last, which ones, and which arguments are promoted."""
+
+    __slots__ = ("epoch", "keys", "promoted")
+
+    def __init__(self) -> None:
+        self.epoch = TRACE.epoch
+        self.keys: list[tuple[Any, ...]] = []
+        self.promoted: set[int] = set()
+
+
+_places: dict[tuple[Any, ...], Place] = {}
+
+
+def promotable_positions(spec: OpSpec, bound: list[Any]) -> list[int]:
+    """Which arguments hold numbers that may become run-time inputs."""
+    if not spec.promotable or not config.promote_scalars:
+        return []
+    found = []
+    for position, (argument, value) in enumerate(zip(spec.arguments, bound, strict=True)):
+        if argument.kind is ArgKind.SCALAR or argument.kind is ArgKind.TENSOR:
+            if type(value) in _NUMBERS:
+                found.append(position)
+        elif argument.kind is ArgKind.SCALARS and type(value) is tuple:
+            if value and all(type(item) in _NUMBERS for item in value):
+                found.append(position)
+    return found
+
+
+def node_with_numbers(
+    spec: OpSpec, key: tuple[Any, ...], bound: list[Any], positions: list[int]
+) -> Node:
+    """The node of an op that takes numbers, met under a key that is not in its young table."""
+    found = TABLE.find(spec.kind, key)
+    if found is not None:
+        return found
+    place = _place(spec, key, bound, positions)
+    if place.keys and place.epoch != TRACE.epoch:
+        changed = {p for p in positions if key[p] != place.keys[-1][p]}
+        if not changed <= place.promoted:
+            _promote(spec, place, changed)
+    place.epoch = TRACE.epoch
+    place.keys.append(key)
+    if place.promoted:
+        del place.keys[:-1]
+        return _promoted_node(spec, bound, place.promoted)
+    return make_node(spec, key, bound)
+
+
+def _place(
+    spec: OpSpec, key: tuple[Any, ...], bound: list[Any], positions: list[int]
+) -> Place:
+    blank: list[Any] = [spec.kind, *key]
+    for position in positions:
+        number = bound[position]
+        kind = tuple(map(type, number)) if type(number) is tuple else type(number)
+        blank[position + 1] = kind
+    place = _places.get(tuple(blank))
+    if place is None:
+        if len(_places) >= MAX_PLACES:
+            _places.clear()
+        place = _places[tuple(blank)] = Place()
+    return place
+
+
+def _promote(spec: OpSpec, place: Place, changed: set[int]) -> None:
+    """From now on the numbers at `changed` are inputs; their constants must not be met again."""
+    metrics.count("ScalarsPromoted", len(changed - place.promoted))
+    place.promoted |= changed
+    for key in place.keys:
+        spec.kind.nodes.pop(key, None)
+
+
+def _promoted_node(spec: OpSpec, bound: list[Any], promoted: set[int]) -> Node:
+    sample: dict[Value, Any] = {}
+
+    def enter(number: Any) -> Value:
+        value = TRACE.scalar_value(number)
+        sample[value] = number
+        return value
+
+    inputs = list(bound)
+    for position in sorted(promoted):
+        number = bound[position]
+        inputs[position] = tuple(map(enter, number)) if type(number) is tuple else enter(number)
+    key = key_of(spec, inputs)
+    return spec.kind.nodes.get(key) or make_node(spec, key, inputs, sample)

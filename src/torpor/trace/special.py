@@ -1,0 +1,272 @@
+"""Recorders written by hand: copies between devices, and ops that change a tensor's own sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torpor import _torch, metrics
+from torpor.backend.registry import get_backend
+from torpor.errors import UnsupportedError
+from torpor.execute.storage import TRACE, LazyStorage
+from torpor.ir.types import TensorType, contiguous_strides
+from torpor.ops.spec import spec_of
+from torpor.trace.dispatch import special
+from torpor.trace.eager import count_sync, write_data
+from torpor.trace.recorder import make_recorder
+from torpor.trace.site import site
+from torpor.trace.tensor import LazyTensor
+from torpor.trace.values import physical, value_of, write
+from torpor.trace.wrap import clone_plain, plain, wrap_data, wrap_storage, wrap_window
+
+aten = torch.ops.aten
+
+_record_copy = make_recorder(spec_of(aten.copy_.default))
+_record_to_copy = make_recorder(spec_of(aten._to_copy.default))
+_record_as_strided = make_recorder(spec_of(aten.as_strided.default))
+
+
+# -- numbers leave -----------------------------------------------------------------------------
+
+
+@special("aten._local_scalar_dense.default", "aten.item.default")
+def item(tensor: LazyTensor) -> Any:
+    """`x.item()`: the number itself."""
+    count_sync(spec_of(aten._local_scalar_dense.default))
+    return plain(tensor).item()
+
+
+@special("aten.is_pinned.default")
+def is_pinned(tensor: LazyTensor, device: Any = None) -> bool:
+    """A lazy tensor has no host memory to pin."""
+    return False
+
+
+# -- copies ------------------------------------------------------------------------------------
+
+
+@special("aten.copy_.default")
+def copy_(target: Any, source: Any, non_blocking: bool = False) -> Any:
+    """`target.copy_(source)`, where either may be lazy."""
+    if not isinstance(target, LazyTensor):
+        return target.copy_(plain(source))
+    if not isinstance(source, LazyTensor):
+        return _copy_in(target, source)
+    if source.device != target.device:
+        source = _record_to_copy(source, device=target.device)
+    with TRACE.lock:
+        if _same_layout(target, source):
+            write(target, value_of(source))
+            return target
+    return _record_copy(target, source, non_blocking)
+
+
+def _same_layout(target: LazyTensor, source: LazyTensor) -> bool:
+    return (
+        target.shape == source.shape
+        and target.dtype == source.dtype
+        and target.stride() == source.stride()
+        and not (target.is_conj() or source.is_conj() or target.is_neg() or source.is_neg())
+        and 0 not in target.stride()
+    )
+
+
+def _copy_in(target: LazyTensor, source: torch.Tensor) -> LazyTensor:
+    """A plain tensor enters: its numbers are taken now, whatever happens to it later."""
+    metrics.count("CreateLtcTensor")
+    device = physical(target.device)
+    if 0 in target.stride() and target.numel() > 1:
+        return _record_copy(target, source)  # type: ignore[no-any-return]  # eager refuses it
+    real = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype, device=device)
+    with _torch.without_torch_function():
+        real.copy_(source)
+    write_data(target, real)
+    return target
+
+
+@special("aten._to_copy.default")
+def to_copy(
+    tensor: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Any:
+    """`x.to(...)`: stays lazy between lazy devices, leaves as a plain tensor otherwise."""
+    if device is not None and device.type == "lazy" and device.index is None:
+        device = torch.device("lazy", get_backend().default_device_ordinal)
+    if device is not None and tensor.device.type == "lazy" and device.type != "lazy":
+        metrics.count_line("Sync::_to_copy", str(site()))
+        real = plain(tensor)
+        with _torch.without_torch_function():
+            return aten._to_copy.default(
+                real, dtype=dtype, layout=layout, device=device, memory_format=memory_format
+            )
+    keywords = {"dtype": dtype, "layout": layout, "device": device, "memory_format": memory_format}
+    return _record_to_copy(tensor, **{k: v for k, v in keywords.items() if v is not None})
+
+
+@special("aten._copy_from.default")
+def copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
+    """torch's own helper for copies that cross devices."""
+    return copy_(target, source, non_blocking)
+
+
+# -- a tensor's own sizes ------------------------------------------------------------------------
+
+
+def _become(tensor: LazyTensor, other: LazyTensor) -> LazyTensor:
+    """Let `tensor` be what `other` is: sizes, strides, storage."""
+    _torch.set_metadata(tensor, other)
+    tensor._lazy_storage, tensor._lazy_view = other._lazy_storage, other._lazy_view
+    return tensor
+
+
+def _in_place_view(name: str, view: Any) -> None:
+    @special(name)
+    def record(tensor: LazyTensor, *args: Any, **kwargs: Any) -> LazyTensor:
+        return _become(tensor, make_view(tensor, *args, **kwargs))
+
+    def make_view(*args: Any, **kwargs: Any) -> LazyTensor:
+        return make_recorder(spec_of(view))(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+for _name, _view in {
+    "aten.t_.default": aten.t.default,
+    "aten.transpose_.default": aten.transpose.int,
+    "aten.squeeze_.default": aten.squeeze.default,
+    "aten.squeeze_.dim": aten.squeeze.dim,
+    "aten.squeeze_.dims": aten.squeeze.dims,
+    "aten.unsqueeze_.default": aten.unsqueeze.default,
+}.items():
+    _in_place_view(_name, _view)
+
+
+@special("aten.detach_.default")
+def detach_(tensor: LazyTensor) -> LazyTensor:
+    """autograd does all of it."""
+    return tensor
+
+
+@special("aten.swapdims_.default", "aten.swapaxes_.default")
+def swapdims_(tensor: LazyTensor, dim0: int, dim1: int) -> LazyTensor:
+    """Another name of `transpose_`."""
+    return _become(tensor, make_recorder(spec_of(aten.transpose.int))(tensor, dim0, dim1))
+
+
+@special("aten.as_strided.default")
+def as_strided(
+    tensor: LazyTensor, size: Any, stride: Any, storage_offset: int | None = None
+) -> LazyTensor:
+    """A window onto the storage, wherever `tensor` itself looks."""
+    if not isinstance(tensor, LazyTensor):
+        return _record_as_strided(tensor, size, stride, storage_offset)  # type: ignore[no-any-return]
+    offset = tensor.storage_offset() if storage_offset is None else storage_offset
+    storage = tensor._lazy_storage
+    type_ = TensorType.of(
+        tuple(size), tuple(stride), tensor.dtype, tensor.device, offset,
+        tensor.is_conj(), tensor.is_neg(),
+    )  # fmt: skip
+    if offset < 0 or type_.nbytes > storage.type.nbytes or len(size) != len(stride):
+        return _refuse_as_strided(storage, type_)
+    if storage.type.dtype != tensor.dtype or type_.conj or type_.neg:
+        return _record_as_strided(tensor, size, stride, offset)  # type: ignore[no-any-return]
+    return wrap_window(storage, type_)
+
+
+def _refuse_as_strided(storage: LazyStorage, type_: TensorType) -> LazyTensor:
+    """Let eager say what is wrong, on a tensor of the same storage size."""
+    real = torch.empty(
+        (storage.type.nbytes // type_.dtype.itemsize,), dtype=type_.dtype, device="cpu"
+    )
+    aten.as_strided.default(real, type_.shape, type_.stride, type_.offset)
+    raise UnsupportedError(f"as_strided of {type_!r} on a storage of {storage.type!r}")
+
+
+@special("aten.as_strided_.default")
+def as_strided_(
+    tensor: LazyTensor, size: Any, stride: Any, storage_offset: int | None = None
+) -> LazyTensor:
+    """`as_strided` in place."""
+    return _become(tensor, as_strided(tensor, size, stride, storage_offset))
+
+
+@special("aten.resize_.default")
+def resize_(tensor: LazyTensor, size: Any, *, memory_format: Any = None) -> LazyTensor:
+    """A new size on the same storage, which grows if it must; new memory is not initialised."""
+    shape = tuple(size)
+    stride = contiguous_strides(shape)
+    if memory_format is not None and memory_format is not torch.contiguous_format:
+        with _torch.without_torch_function():
+            stride = torch.empty(shape, device="meta", memory_format=memory_format).stride()
+    if shape == tuple(tensor.shape):
+        return tensor
+    type_ = TensorType.of(shape, stride, tensor.dtype, tensor.device, tensor.storage_offset())
+    if type_.nbytes > tensor._lazy_storage.type.nbytes:
+        _grow(tensor, type_)
+    return _become(tensor, wrap_window(tensor._lazy_storage, type_))
+
+
+def _grow(tensor: LazyTensor, type_: TensorType) -> None:
+    """Give the storage of `tensor` room for `type_`; everybody on it moves along."""
+    storage = tensor._lazy_storage
+    old = plain(wrap_storage(storage)) if storage.type.numel else None
+    flat = torch.empty(
+        (type_.offset + type_.span,), dtype=type_.dtype, device=physical(type_.device)
+    )
+    if old is not None:
+        count = old.untyped_storage().nbytes() // type_.dtype.itemsize
+        source = torch.empty((0,), dtype=type_.dtype, device=flat.device)
+        source.set_(old.untyped_storage(), 0, (count,))
+        flat[:count].copy_(source)
+    grown = wrap_data(flat, type_.device)._lazy_storage
+    with TRACE.lock:
+        storage.type, storage.data, storage.value = grown.type, grown.data, None
+
+
+@special("aten.resize_as_.default")
+def resize_as_(tensor: LazyTensor, like: torch.Tensor, *, memory_format: Any = None) -> LazyTensor:
+    """`resize_` to the size of another tensor."""
+    return resize_(tensor, tuple(like.shape), memory_format=memory_format)
+
+
+@special("aten.set_.source_Tensor")
+def set_tensor(tensor: LazyTensor, source: Any) -> LazyTensor:
+    """`tensor` becomes another look at the storage of `source`."""
+    if not isinstance(source, LazyTensor):
+        source = wrap_data(clone_plain(source), tensor.device)
+    return _become(tensor, source)
+
+
+@special("aten.set_.source_Tensor_storage_offset")
+def set_window(
+    tensor: LazyTensor, source: Any, offset: int, size: Any, stride: Any = ()
+) -> LazyTensor:
+    """`tensor` becomes a window onto the storage of `source`."""
+    strides = tuple(stride) or contiguous_strides(tuple(size))
+    return _become(tensor, as_strided(source, tuple(size), strides, offset))
+
+
+@special("aten.set_.default")
+def set_empty(tensor: LazyTensor) -> LazyTensor:
+    """`tensor` becomes an empty one-dimensional tensor."""
+    empty = torch.empty((0,), dtype=tensor.dtype, device=physical(tensor.device))
+    return _become(tensor, wrap_data(empty, tensor.device))
+
+
+@special("aten.set_.source_Storage", "aten.set_.source_Storage_storage_offset")
+def set_storage(
+    tensor: LazyTensor, source: Any, offset: int = 0, size: Any = None, stride: Any = ()
+) -> LazyTensor:
+    """`tensor` takes the contents of a plain storage, as `torch.load` asks for."""
+    storage = source.untyped() if hasattr(source, "untyped") else source
+    itemsize = tensor.dtype.itemsize
+    shape = (storage.nbytes() // itemsize,) if size is None else tuple(size)
+    strides = tuple(stride) or contiguous_strides(shape)
+    real = torch.empty((0,), dtype=tensor.dtype, device=storage.device)
+    real.set_(storage, offset, shape, strides)
+    return _become(tensor, wrap_data(clone_plain(real), tensor.device))

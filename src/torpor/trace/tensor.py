@@ -1,0 +1,57 @@
+"""`LazyTensor`: what the user holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.execute.storage import LazyStorage
+from torpor.ir.node import Node, Value
+
+
+class View:
+    """How a tensor looks at its storage: the view op, and what it gave for which contents.
+
+    `value` is right as long as the storage still holds `base`; values are interned, so that is
+    one identity check. A stale view is replayed from `node`, whose operand is the value of
+    `parent` (None: of the storage itself).
+    """
+
+    __slots__ = ("base", "index", "node", "parent", "value")
+
+    def __init__(
+        self, parent: View | None, node: Node, index: int, base: Value, value: Value
+    ) -> None:
+        self.parent = parent
+        self.node = node
+        self.index = index
+        self.base = base
+        self.value = value
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor whose operations are recorded.
+
+    Sizes, strides, dtype and device are real; the numbers are a recorded value or data, held by
+    `_lazy_storage`. `_lazy_view` is None where the tensor is all of its storage.
+    """
+
+    __slots__ = ("_lazy_storage", "_lazy_view")
+
+    _lazy_storage: LazyStorage
+    _lazy_view: View | None
+
+    __torch_function__ = _torch.disabled_torch_function  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        raise NotImplementedError("torpor.trace.dispatch was not imported")
+
+
+def is_lazy(tensor: object) -> bool:
+    """`tensor` is recorded rather than computed at once."""
+    return isinstance(tensor, LazyTensor)

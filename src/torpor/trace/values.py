@@ -1,0 +1,174 @@
+"""Values of tensors: reading them, making nodes, writing through views.
+
+Everything here runs under the trace's lock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torpor import config
+from torpor.backend.registry import get_backend
+from torpor.execute.storage import TRACE, LazyStorage
+from torpor.ir.node import TABLE, Node, Value
+from torpor.ir.types import TensorType
+from torpor.ops.infer import infer
+from torpor.ops.keys import key_of
+from torpor.ops.spec import OpSpec, spec_of
+from torpor.ops.storage_ops import storage_scatter
+from torpor.ops.view_rules import INVERSES
+from torpor.trace.site import site
+from torpor.trace.tensor import LazyTensor, View
+
+aten = torch.ops.aten
+
+
+class CutFirst(Exception):
+    """The trace is as long as it may get: cut it, then record the op again."""
+
+
+def physical(device: torch.device) -> torch.device:
+    """The torch device that does the work behind `device`."""
+    return get_backend().backend_device(device).torch_device
+
+
+# -- nodes -------------------------------------------------------------------------------------
+
+
+def make_node(
+    spec: OpSpec, key: tuple[Any, ...], bound: list[Any], sample: dict[Value, Any] | None = None
+) -> Node:
+    """A node that was not met before: infer its types, remember the user's line."""
+    TRACE.misses += 1
+    if TRACE.misses > config.max_trace_nodes:
+        raise CutFirst
+    found = TABLE.find(spec.kind, key)
+    if found is not None:
+        return found
+    types = infer(spec, key, bound, sample or {}, physical)
+    return TABLE.add(spec.kind, key, tuple(bound), types, site())  # type: ignore[arg-type]
+
+
+def apply(target: Any, bound: list[Any]) -> Node:
+    """The node of an op on values, found or made."""
+    spec = spec_of(target)
+    key = key_of(spec, bound)
+    return spec.kind.nodes.get(key) or make_node(spec, key, bound)
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def root_value(storage: LazyStorage) -> Value:
+    """What `storage` holds in this trace."""
+    value = storage.value
+    return TRACE.leaf_value(storage) if value is None else value
+
+
+def value_of(tensor: LazyTensor) -> Value:
+    """What `tensor` holds in this trace."""
+    root = root_value(tensor._lazy_storage)
+    view = tensor._lazy_view
+    if view is None:
+        return root
+    return view.value if view.base is root else replay(view, root)
+
+
+def view_value(view: View, storage: LazyStorage) -> Value:
+    """What a view of `storage` shows in this trace."""
+    root = root_value(storage)
+    return view.value if view.base is root else replay(view, root)
+
+
+def replay(view: View, root: Value) -> Value:
+    """Bring a stale view up to date, and the views between it and its storage."""
+    stale: list[View] = []
+    current: View | None = view
+    while current is not None and current.base is not root:
+        stale.append(current)
+        current = current.parent
+    value = root if current is None else current.value
+    for link in reversed(stale):
+        node = link.node
+        source = _view_operand(node)
+        if value.type is not node.args[source].type:
+            node = strided_node(root, link.value.type)
+            link.parent, link.index, link.node = None, 0, node
+        else:
+            key = (*node.key[:source], value, *node.key[source + 1 :])
+            bound = [*node.args[:source], value, *node.args[source + 1 :]]
+            node = node.op.nodes.get(key) or make_node(spec_of(node.op.target), key, bound)
+        value = node.outputs[link.index]
+        link.base, link.value = root, value
+    return value
+
+
+def _view_operand(node: Node) -> int:
+    spec = spec_of(node.op.target)
+    return next(r.argument for r in spec.returns if r.argument >= 0)
+
+
+def strided_node(root: Value, type_: TensorType) -> Node:
+    """A window of any size and strides onto what a storage holds."""
+    return apply(aten.as_strided.default, [root, type_.shape, type_.stride, type_.offset])
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def write(tensor: LazyTensor, new: Value) -> None:
+    """Let `tensor` hold `new`; every tensor on the same storage sees it."""
+    storage = tensor._lazy_storage
+    view = tensor._lazy_view
+    if view is None:
+        storage.value = new
+    else:
+        root = scatter(root_value(storage), view, new)
+        storage.value = root
+        view.base, view.value = root, new
+    storage.data = None
+    if not storage.listed:
+        TRACE.enlist(storage)
+
+
+def scatter(root: Value, view: View, new: Value) -> Value:
+    """The contents of a storage after `new` was written through `view`."""
+    if view.base is not root:
+        replay(view, root)
+    current: View | None = view
+    while current is not None:
+        base = root if current.parent is None else current.parent.value
+        upper = _invert(current, base, new)
+        if upper is None:
+            return _scatter_anywhere(root, current.value.type, new)
+        current, new = current.parent, upper
+    return new
+
+
+def _invert(view: View, base: Value, new: Value) -> Value | None:
+    rule = INVERSES.get(view.node.op.name)
+    call = rule(base, new, view.node.args, view.index) if rule else None
+    if call is None:
+        return None
+    target, bound = call
+    if target is None:
+        return new
+    try:
+        value = apply(target, bound).outputs[0]
+    except CutFirst:
+        raise
+    except Exception:  # the neat inverse does not hold for these strides; the general one does
+        return None
+    return value if value.type.at_offset(0) is base.type.at_offset(0) else None
+
+
+def _scatter_anywhere(root: Value, type_: TensorType, new: Value) -> Value:
+    if type_.dtype == root.type.dtype and not type_.conj and not type_.neg:
+        bound = [root, new, type_.shape, type_.stride, type_.offset]
+        return apply(aten.as_strided_scatter.default, bound).outputs[0]
+    bound = [
+        root, new, type_.dtype, type_.shape, type_.stride, type_.offset, type_.conj, type_.neg,
+    ]  # fmt: skip
+    return apply(storage_scatter, bound).outputs[0]

@@ -1,0 +1,117 @@
+"""Making lazy tensors from values and from data, and plain tensors from lazy ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.backend.data import BackendData
+from torpor.backend.registry import get_backend
+from torpor.execute import sync
+from torpor.execute.storage import TRACE, LazyStorage
+from torpor.ir.node import Value
+from torpor.ir.types import TensorType
+from torpor.ops.storage_ops import window
+from torpor.trace.tensor import LazyTensor, View
+from torpor.trace.values import root_value, strided_node
+
+make_wrapper = _torch.make_wrapper
+
+
+def set_bits(tensor: torch.Tensor, type_: TensorType) -> None:
+    """Mark a wrapper as conjugated or negated memory."""
+    if type_.conj:
+        _torch.set_conj(tensor, True)
+    if type_.neg:
+        _torch.set_neg(tensor, True)
+
+
+def wrap_storage(storage: LazyStorage) -> LazyTensor:
+    """A tensor that is all of `storage`."""
+    tensor = make_wrapper(LazyTensor, *storage.type.wrapper)
+    tensor._lazy_storage = storage
+    tensor._lazy_view = None
+    return tensor  # type: ignore[no-any-return]
+
+
+def wrap_value(value: Value) -> LazyTensor | None:
+    """A tensor with memory of its own that holds `value`; None for an undefined result."""
+    if value.type is None:
+        return None
+    storage = LazyStorage(value.type, value, None)
+    TRACE.enlist(storage)
+    return wrap_storage(storage)
+
+
+def wrap_view(storage: LazyStorage, view: View) -> LazyTensor:
+    """A tensor that looks at `storage` through `view`."""
+    type_ = view.value.type
+    tensor = make_wrapper(LazyTensor, *type_.wrapper)
+    tensor._lazy_storage = storage
+    tensor._lazy_view = view
+    if type_.conj or type_.neg:
+        set_bits(tensor, type_)
+    return tensor  # type: ignore[no-any-return]
+
+
+def wrap_window(storage: LazyStorage, type_: TensorType) -> LazyTensor:
+    """A tensor that looks at `storage` through a window of any size and strides."""
+    if type_ is storage.type:
+        return wrap_storage(storage)
+    with TRACE.lock:
+        root = root_value(storage)
+        node = strided_node(root, type_)
+        return wrap_view(storage, View(None, node, 0, root, node.outputs[0]))
+
+
+def data_storage(tensor: torch.Tensor, device: torch.device) -> LazyStorage:
+    """A storage on `device` that takes over a plain tensor nobody else writes to."""
+    tensor = as_root(tensor)
+    type_ = TensorType.of_tensor(tensor, device)
+    backend = get_backend()
+    data = backend.data_from_tensor(tensor, type_, backend.backend_device(device))
+    return LazyStorage(type_, None, data)
+
+
+def as_root(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or a copy of it, as all of its memory from the start."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.storage_offset():
+        return clone_plain(tensor)
+    return tensor
+
+
+def clone_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides where they are dense, as `clone` makes them."""
+    return tensor.detach().clone()
+
+
+def wrap_data(tensor: torch.Tensor, device: torch.device) -> LazyTensor:
+    """A lazy tensor on `device` that takes over a plain tensor nobody else writes to."""
+    return wrap_storage(data_storage(tensor, device))
+
+
+def plain(tensor: LazyTensor) -> torch.Tensor:
+    """A plain tensor with the numbers of `tensor`, on the buffer itself: read it, never write."""
+    storage = tensor._lazy_storage
+    data: BackendData = sync.read(storage)
+    real = get_backend().tensor_from_data(data)
+    if tensor._lazy_view is None and real.shape == tensor.shape:
+        return real
+    return window(
+        real, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(),
+        tensor.is_conj(), tensor.is_neg(),
+    )  # fmt: skip
+
+
+def plain_copy(tensor: LazyTensor) -> torch.Tensor:
+    """A plain tensor with the numbers of `tensor` in memory of its own."""
+    return clone_plain(plain(tensor))
+
+
+def find_lazy(args: Any) -> list[LazyTensor]:
+    """The lazy tensors among arguments."""
+    return [t for t in _torch.tree_leaves(args) if isinstance(t, LazyTensor)]

@@ -1,0 +1,17 @@
+"""Fixtures shared by the behaviour tests."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests import instrumented_ops
+from tests.comparison import concrete, on_the_reference_backend, put, virtual
+
+__all__ = ["concrete", "on_the_reference_backend", "put", "virtual"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_counts() -> Iterator[None]:
+    instrumented_ops.reset()
+    yield
+    instrumented_ops.open_gate()

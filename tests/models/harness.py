@@ -1,0 +1,204 @@
+"""Runs one zoo entry eagerly or lazily and says whether two runs are the same, bit for bit.
+
+`where` says which tensors the program holds:
+
+- ``eager``     plain CPU tensors: the judge;
+- ``lazy``      the virtual device, `model.to("lazy")`;
+- ``concrete``  lazy on the CPU, `torpor.lazy(model)`;
+- ``mode``      lazy on the CPU without touching the script, `with torpor.mode()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .entry import Batch, Entry, Phase
+from .zoo import ZOO
+
+STEPS = 5
+NEW_TOKENS = 8
+Placeable = TypeVar("Placeable", Tensor, nn.Module)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run leaves behind, all of it on the CPU."""
+
+    losses: list[float] = field(default_factory=list)
+    tensors: Batch = field(default_factory=dict)
+    best_step: float = math.inf  # seconds of the quickest step
+    counters: Counter[str] = field(default_factory=Counter)
+
+
+@functools.cache
+def eager_training(name: str) -> Run:
+    """The judge's training run, once for each process."""
+    return train(ZOO[name], "eager")
+
+
+@functools.cache
+def eager_generation(name: str, strategy: str) -> Run:
+    """The judge's generation, once for each process."""
+    return generate(ZOO[name], strategy, "eager")
+
+
+def train(entry: Entry, where: str, *, read: str = "each step") -> Run:
+    """Train five steps; `read` is when the losses become numbers: "each step" or "at the end"."""
+    with _running(where) as counters:
+        model = place(entry.build(), where).train()
+        updates = [_Update(model, phase, entry.clip_norm) for phase in entry.phases]
+        batches = [_place_batch(entry.batch(step), where) for step in range(STEPS)]
+        seed_everything(0)
+        losses: list[Any] = []
+        times = []
+        for batch in batches:
+            begun = time.perf_counter()
+            for update in updates:
+                loss = update(batch)
+                losses.append(loss.item() if read == "each step" else loss.detach())
+            times.append(time.perf_counter() - begun)
+        numbers = [loss.item() if isinstance(loss, Tensor) else loss for loss in losses]
+        state = to_cpu(model.state_dict())
+    return Run(numbers, state, min(times), counters)
+
+
+def generate(entry: Entry, strategy: str, where: str) -> Run:
+    """What the untrained model produces for its prompt; tokens come with their logits."""
+    with _running(where) as counters:
+        model = place(entry.build(), where).eval()
+        prompt = _place_batch(entry.prompt(), where)
+        seed_everything(3)
+        begun = time.perf_counter()
+        with torch.no_grad():
+            if entry.produce is not None:
+                produced = to_cpu(entry.produce(model, prompt))
+            else:
+                produced = to_cpu(_generate_tokens(model, prompt, strategy))
+        taken = time.perf_counter() - begun
+    return Run([], produced, taken, counters)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the three generators models draw from (wav2vec2 masks time with NumPy's)."""
+    import numpy
+
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def place(thing: Placeable, where: str) -> Placeable:
+    """Bring a CPU tensor or module to where it runs."""
+    if where == "lazy":
+        return thing.to("lazy")
+    if where == "concrete":
+        import torpor
+
+        placed: Placeable = torpor.lazy(thing)
+        return placed
+    return thing
+
+
+def to_cpu(tensors: Batch) -> Batch:
+    """Plain CPU copies, so that a later step cannot change what was read."""
+    return {name: _plain(tensor.detach().cpu()).clone() for name, tensor in tensors.items()}
+
+
+def differences(expected: Run, actual: Run) -> list[str]:
+    """Every loss and tensor in which two runs differ; an empty list means bit for bit equal."""
+    found = [
+        f"loss {step}: {wanted!r} became {got!r}"
+        for step, (wanted, got) in enumerate(zip(expected.losses, actual.losses, strict=True))
+        if wanted != got
+    ]
+    if expected.tensors.keys() != actual.tensors.keys():
+        found.append(f"names: {sorted(expected.tensors.keys() ^ actual.tensors.keys())}")
+    for name in expected.tensors.keys() & actual.tensors.keys():
+        found += _difference(name, expected.tensors[name], actual.tensors[name])
+    return found
+
+
+class _Update:
+    """One phase's optimizer, scheduler and clipping."""
+
+    def __init__(self, model: nn.Module, phase: Phase, clip_norm: float | None) -> None:
+        self.model, self.loss, self.clip_norm = model, phase.loss, clip_norm
+        self.parameters = [
+            p for p in model.get_submodule(phase.submodule).parameters() if p.requires_grad
+        ]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=3e-3, weight_decay=0.05)
+        self.scheduler = torch.optim.lr_scheduler.LinearLR(
+            self.optimizer, start_factor=0.2, total_iters=4
+        )
+
+    def __call__(self, batch: Batch) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.loss(self.model, batch)
+        loss.backward()
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+        self.optimizer.step()
+        self.scheduler.step()
+        return loss
+
+
+def _generate_tokens(model: Any, prompt: Batch, strategy: str) -> Batch:
+    ways: dict[str, dict[str, Any]] = {
+        "greedy": {"do_sample": False},
+        "sample": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
+        "beam": {"do_sample": False, "num_beams": 3},
+    }
+    output = model.generate(
+        **prompt,
+        **ways[strategy],
+        max_new_tokens=NEW_TOKENS,
+        use_cache=True,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    return {"tokens": output.sequences, "logits": torch.stack(output.logits)}
+
+
+@contextlib.contextmanager
+def _running(where: str) -> Iterator[Counter[str]]:
+    """The surroundings of a run; the counters it moved are in the yielded one afterwards."""
+    moved: Counter[str] = Counter()
+    if where == "eager":
+        yield moved
+        return
+    import torpor
+
+    before = Counter(torpor.metrics.counters())
+    with torpor.using("reference"), torpor.mode() if where == "mode" else contextlib.nullcontext():
+        yield moved
+    moved.update(Counter(torpor.metrics.counters()) - before)
+
+
+def _place_batch(batch: Batch, where: str) -> Batch:
+    return {name: place(tensor, where) for name, tensor in batch.items()}
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A plain tensor out of one that is lazy on the CPU, where `.cpu()` is the identity."""
+    return torch.from_numpy(tensor.numpy()) if type(tensor) is not Tensor else tensor
+
+
+def _difference(name: str, expected: Tensor, actual: Tensor) -> list[str]:
+    if (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
+        return [f"{name}: {expected.dtype} {expected.shape} became {actual.dtype} {actual.shape}"]
+    if torch.equal(expected, actual):
+        return []
+    unequal = expected != actual
+    gap = (expected.double() - actual.double()).abs().max().item()
+    return [f"{name}: {int(unequal.sum())} of {unequal.numel()} differ, by up to {gap:.2e}"]

@@ -1,0 +1,116 @@
+"""Who runs an op: eager torch (the judge), the virtual device `lazy`, or concrete-lazy tensors.
+
+A subject says how a plain tensor enters it, how results are read back, and what it counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._lazy
+from torch import Tensor
+
+
+class Subject:
+    """Eager torch. The other subjects change what differs."""
+
+    name = "eager"
+
+    def enter(self, plain: Tensor) -> Tensor:
+        """A tensor of this subject with the values and strides of `plain`, sharing no memory."""
+        return plain.to(plain.device, copy=True)
+
+    def device(self, device: str | torch.device) -> str | torch.device:
+        """Where this subject runs what an eager program would run on `device`."""
+        return device
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the op under test (a planted fault overrides this)."""
+        return function(*args, **kwargs)
+
+    def session(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which a whole entry runs."""
+        return contextlib.nullcontext()
+
+    def factories(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which a sample without any tensor runs."""
+        return contextlib.nullcontext()
+
+    def owns(self, tensor: Tensor) -> bool:
+        return True
+
+    def sync(self, tensors: Sequence[Tensor]) -> None:
+        """Compute all of them at once."""
+
+    def plain(self, tensor: Tensor) -> Tensor:
+        """The same values as a plain CPU tensor."""
+        return tensor.detach()
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
+
+class Concrete(Subject):
+    """`torpor.lazy(t)`: lazy, while `t.device` stays `cpu`."""
+
+    name = "concrete"
+
+    def __init__(self) -> None:
+        import torpor
+
+        torpor.use("reference")
+        self.torpor: Any = torpor
+
+    def enter(self, plain: Tensor) -> Tensor:
+        return self.torpor.lazy(plain.to(plain.device, copy=True))
+
+    def factories(self) -> contextlib.AbstractContextManager[Any]:
+        return self.torpor.mode()
+
+    def owns(self, tensor: Tensor) -> bool:
+        return self.torpor.is_lazy(tensor)
+
+    def sync(self, tensors: Sequence[Tensor]) -> None:
+        lazy = [t for t in tensors if self.torpor.is_lazy(t)]
+        if lazy:
+            self.torpor.sync(*lazy, wait=True)
+
+    def plain(self, tensor: Tensor) -> Tensor:
+        if not self.torpor.is_lazy(tensor):
+            return tensor.detach().cpu()
+        to_plain = getattr(self.torpor, "to_plain", None)
+        return to_plain(tensor.detach()) if to_plain else tensor.detach().cpu()
+
+    def counters(self) -> dict[str, int]:
+        return dict(self.torpor.metrics.counters())
+
+
+class Lazy(Concrete):
+    """The virtual device `lazy`."""
+
+    name = "lazy"
+
+    def enter(self, plain: Tensor) -> Tensor:
+        return plain.to("lazy")
+
+    def device(self, device: str | torch.device) -> str | torch.device:
+        return torch.device("lazy") if torch.device(device).type == "cpu" else device
+
+    def session(self) -> contextlib.AbstractContextManager[Any]:
+        # op_db's random entries call LTC's mark_step on this device, inside their seeded scope,
+        # lest the numbers change with the seed restored after it. Here they must not.
+        return mock.patch("torch._lazy.mark_step", return_value=None)
+
+    def factories(self) -> contextlib.AbstractContextManager[Any]:
+        # Most factories name their device in the sample; those that do not take the default one.
+        return torch.device("lazy")
+
+    def plain(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().cpu()
+
+
+SUBJECTS: dict[str, type[Subject]] = {s.name: s for s in (Subject, Lazy, Concrete)}
