@@ -7,6 +7,7 @@ A new torch release that moves one of these breaks here, and the test of the sam
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import torch
 from torch import _C
 from torch._ops import OpOverload as OpOverload
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
 make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 """Makes a tensor with sizes, strides, dtype and device, and no memory."""
@@ -36,9 +39,12 @@ def without_torch_function() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def plain_kernels() -> Iterator[None]:
-    """Runs the body on plain tensors as eager PyTorch would, whatever mode surrounds us."""
-    with _C.DisableTorchFunction(), _C._DisableTorchDispatch():
+def kernels() -> Iterator[None]:
+    """Runs the body below autograd, where eager runs its kernels: the grad mode stays on.
+
+    Some kernels look at the grad mode and keep something for backward only if it is on.
+    """
+    with _C.DisableTorchFunction(), torch.enable_grad(), _C._AutoDispatchBelowAutograd():
         yield
 
 
@@ -48,6 +54,17 @@ def fake_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=False)
+
+
+@contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Keeps fake tensors from logging an op they refuse: the refusal is an answer like any other."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def data_dependent_errors() -> tuple[type[BaseException], ...]:
@@ -105,3 +122,52 @@ def factory_ops() -> list[OpOverload]:
         if op is not None and not is_composite(op):
             found.append(op)
     return found
+
+
+rebuild_tensor = torch._utils._rebuild_tensor_v2
+rebuild_parameter = torch._utils._rebuild_parameter
+
+
+def typed_storage(tensor: torch.Tensor) -> Any:
+    """The storage of a plain tensor in the form `torch.save` writes."""
+    return tensor._typed_storage()
+
+
+def register_step_hook(hook: Callable[..., None]) -> Any:
+    """Call `hook(optimizer, args, kwargs)` after every `optimizer.step()` in the process."""
+    return register_optimizer_step_post_hook(hook)
+
+
+def wrap_module_call(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace `nn.Module.__call__` by what `around` makes of it."""
+    torch.nn.Module.__call__ = around(torch.nn.Module.__call__)  # type: ignore[method-assign]
+
+
+def allow_foreach(tensor_type: type, devices: Callable[[], list[str]]) -> None:
+    """Let optimizers choose their foreach form for tensors of `tensor_type` on `devices()`."""
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    for listed in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        if tensor_type not in listed:
+            listed.append(tensor_type)
+    original = _foreach_utils._get_foreach_kernels_supported_devices
+
+    def supported() -> list[str]:
+        return [*original(), *devices()]
+
+    optimizer._get_foreach_kernels_supported_devices = supported  # type: ignore[attr-defined]
+    _foreach_utils._get_foreach_kernels_supported_devices = supported
+
+
+def attention_switches() -> tuple[bool, ...]:
+    """The process-wide switches that decide which attention kernel is chosen."""
+    return (_C._get_flash_sdp_enabled(), _C._get_math_sdp_enabled(), _C._get_overrideable_sdp_enabled())
+
+
+def attention_choice(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None
+) -> int:
+    """The number of the attention kernel torch chooses for plain tensors like these."""
+    with without_torch_function():
+        return int(torch._fused_sdp_choice(query, key, value, None, 0.0, causal, scale=scale))

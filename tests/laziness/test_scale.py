@@ -24,6 +24,14 @@ def uncapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torpor.config, "max_trace_nodes", 10**9)
 
 
+@pytest.fixture
+def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables so small that a short program fills them: from then on nothing may grow."""
+    monkeypatch.setattr(torpor.config, "max_interned_nodes", 2_000)
+    monkeypatch.setattr(torpor.config, "max_cached_plans", 16)
+    monkeypatch.setattr(torpor.config, "max_memoised_types", 1_000)
+
+
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
@@ -210,7 +218,7 @@ def _step_with(put: Put, model: nn.Module, rows: int) -> None:
     torpor.sync()
 
 
-def test_a_thousand_steps_of_new_shapes_use_bounded_memory(put: Put) -> None:
+def test_a_thousand_steps_of_new_shapes_use_bounded_memory(small_tables: None, put: Put) -> None:
     model = put(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
     for rows in range(1, 501):
         _step_with(put, model, rows)
@@ -223,7 +231,18 @@ def test_a_thousand_steps_of_new_shapes_use_bounded_memory(put: Put) -> None:
     assert _resident_bytes() - resident < 64 * 2**20
 
 
-def test_new_graphs_without_end_use_bounded_memory(put: Put) -> None:
+def test_a_thousand_steps_of_new_shapes_fit_into_the_default_tables(put: Put) -> None:
+    model = put(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
+    _step_with(put, model, 1)
+    torpor.wait()
+    resident = _resident_bytes()
+    for rows in range(2, 1001):
+        _step_with(put, model, rows)
+    torpor.wait()
+    assert _resident_bytes() - resident < 256 * 2**20
+
+
+def test_new_graphs_without_end_use_bounded_memory(small_tables: None, put: Put) -> None:
     x = put(torch.ones(3))
 
     def step(number: int) -> None:

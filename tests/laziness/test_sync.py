@@ -251,6 +251,26 @@ def test_a_no_grad_loop_over_modules_does_not_grow_one_endless_graph(put: Put) -
             assert not torpor.is_pending(state)
 
 
+def test_the_cut_after_an_optimizer_step_can_be_switched_off(
+    put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torpor.config, "cut_after_optimizer", False)
+    model = put(nn.Linear(3, 2))
+    loss = model(put(X)).sum()
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert torpor.is_pending(loss)
+
+
+def test_the_cut_after_a_module_call_can_be_switched_off(
+    put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torpor.config, "cut_after_module", False)
+    model, x = put(nn.Linear(3, 2)), put(X)
+    with torch.no_grad():
+        assert torpor.is_pending(model(x))
+
+
 def test_the_trace_is_cut_when_it_holds_the_greatest_number_of_nodes(
     put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,7 @@ class DeviceQueue:
             torch.set_num_threads(job.threads)  # a setting of its own on every thread
             self._threads = job.threads
         try:
-            with metrics.timer("Execute"), torch.no_grad():
+            with metrics.timer("Execute"):
                 job.run()
         except BaseException as error:  # reported at the next sync, and by whoever reads a result
             for result in job.results:

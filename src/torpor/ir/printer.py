@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -56,8 +56,7 @@ def print_node(node: Node) -> str:
     """One node on one line, its operands named after letters and shown with their types."""
     if node.op in INPUT_WORDS:
         return _input(INPUT_WORDS[node.op], node.args[0], node.outputs[0])
-    names = _LetteredOperands()
-    given = ", ".join(_argument(*pair, names, _LONGEST_LIST) for pair in given_arguments(node))
+    given = _arguments(node, _LetteredOperands(), _LONGEST_LIST)
     types = ", ".join(type_text(output) for output in node.outputs)
     return f"{node.op.name}({given}) -> {types or '()'}"
 
@@ -129,8 +128,7 @@ def _statement(node: Node, targets: list[str], names: dict[Value, str]) -> str:
     def name(value: Value) -> str:
         return _name(names, value)
 
-    given = ", ".join(_argument(*pair, name) for pair in given_arguments(node))
-    call = f"{node.op.name}({given})"
+    call = f"{node.op.name}({_arguments(node, name)})"
     if not targets:
         return call
     types = ", ".join(type_text(output) for output in node.outputs)
@@ -151,18 +149,26 @@ def type_text(value: Value) -> str:
 # Arguments
 
 
-def given_arguments(node: Node) -> Iterator[tuple[str, Any]]:
-    """The arguments that are not defaults, each with its name where it must be given by name."""
+class Given(NamedTuple):
+    """An argument that is not its schema's default."""
+
+    name: str  # empty where the op has no schema
+    value: Any
+    by_name: bool  # must be given by name: keyword-only, or one before it is left out
+
+
+def given_arguments(node: Node) -> Iterator[Given]:
+    """The arguments of a node, defaults left out."""
     parameters = node.op.parameters
     if node.op.target is None or len(parameters) != len(node.args):  # no schema to go by
-        yield from (("", arg) for arg in node.args)
+        yield from (Given("", arg, False) for arg in node.args)
         return
     by_name = False
     for parameter, arg in zip(parameters, node.args, strict=True):
         if parameter.has_default and same_constant(arg, parameter.default):
             by_name = True
         else:
-            yield parameter.name if by_name or parameter.keyword_only else "", arg
+            yield Given(parameter.name, arg, by_name or parameter.keyword_only)
 
 
 def same_constant(a: object, b: object) -> bool:
@@ -176,9 +182,12 @@ def same_constant(a: object, b: object) -> bool:
     return a is b or bool(a == b)
 
 
-def _argument(name: str, arg: Any, names: Names, longest: int | None = None) -> str:
-    text = argument_text(arg, names, longest)
-    return f"{name}={text}" if name else text
+def _arguments(node: Node, names: Names, longest: int | None = None) -> str:
+    return ", ".join(
+        f"{given.name}={text}" if given.by_name else text
+        for given in given_arguments(node)
+        for text in [argument_text(given.value, names, longest)]
+    )
 
 
 def argument_text(arg: Any, names: Names, longest: int | None = None) -> str:

@@ -83,7 +83,7 @@ def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
         if types is not None:
             return types
     fakes = _Fakes(to, sample)
-    with _torch.without_torch_function(), torch.no_grad(), fakes.mode:
+    with _torch.without_torch_function(), torch.no_grad(), _torch.quiet_fakes(), fakes.mode:
         fake_args = [fakes.of(v, fresh=a.mutated) for a, v in zip(spec.arguments, bound, strict=True)]
         result = _run_fake(spec, fake_args)
         return _collect(spec, result, bound, fake_args, device)

@@ -1,8 +1,13 @@
 """Recording: lazy tensors, and how every torch op on them becomes a node."""
 
+from torpor.trace import composites as _composites  # noqa: F401  # registers its ops
+from torpor.trace import hooks, methods  # noqa: F401  # gives LazyTensor its methods
 from torpor.trace.devices import register_device
+from torpor.trace.sharing import register_location
 from torpor.trace.tensor import LazyTensor, is_lazy
 
 register_device()
+register_location()
+hooks.install()
 
 __all__ = ["LazyTensor", "is_lazy"]

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from torpor.backend.interface import Backend, MemoryInfo
+from torpor.backend.registry import activate, get_backend, make
+from torpor.execute import closures
 from torpor.execute import sync as _sync
+from torpor.execute.plan import compile_graph
+from torpor.execute.storage import TRACE
+from torpor.ir.dot import dot
+from torpor.ir.graph import Graph
+from torpor.ir.printer import print_graph
 from torpor.trace.devices import lazy_device
 from torpor.trace.tensor import LazyTensor
+from torpor.trace.values import value_of
 
 
 def sync(*tensors: Any, wait: bool = False, device: Any = None) -> None:
@@ -19,16 +30,20 @@ def sync(*tensors: Any, wait: bool = False, device: Any = None) -> None:
     """
     where = None if device is None else lazy_device(device)
     if tensors:
-        lazy = [t for t in tensors if isinstance(t, LazyTensor)]
-        _sync.compute([t._lazy_storage for t in lazy])
-        if wait:
-            for tensor in lazy:
-                _sync.read(tensor._lazy_storage)
+        _sync_tensors([t for t in tensors if isinstance(t, LazyTensor)], wait)
         return
     _sync.raise_errors(where)
     _sync.cut(where)
+    closures.run()
     if wait:
         _sync.wait(where)
+
+
+def _sync_tensors(tensors: list[LazyTensor], wait: bool) -> None:
+    _sync.compute([t._lazy_storage for t in tensors])
+    if wait:
+        for tensor in tensors:
+            _sync.read(tensor._lazy_storage)
 
 
 def wait(device: Any = None) -> None:
@@ -39,3 +54,51 @@ def wait(device: Any = None) -> None:
 def is_pending(tensor: torch.Tensor) -> bool:
     """`tensor` is recorded and nothing has been asked to compute it yet."""
     return isinstance(tensor, LazyTensor) and tensor._lazy_storage.data is None
+
+
+@contextmanager
+def using(name: str, **options: Any) -> Iterator[Backend]:
+    """Use another backend inside the body."""
+    before = get_backend()
+    backend = activate(make(name, **options))
+    try:
+        yield backend
+    finally:
+        activate(before)
+
+
+def manual_seed(seed: int) -> None:
+    """Seed torch's generators and the backend's own."""
+    torch.manual_seed(seed)
+    get_backend().set_rng_seed(seed)
+
+
+def seed_state() -> torch.Tensor:
+    """The state of the generator that lazy tensors draw from, as `torch.get_rng_state` gives it."""
+    device = get_backend().backend_device(lazy_device()).torch_device
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.get_rng_state()
+
+
+def memory(device: Any = None) -> MemoryInfo:
+    """Memory of a device, in bytes."""
+    backend = get_backend()
+    return backend.memory_info(backend.backend_device(lazy_device(device)))
+
+
+def graph(tensor: torch.Tensor, format: str = "text") -> str:
+    """The graph that will compute `tensor`: as IR text, as Graphviz, or as the backend's text."""
+    if not isinstance(tensor, LazyTensor):
+        raise TypeError(f"expected a lazy tensor, got {type(tensor).__name__}")
+    with TRACE.lock:
+        recorded = Graph.of([value_of(tensor)], TRACE.computed)
+    if format == "text":
+        return print_graph(recorded)
+    if format == "dot":
+        return dot(recorded)
+    if format == "backend":
+        backend = get_backend()
+        device = backend.backend_device(tensor.device)
+        return backend.computation_text(compile_graph(recorded, "shown", backend, device))
+    raise ValueError(f"format is 'text', 'dot' or 'backend', not {format!r}")

@@ -57,7 +57,7 @@ def _run(spec: OpSpec, bound: list[Any], read: Callable[[LazyTensor], torch.Tens
     device = _virtual_device(bound)
     real = [_real(a, arg.mutated, read) for arg, a in zip(spec.arguments, bound, strict=True)]
     positional, keywords = spec.call_arguments(real)
-    with _torch.without_torch_function():
+    with _torch.kernels():
         result = spec.target(*positional, **keywords)
     for position in spec.mutated:
         _write_back(bound[position], real[position])

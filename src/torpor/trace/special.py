@@ -15,6 +15,7 @@ from torpor.ops.spec import spec_of
 from torpor.trace.dispatch import special
 from torpor.trace.eager import count_sync, write_data
 from torpor.trace.recorder import make_recorder
+from torpor.trace.sharing import LOADED, LoadedStorage
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import physical, value_of, write
@@ -23,7 +24,7 @@ from torpor.trace.wrap import clone_plain, plain, wrap_data, wrap_storage, wrap_
 aten = torch.ops.aten
 
 _record_copy = make_recorder(spec_of(aten.copy_.default))
-_record_to_copy = make_recorder(spec_of(aten._to_copy.default))
+record_to_copy = make_recorder(spec_of(aten._to_copy.default))
 _record_as_strided = make_recorder(spec_of(aten.as_strided.default))
 
 
@@ -54,7 +55,7 @@ def copy_(target: Any, source: Any, non_blocking: bool = False) -> Any:
     if not isinstance(source, LazyTensor):
         return _copy_in(target, source)
     if source.device != target.device:
-        source = _record_to_copy(source, device=target.device)
+        source = record_to_copy(source, device=target.device)
     with TRACE.lock:
         if _same_layout(target, source):
             write(target, value_of(source))
@@ -107,7 +108,7 @@ def to_copy(
                 real, dtype=dtype, layout=layout, device=device, memory_format=memory_format
             )
     keywords = {"dtype": dtype, "layout": layout, "device": device, "memory_format": memory_format}
-    return _record_to_copy(tensor, **{k: v for k, v in keywords.items() if v is not None})
+    return record_to_copy(tensor, **{k: v for k, v in keywords.items() if v is not None})
 
 
 @special("aten._copy_from.default")
@@ -263,10 +264,13 @@ def set_storage(
     tensor: LazyTensor, source: Any, offset: int = 0, size: Any = None, stride: Any = ()
 ) -> LazyTensor:
     """`tensor` takes the contents of a plain storage, as `torch.load` asks for."""
-    storage = source.untyped() if hasattr(source, "untyped") else source
-    itemsize = tensor.dtype.itemsize
-    shape = (storage.nbytes() // itemsize,) if size is None else tuple(size)
+    memory = source.untyped() if hasattr(source, "untyped") else source
+    shape = (memory.nbytes() // tensor.dtype.itemsize,) if size is None else tuple(size)
     strides = tuple(stride) or contiguous_strides(shape)
-    real = torch.empty((0,), dtype=tensor.dtype, device=storage.device)
-    real.set_(storage, offset, shape, strides)
+    loaded = isinstance(memory, LoadedStorage)
+    real = torch.empty((0,), dtype=tensor.dtype, device="cpu" if loaded else memory.device)
+    with _torch.without_torch_function():
+        real.set_(memory, offset, shape, strides)
+    if loaded:
+        return _become(tensor, LOADED.adopt(real, tensor.device))
     return _become(tensor, wrap_data(clone_plain(real), tensor.device))

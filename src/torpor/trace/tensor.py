@@ -38,8 +38,8 @@ class LazyTensor(torch.Tensor):
     `_lazy_storage`. `_lazy_view` is None where the tensor is all of its storage.
     """
 
-    __slots__ = ("_lazy_storage", "_lazy_view")
-
+    # attributes, not slots: `torch.utils.swap_tensors`, which keeps a parameter's identity when
+    # its module moves, refuses classes with different slots
     _lazy_storage: LazyStorage
     _lazy_view: View | None
 

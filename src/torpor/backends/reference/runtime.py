@@ -41,7 +41,7 @@ def run(
     env: list[Any] = [_load(argument) for argument in arguments]
     failed = any(type(value) is Failure for value in env)
     env += [None] * (registers - len(env))
-    with _torch.without_torch_function(), torch.no_grad():
+    with _torch.kernels():
         for instruction in instructions:
             failure = _failed_operand(instruction, env) if failed else None
             try:
@@ -77,6 +77,8 @@ def _store(value: Any, type_: TensorType, device: BackendDevice, taken: set[int]
         data = BackendData(device, type_)
         data.error = value.error
         return data
+    if value is None:  # an undefined tensor, which the type rule did not foresee
+        raise StepError(f"eager made no tensor where {type_!r} was promised")
     storage = value.untyped_storage()._cdata
     if storage in taken or not _fits(value, type_):
         value = with_layout(value, type_)

@@ -1,0 +1,76 @@
+"""Functions to run at the end of a step, when its results are on their way."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_pending: list[tuple[Callable[..., Any], tuple[Any, ...], bool]] = []
+_lock = threading.Lock()
+
+
+class _Worker:
+    """Runs asynchronous closures in order on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.jobs: queue.Queue[tuple[Callable[..., Any], tuple[Any, ...]]] = queue.Queue()
+        self.thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def submit(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if self.thread is None or not self.thread.is_alive():
+            self.thread = threading.Thread(target=self._work, name="torpor-closures", daemon=True)
+            self.thread.start()
+        self.jobs.put((function, args))
+
+    def _work(self) -> None:
+        while True:
+            function, args = self.jobs.get()
+            try:
+                function(*args)
+            except BaseException as error:  # raised at the end of the next step
+                self.error = self.error or error
+            finally:
+                del function, args
+                self.jobs.task_done()
+
+    def raise_error(self) -> None:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+_worker = _Worker()
+
+
+def at_step_end(function: Callable[..., Any], *args: Any, run_async: bool = False) -> None:
+    """Call `function(*args)` after the next cut; asynchronous ones do not hold up the program.
+
+    An error in an asynchronous one is raised at the end of the step after.
+    """
+    if not callable(function):
+        raise TypeError(f"expected a function to call, got {type(function).__name__}")
+    with _lock:
+        _pending.append((function, args, run_async))
+
+
+def run() -> None:
+    """Run what was asked for, in the order in which it was asked."""
+    _worker.raise_error()
+    with _lock:
+        todo = list(_pending)
+        _pending.clear()
+    for function, args, run_async in todo:
+        if run_async:
+            _worker.submit(function, args)
+        else:
+            function(*args)
+
+
+def wait() -> None:
+    """Block until every asynchronous closure has run."""
+    if _worker.thread is not None:
+        _worker.jobs.join()
+    _worker.raise_error()

@@ -1,0 +1,160 @@
+"""Composite ops that torch computes differently on the device `lazy` than on the CPU or a GPU.
+
+torch chooses the form of a few composite ops by device type, and for `lazy` it chooses the one
+its C++ lazy tensors want. The numbers would differ from eager's on the physical device in the
+last bit, so these ops take the physical device's form here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.trace.dispatch import special
+from torpor.trace.special import record_to_copy
+from torpor.trace.tensor import LazyTensor
+from torpor.trace.values import physical
+
+aten = torch.ops.aten
+_library = torch.library.Library("aten", "IMPL")
+
+
+class Retyped(torch.autograd.Function):
+    """The same numbers on the physical device, still lazy, or back on the virtual one."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor: torch.Tensor, device: torch.device) -> Any:
+        return record_to_copy(tensor, device=device)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.device = inputs[0].device
+        ctx.to = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        return Retyped.apply(grad, ctx.device), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any, _: Any) -> Any:  # type: ignore[override]
+        return Retyped.apply(tangent, ctx.to)
+
+
+def _retype(things: Any, device: torch.device) -> Any:
+    def one(thing: Any) -> Any:
+        if isinstance(thing, LazyTensor) and thing.device != device:
+            return Retyped.apply(thing, device)
+        return thing
+
+    return _torch.tree_map(one, things)
+
+
+def _physically(op: Any, tensor: torch.Tensor, args: tuple[Any, ...], **kwargs: Any) -> Any:
+    """`op` in the form it has on the physical device."""
+    there = physical(tensor.device)
+    args, kwargs = _retype((args, kwargs), there)
+    return _retype(op(*args, **kwargs), tensor.device)
+
+
+def _override(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the decorated function what `op` means on the device `lazy`."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _library.impl(op, function, "AutogradLazy")
+
+        @special(str(op))
+        def whole(*args: Any, **kwargs: Any) -> Any:  # inference tensors bring it to us whole
+            leaves = _torch.tree_leaves((args, kwargs))
+            if any(isinstance(t, torch.Tensor) and t.device.type == "lazy" for t in leaves):
+                return function(*args, **kwargs)
+            return op.decompose(*args, **kwargs)
+
+        return function
+
+    return register
+
+
+@_override(aten.dropout.default)
+def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Dropout as the CPU computes it: one draw, one scaled mask, one product."""
+    if physical(input.device).type != "cpu":
+        return aten.native_dropout.default(input, p, train)[0]  # type: ignore[no-any-return]
+    if p < 0 or p > 1:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if p == 0 or not train or input.numel() == 0:
+        return input
+    if p == 1:
+        return input.mul(torch.zeros((), dtype=input.dtype, device=input.device))
+    noise = torch.empty_like(input).bernoulli_(1 - p).div_(1 - p)
+    return input * noise
+
+
+_FLASH = 1
+_choices: dict[tuple[Any, ...], int] = {}
+
+
+@_override(aten.scaled_dot_product_attention.default)
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attention by the kernel the physical device would choose."""
+    if attn_mask is None and not enable_gqa and dropout_p == 0.0:
+        if _choice(query, key, value, is_causal, scale) == _FLASH:
+            return aten._scaled_dot_product_flash_attention_for_cpu.default(  # type: ignore[no-any-return]
+                query, key, value, 0.0, is_causal, scale=scale
+            )[0]
+    return _physically(  # type: ignore[no-any-return]
+        aten.scaled_dot_product_attention.default, query,
+        (query, key, value, attn_mask, dropout_p, is_causal), scale=scale, enable_gqa=enable_gqa,
+    )  # fmt: skip
+
+
+def _choice(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None
+) -> int:
+    """Which kernel the CPU chooses for tensors like these; -1 on other devices."""
+    if physical(query.device).type != "cpu":
+        return -1
+    tensors = (query, key, value)
+    known = (
+        *((t.shape, t.stride(), t.dtype, t.requires_grad) for t in tensors),
+        causal, torch.is_grad_enabled(), _torch.attention_switches(),
+    )  # fmt: skip
+    choice = _choices.get(known)
+    if choice is None:
+        stand_ins = [
+            torch.empty_strided(
+                t.shape, t.stride(), dtype=t.dtype, device="cpu", requires_grad=t.requires_grad
+            )
+            for t in tensors
+        ]
+        choice = _torch.attention_choice(*stand_ins, causal, scale)
+        if len(_choices) > 1024:
+            _choices.clear()
+        _choices[known] = choice
+    return choice
+
+
+@_override(aten.lstm.input)
+def lstm(input: torch.Tensor, *args: Any) -> Any:
+    """An LSTM, which the CPU runs as one fused kernel per layer."""
+    return _physically(aten.lstm.input, input, (input, *args))
+
+
+@_override(aten.lstm.data)
+def lstm_packed(data: torch.Tensor, *args: Any) -> Any:
+    """An LSTM over a packed sequence."""
+    return _physically(aten.lstm.data, data, (data, *args))

@@ -1,0 +1,53 @@
+"""Cuts that happen by themselves: after an optimizer's step, and after a module call without
+gradients that no other module call surrounds."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torpor import _torch, config
+from torpor.execute.storage import TRACE
+from torpor.trace.api import sync
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if config.cut_after_optimizer and TRACE.pending:
+        sync()
+
+
+class _Calls(threading.local):
+    """Whether this thread is inside a module call."""
+
+    inside = False
+
+
+def _around_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    calls = _Calls()
+    is_grad_enabled = torch.is_grad_enabled
+    is_compiling = torch.compiler.is_compiling
+
+    @functools.wraps(call)
+    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or calls.inside:
+            return call(self, *args, **kwargs)
+        calls.inside = True
+        try:
+            result = call(self, *args, **kwargs)
+        finally:
+            calls.inside = False
+        if not is_grad_enabled() and config.cut_after_module and TRACE.pending:
+            sync()
+        return result
+
+    return __call__
+
+
+def install() -> None:
+    """Let torch tell us when a step ends."""
+    _torch.register_step_hook(_after_step)
+    _torch.wrap_module_call(_around_call)

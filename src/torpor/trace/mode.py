@@ -1,0 +1,251 @@
+"""Making things lazy on their own device: single tensors, modules, a block, the whole process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.errors import UnsupportedError
+from torpor.ops.spec import Mode, ReturnKind, spec_of
+from torpor.trace.dispatch import dispatch
+from torpor.trace.sharing import Adoption
+from torpor.trace.tensor import LazyTensor
+from torpor.trace.wrap import plain_copy, wrap_data
+
+aten = torch.ops.aten
+
+
+# -- torpor.lazy -------------------------------------------------------------------------------
+
+
+def lazy(thing: Any) -> Any:
+    """`thing` on its own device, lazily.
+
+    A tensor gives a lazy copy of it; a module or an optimizer is changed in place and returned,
+    its parameters keep their identity; lists, tuples and dicts are looked into.
+    """
+    adoption = Adoption(copy=True)
+    if isinstance(thing, torch.nn.Module):
+        return _convert_module(thing, lambda t: _lazy_tensor(t, adoption))
+    if isinstance(thing, torch.optim.Optimizer):
+        return _convert_optimizer(thing, lambda t: _lazy_tensor(t, adoption))
+    return _torch.tree_map(
+        lambda leaf: _lazy_tensor(leaf, adoption) if isinstance(leaf, torch.Tensor) else leaf, thing
+    )
+
+
+def eager(thing: Any) -> Any:
+    """The way back: `thing` with plain tensors, computed now.
+
+    A tensor on the device `lazy` comes to the physical device behind it.
+    """
+    if isinstance(thing, torch.nn.Module):
+        return _convert_module(thing, _plain_tensor)
+    if isinstance(thing, torch.optim.Optimizer):
+        return _convert_optimizer(thing, _plain_tensor)
+    return _torch.tree_map(
+        lambda leaf: _plain_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, thing
+    )
+
+
+class _Enter(torch.autograd.Function):
+    """A tensor with a history becomes lazy; its gradient comes back plain."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, adoption: Adoption) -> Any:  # type: ignore[override]
+        return adoption.adopt(tensor, tensor.device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        return (plain_copy(grad) if isinstance(grad, LazyTensor) else grad), None
+
+
+def _lazy_tensor(tensor: torch.Tensor, adoption: Adoption) -> torch.Tensor:
+    if isinstance(tensor, LazyTensor):
+        return tensor
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        raise UnsupportedError(
+            f"a lazy tensor is strided and has memory, not {tensor.layout} on {tensor.device}"
+        )
+    if not tensor.is_leaf:
+        return _Enter.apply(tensor, adoption)  # type: ignore[no-any-return]
+    result = adoption.adopt(tensor, tensor.device)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(result, tensor.requires_grad)
+    return result.requires_grad_(tensor.requires_grad)
+
+
+def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, LazyTensor):
+        return tensor
+    real = plain_copy(tensor)
+    if getattr(tensor, "_is_param", False):
+        return torch.nn.Parameter(real, tensor.requires_grad)
+    return real.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+
+
+Convert = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _convert_module(module: torch.nn.Module, convert: Convert) -> torch.nn.Module:
+    done: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        for parameter in part._parameters.values():
+            if parameter is not None and id(parameter) not in done:
+                done[id(parameter)] = parameter
+                _swap(parameter, convert)
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                if id(buffer) not in done:
+                    done[id(buffer)] = convert(buffer)
+                part._buffers[name] = done[id(buffer)]
+    return module
+
+
+def _swap(parameter: torch.Tensor, convert: Convert) -> None:
+    """Convert a parameter and its gradient; whoever holds the parameter holds the new one."""
+    grad = parameter.grad
+    parameter.grad = None
+    converted = convert(parameter)
+    if converted is parameter:
+        parameter.grad = grad
+        return
+    torch.utils.swap_tensors(parameter, converted)
+    if grad is not None:
+        parameter.grad = convert(grad)
+
+
+def _convert_optimizer(
+    optimizer: torch.optim.Optimizer, convert: Convert
+) -> torch.optim.Optimizer:
+    """Convert the state that has the shape of a parameter; counters stay what they are."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim():
+                state[name] = convert(value)
+    return optimizer
+
+
+# -- torpor.mode -------------------------------------------------------------------------------
+
+
+class LazyMode(_torch.DispatchMode):  # type: ignore[misc]
+    """Everything made inside is lazy on its own device.
+
+    Plain tensors from outside are read as they are at that moment; writes to them and views of
+    them stay eager, so that whoever holds them sees what eager would show.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if LazyTensor in types:
+            return dispatch(LazyTensor, func, types, args, kwargs)
+        if func is aten.lift_fresh.default:
+            return self._fresh(args[0])
+        if not self._traces(func, args, kwargs):
+            return func(*args, **kwargs)
+        return dispatch(LazyTensor, func, types, args, kwargs)
+
+    def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What `torch.tensor` has just made, and nobody else holds."""
+        return wrap_data(tensor, tensor.device) if _is_traceable(tensor) else tensor
+
+    def _traces(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """The op makes new tensors from nothing or from plain ones that torpor can read."""
+        spec = spec_of(func)
+        if spec.mode not in (Mode.RECORD, Mode.RANDOM) or spec.mutated:
+            return False
+        if not spec.returns or any(r.kind is not ReturnKind.FRESH for r in spec.returns):
+            return False
+        tensors = [t for t in _torch.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if not all(map(_is_traceable, tensors)):
+            return False
+        return bool(tensors) or self._takes_device(spec, kwargs)
+
+    def _takes_device(self, spec: Any, kwargs: dict[str, Any]) -> bool:
+        """A factory; it is told its device, which the graph has to know."""
+        if not any(a.name == "device" for a in spec.arguments):
+            return False
+        if kwargs.get("layout") not in (None, torch.strided) or kwargs.get("pin_memory"):
+            return False
+        device = kwargs.get("device") or torch.get_default_device()
+        if device.type in ("lazy", "meta"):
+            return False
+        kwargs["device"] = device
+        return True
+
+
+def _is_traceable(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and tensor.device.type != "meta"
+    )
+
+
+@contextmanager
+def mode() -> Iterator[None]:
+    """Everything created inside is lazy on its concrete device."""
+    with LazyMode():
+        yield
+
+
+# -- torpor.enable -----------------------------------------------------------------------------
+
+
+class _Enabled:
+    """The process-wide mode, and how new threads get it."""
+
+    def __init__(self) -> None:
+        self.mode: LazyMode | None = None
+        self.start = threading.Thread.start
+
+    def enable(self) -> None:
+        if self.mode is not None:
+            return
+        self.mode = LazyMode()
+        self.mode.__enter__()
+        original = self.start
+
+        def start(thread: threading.Thread) -> None:
+            if not thread.name.startswith("torpor-"):
+                thread.run = _in_mode(thread.run)  # type: ignore[method-assign]
+            original(thread)
+
+        threading.Thread.start = start  # type: ignore[method-assign]
+
+    def disable(self) -> None:
+        if self.mode is None:
+            return
+        threading.Thread.start = self.start  # type: ignore[method-assign]
+        self.mode.__exit__(None, None, None)
+        self.mode = None
+
+
+def _in_mode(run: Callable[[], None]) -> Callable[[], None]:
+    def run_in_mode() -> None:
+        with LazyMode():
+            run()
+
+    return run_in_mode
+
+
+_enabled = _Enabled()
+
+
+def enable() -> None:
+    """Make everything created from now on lazy, in this thread and in threads started later."""
+    _enabled.enable()
+
+
+def disable() -> None:
+    """Undo `enable`; tensors that are lazy stay lazy."""
+    _enabled.disable()

@@ -1,0 +1,93 @@
+"""Lazy tensors from plain ones that share memory: they go on sharing it.
+
+Plain tensors on one storage become lazy tensors on one lazy storage, as long as that still holds
+the very memory it was made from.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakValueDictionary
+
+import torch
+
+from torpor.execute.storage import LazyStorage
+from torpor.ir.types import TensorType
+from torpor.trace.tensor import LazyTensor
+from torpor.trace.wrap import data_storage, wrap_window
+
+
+class Adoption:
+    """Turns plain tensors into lazy ones; remembers which storages it has met."""
+
+    def __init__(self, copy: bool) -> None:
+        self.copy = copy
+        self.known: WeakValueDictionary[tuple[int, torch.device], LazyStorage] = (
+            WeakValueDictionary()
+        )
+
+    def adopt(self, tensor: torch.Tensor, device: torch.device) -> LazyTensor:
+        """`tensor` as a lazy tensor on `device`."""
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        memory = tensor.untyped_storage()
+        key = (memory._cdata, device)
+        storage = self.known.get(key)
+        if storage is None or storage.type.dtype != tensor.dtype or not _holds(storage, memory):
+            storage = data_storage(self._root(tensor, memory), device)
+            assert storage.data is not None, "a storage made from a tensor has data"
+            storage.data.info = memory
+            self.known[key] = storage
+        return wrap_window(storage, TensorType.of_tensor(tensor, device))
+
+    def _root(self, tensor: torch.Tensor, memory: torch.UntypedStorage) -> torch.Tensor:
+        """All of the memory behind `tensor`, in the shape of `tensor` if that is all of it."""
+        type_ = TensorType.of_tensor(tensor)
+        if type_.offset == 0 and type_.is_dense and type_.nbytes == memory.nbytes():
+            return tensor.clone() if self.copy else tensor
+        flat = torch.empty((0,), dtype=tensor.dtype, device=tensor.device)
+        count = memory.nbytes() // tensor.dtype.itemsize
+        flat.set_(memory, 0, (count,), (1,))
+        return flat.clone() if self.copy else flat
+
+
+def _holds(storage: LazyStorage, memory: torch.UntypedStorage) -> bool:
+    """`storage` still has the contents it took from `memory`, which is therefore alive."""
+    data = storage.data
+    return data is not None and data.info is not None and data.info._cdata == memory._cdata
+
+
+# -- files -------------------------------------------------------------------------------------
+
+LOCATION = "_torpor_location"
+"""Attribute of a plain storage: the lazy device its contents belong to."""
+
+
+class LoadedStorage(torch.UntypedStorage):
+    """A plain storage read from a file, on its way to a lazy device.
+
+    torch rebuilds a tensor as `torch.empty(0, device=storage.device).set_(storage, ...)`; the
+    device given here makes that a lazy tensor.
+    """
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(getattr(self, LOCATION))
+
+
+def _tag(storage: torch.UntypedStorage) -> str | None:
+    return getattr(storage, LOCATION, None)
+
+
+def _place(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    if not str(location).startswith("lazy"):
+        return None
+    storage.__class__ = LoadedStorage
+    setattr(storage, LOCATION, str(location))
+    return storage
+
+
+def register_location() -> None:
+    """Teach `torch.save` and `torch.load` the location `lazy`."""
+    torch.serialization.register_package(5, _tag, _place)
+
+
+LOADED = Adoption(copy=False)
