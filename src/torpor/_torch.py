@@ -171,3 +171,25 @@ def attention_choice(
     """The number of the attention kernel torch chooses for plain tensors like these."""
     with without_torch_function():
         return int(torch._fused_sdp_choice(query, key, value, None, 0.0, causal, scale=scale))
+
+
+@functools.cache
+def composite_ops_with_cpu_kernels() -> frozenset[OpOverload]:
+    """Composite ops that the CPU computes whole, with a kernel of its own."""
+    found = set()
+    for name in ("silu_backward", "mish_backward", "native_channel_shuffle"):
+        op = getattr(torch.ops.aten, name).default
+        if is_composite(op) and _C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU"):
+            found.add(op)
+    return frozenset(found)
+
+
+def accept_lazy_autocast() -> None:
+    """Let `torch.is_autocast_enabled("lazy")` be False where torch refuses the question."""
+    original = torch.is_autocast_enabled
+
+    @functools.wraps(original)
+    def is_autocast_enabled(*args: Any) -> bool:
+        return False if args and args[0] == "lazy" else original(*args)
+
+    torch.is_autocast_enabled = is_autocast_enabled

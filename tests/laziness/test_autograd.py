@@ -339,11 +339,14 @@ def test_a_post_accumulate_hook_sees_the_accumulated_gradient(put: Put) -> None:
 
 def test_an_optimizer_may_step_inside_backward(put: Put) -> None:
     def program(model: nn.Module, x: Tensor) -> object:
+        optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+        def step(parameter: Tensor) -> None:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
         for parameter in model.parameters():
-            optimizer = torch.optim.SGD([parameter], lr=0.1)
-            parameter.register_post_accumulate_grad_hook(
-                lambda _, optimizer=optimizer: (optimizer.step(), optimizer.zero_grad())
-            )
+            parameter.register_post_accumulate_grad_hook(step)
         for _ in range(2):
             model(x).square().mean().backward()
         return [p.detach() for p in model.parameters()]

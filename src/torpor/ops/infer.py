@@ -82,11 +82,24 @@ def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
         types = rule(bound)
         if types is not None:
             return types
+    if spec.name in type_rules.TRIED:
+        return _try(spec, bound, sample, to, device)
     fakes = _Fakes(to, sample)
     with _torch.without_torch_function(), torch.no_grad(), _torch.quiet_fakes(), fakes.mode:
         fake_args = [fakes.of(v, fresh=a.mutated) for a, v in zip(spec.arguments, bound, strict=True)]
         result = _run_fake(spec, fake_args)
         return _collect(spec, result, bound, fake_args, device)
+
+
+def _try(
+    spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical, device: Any
+) -> Types:
+    """Types by running the kernel once on zeros: for ops whose fake kernels do not know."""
+    zeros = _Zeros(to, sample)
+    with _torch.kernels():
+        args = [zeros.of(v, fresh=a.mutated) for a, v in zip(spec.arguments, bound, strict=True)]
+        positional, keywords = spec.call_arguments(args)
+        return _collect(spec, spec.target(*positional, **keywords), bound, args, device)
 
 
 def _run_fake(spec: OpSpec, fake_args: list[Any]) -> Any:
@@ -99,11 +112,10 @@ def _run_fake(spec: OpSpec, fake_args: list[Any]) -> Any:
         raise NotRecordable(f"no fake kernel: {error}", fallback=True) from None
 
 
-class _Fakes:
-    """Makes fake tensors for values, on the physical device."""
+class _StandIns:
+    """Makes tensors of the types of values, on the physical device."""
 
     def __init__(self, to: Physical, sample: dict[Value, Any]) -> None:
-        self.mode = _torch.fake_mode()
         self.to = to
         self.sample = sample
         self.made: dict[Value, Any] = {}
@@ -123,6 +135,25 @@ class _Fakes:
         if type(arg) is torch.device:
             return self.to(arg)
         return arg
+
+    def tensor(self, type_: TensorType) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class _Zeros(_StandIns):
+    """Real tensors full of zeros."""
+
+    def tensor(self, type_: TensorType) -> torch.Tensor:
+        flat = torch.zeros((type_.span,), dtype=type_.dtype, device=self.to(type_.device))
+        return flat.as_strided(type_.shape, type_.stride)
+
+
+class _Fakes(_StandIns):
+    """Fake tensors."""
+
+    def __init__(self, to: Physical, sample: dict[Value, Any]) -> None:
+        super().__init__(to, sample)
+        self.mode = _torch.fake_mode()
 
     def tensor(self, type_: TensorType) -> torch.Tensor:
         device = self.to(type_.device)

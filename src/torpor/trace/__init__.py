@@ -1,5 +1,6 @@
 """Recording: lazy tensors, and how every torch op on them becomes a node."""
 
+from torpor import _torch
 from torpor.trace import composites as _composites  # noqa: F401  # registers its ops
 from torpor.trace import hooks, methods  # noqa: F401  # gives LazyTensor its methods
 from torpor.trace.devices import register_device
@@ -9,5 +10,6 @@ from torpor.trace.tensor import LazyTensor, is_lazy
 register_device()
 register_location()
 hooks.install()
+_torch.accept_lazy_autocast()
 
 __all__ = ["LazyTensor", "is_lazy"]

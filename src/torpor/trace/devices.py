@@ -41,3 +41,14 @@ def register_device() -> None:
     for op in _torch.factory_ops():
         _library.impl(op, _factory(op), "Lazy")
     _library.impl("_copy_from", copy_from, "Lazy")
+    for op in _torch.composite_ops_with_cpu_kernels():
+        _library.impl(op, _recorded(op), "Lazy")
+
+
+def _recorded(op: Any) -> Any:
+    """A kernel for `Lazy`: with one present, torch no longer takes the op apart for this device."""
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        return dispatch(None, op, (), args, kwargs)
+
+    return record

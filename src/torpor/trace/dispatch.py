@@ -50,7 +50,7 @@ def _by_mode(spec: OpSpec) -> Recorder:
         return lambda *args, **kwargs: _at_once(spec, args, kwargs)
     if spec.mode is Mode.METADATA:
         return lambda *args, **kwargs: _unsupported(spec)
-    if _torch.is_composite(spec.target):
+    if _torch.is_composite(spec.target) and spec.target not in _torch.composite_ops_with_cpu_kernels():
         return lambda *args, **kwargs: _decompose(spec, args, kwargs)
     return make_recorder(spec)
 

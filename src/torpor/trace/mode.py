@@ -93,31 +93,13 @@ Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _convert_module(module: torch.nn.Module, convert: Convert) -> torch.nn.Module:
-    done: dict[int, torch.Tensor] = {}
-    for part in module.modules():
-        for parameter in part._parameters.values():
-            if parameter is not None and id(parameter) not in done:
-                done[id(parameter)] = parameter
-                _swap(parameter, convert)
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                if id(buffer) not in done:
-                    done[id(buffer)] = convert(buffer)
-                part._buffers[name] = done[id(buffer)]
-    return module
-
-
-def _swap(parameter: torch.Tensor, convert: Convert) -> None:
-    """Convert a parameter and its gradient; whoever holds the parameter holds the new one."""
-    grad = parameter.grad
-    parameter.grad = None
-    converted = convert(parameter)
-    if converted is parameter:
-        parameter.grad = grad
-        return
-    torch.utils.swap_tensors(parameter, converted)
-    if grad is not None:
-        parameter.grad = convert(grad)
+    """Convert parameters and buffers in place; whoever holds a parameter holds the new one."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return module._apply(convert)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 def _convert_optimizer(

@@ -274,3 +274,16 @@ def set_storage(
     if loaded:
         return _become(tensor, LOADED.adopt(real, tensor.device))
     return _become(tensor, wrap_data(clone_plain(real), tensor.device))
+
+
+@special("aten.histc.default")
+def histc(tensor: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
+    """Programs count integers on devices other than the CPU, whose kernel knows only floats."""
+    virtual = isinstance(tensor, LazyTensor) and tensor.device.type == "lazy"
+    if virtual and not tensor.is_floating_point() and physical(tensor.device).type == "cpu":
+        counts = _record_histc(record_to_copy(tensor, dtype=torch.float64), bins, min, max)
+        return record_to_copy(counts, dtype=tensor.dtype)
+    return _record_histc(tensor, bins, min, max)
+
+
+_record_histc = make_recorder(spec_of(aten.histc.default))
