@@ -13,13 +13,13 @@ from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.types import TensorType, contiguous_strides
 from torpor.ops.spec import spec_of
 from torpor.trace.dispatch import special
-from torpor.trace.eager import count_sync, write_data
+from torpor.trace.eager import count_sync, run_eager, write_data
 from torpor.trace.recorder import make_recorder
 from torpor.trace.sharing import LOADED, LoadedStorage
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import physical, value_of, write
-from torpor.trace.wrap import clone_plain, plain, wrap_data, wrap_storage, wrap_window
+from torpor.trace.wrap import clone_plain, plain, plain_copy, wrap_data, wrap_storage, wrap_window
 
 aten = torch.ops.aten
 
@@ -42,6 +42,15 @@ def item(tensor: LazyTensor) -> Any:
 def is_pinned(tensor: LazyTensor, device: Any = None) -> bool:
     """A lazy tensor has no host memory to pin."""
     return False
+
+
+@special("aten._pack_padded_sequence.default")
+def pack_padded_sequence(tensor: Any, lengths: torch.Tensor, batch_first: bool) -> Any:
+    """Packed rows are lazy; the sizes of the batches are plain numbers, as on every device."""
+    spec = spec_of(aten._pack_padded_sequence.default)
+    count_sync(spec)
+    packed, sizes = run_eager(spec, (tensor, lengths, batch_first), {})
+    return packed, plain_copy(sizes)
 
 
 # -- copies ------------------------------------------------------------------------------------
