@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from torpor.ir.graph import Graph
-from torpor.ir.node import Node, Value, leaf, scalar
+from torpor.ir.node import TABLE, Node, Value, leaf, scalar
 from torpor.ir.types import TensorType, contiguous_strides
 from torpor.ops.keys import intern
 from torpor.ops.spec import ArgKind, Argument, spec_of
@@ -151,6 +151,7 @@ def nodes(draw: st.DrawFn, values: list[Value]) -> Node:
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     """Graphs of real ops on any arguments; their types mean nothing, as the IR does not ask."""
+    TABLE.clear()  # what is drawn must not depend on nodes of an earlier draw
     leaf_types = draw(st.lists(tensor_types(), min_size=1, max_size=3))
     kinds = draw(st.lists(st.sampled_from([bool, int, float, complex]), max_size=2))
     values = [leaf(slot, type_) for slot, type_ in enumerate(leaf_types)]

@@ -23,7 +23,6 @@ OPTIMIZERS = {
     and thing is not torch.optim.Optimizer
 }
 DENSE = sorted(set(OPTIMIZERS) - {"SparseAdam", "LBFGS"})
-NEEDS_LR = {"SGD"}
 
 
 def _offers(name: str, argument: str) -> bool:
@@ -34,7 +33,6 @@ def _with(argument: str) -> list[str]:
     return [name for name in DENSE if _offers(name, argument)]
 
 
-# SGD alone wants a learning rate before it will do anything interesting.
 VARIANTS: dict[str, dict[str, object]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
     "Adam": {"amsgrad": True, "weight_decay": 0.01},

@@ -100,5 +100,5 @@ def _checked(name: str, mode: str) -> Result:
     try:
         return check_entry(entries()[name], mode)
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return Result(name, mode, [Failure(name, mode, "?", -1, "?", "harness", "raises", text)])

@@ -59,12 +59,20 @@ PATIENCE = 10
 EAGER = Subject()
 
 
+@dataclass(frozen=True)
+class Raised:
+    """What is kept of an exception: its traceback would keep the tensors of its frames alive."""
+
+    type: type[Exception]
+    text: str
+
+
 @dataclass
 class Outcome:
     """One run: what it returned, leaf by leaf, or what it raised."""
 
     leaves: list[tuple[str, Any]] = field(default_factory=list)
-    error: Exception | None = None
+    error: Raised | None = None
 
     def tensors(self) -> list[Tensor]:
         return [leaf for _, leaf in self.leaves if isinstance(leaf, Tensor)]
@@ -161,7 +169,7 @@ class _Check:
             observed = variant.run(self.op, entered, output)
             outcome = Outcome(list(walk(observed, "")))
         except Exception as error:
-            outcome = Outcome(error=error)
+            outcome = Outcome(error=_raised(error))
         # Fallbacks on the way to an error eager raises too are nobody's loss.
         if outcome.error is None:
             self.counts.update(subject.counters())
@@ -210,7 +218,7 @@ class _Check:
         try:
             self.subject.sync(outcome.tensors())
         except Exception as error:
-            return Outcome(error=error)
+            return Outcome(error=_raised(error))
         return outcome
 
     def fails_alone(
@@ -236,7 +244,7 @@ class _Check:
             try:
                 found = leaf_difference(where, want, got, self.subject, values=self.compare_values)
             except Exception as error:
-                found = Difference(where, "raises", "when read: " + _describe_error(error))
+                found = Difference(where, "raises", "when read: " + _raised(error).text)
             if found is None:
                 continue
             if found.kind == "values" and self.is_noise(sample, variant, output, where, want, got):
@@ -276,7 +284,7 @@ class _Check:
                 for tensor in actual.tensors():
                     self.subject.plain(tensor)
             except Exception as error:
-                actual = Outcome(error=error)
+                actual = Outcome(error=_raised(error))
                 self.result.late.append(f"{place.dtype} {place.sample} {variant}")
         difference = _error_difference(expected.error, actual.error)
         if difference is not None:
@@ -316,18 +324,16 @@ class _Place:
     sample: int
 
 
-def _error_difference(expected: Exception | None, actual: Exception | None) -> Difference | None:
+def _error_difference(expected: Raised | None, actual: Raised | None) -> Difference | None:
     if expected is None and actual is None:
         return None
     if actual is None:
-        text = f"eager raises {_describe_error(expected)}"
-        return Difference("call", "does not raise", text)
+        return Difference("call", "does not raise", f"eager raises {expected and expected.text}")
     if expected is None:
-        return Difference("call", "raises", _describe_error(actual))
-    if _same_exception(type(expected), type(actual)):
+        return Difference("call", "raises", actual.text)
+    if _same_exception(expected.type, actual.type):
         return None
-    text = f"{_describe_error(expected)} became {_describe_error(actual)}"
-    return Difference("call", "exception type", text)
+    return Difference("call", "exception type", f"{expected.text} became {actual.text}")
 
 
 def _same_exception(expected: type[Exception], actual: type[Exception]) -> bool:
@@ -336,19 +342,16 @@ def _same_exception(expected: type[Exception], actual: type[Exception]) -> bool:
     return actual is expected or own
 
 
-def _describe_error(error: BaseException | None) -> str:
+def _raised(error: Exception) -> Raised:
     """Type, first line, and where in torpor (or the last place at all) it came from."""
-    if error is None:
-        return "nothing"
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "/torpor/" in f.filename] or list(frames)
-    at = ""
-    if ours:
-        frame = ours[-1]
-        name = re.sub(r".*/(torpor|tests|site-packages)/", r"\1/", frame.filename)
-        at = f" (at {name}:{frame.lineno} in {frame.name})"
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:300]}{at}"
+    text = f"{type(error).__name__}: {lines[0][:300]}"
+    if ours:
+        name = re.sub(r".*/(torpor|tests|site-packages)/", r"\1/", ours[-1].filename)
+        text += f" (at {name}:{ours[-1].lineno} in {ours[-1].name})"
+    return Raised(type(error), text)
 
 
 def _under(prefix: str, counts: dict[str, int]) -> dict[str, int]:

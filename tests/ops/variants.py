@@ -30,7 +30,11 @@ class Variant:
 
 def forward(op: OpInfo, s: Entered, _: Any) -> dict[str, Any]:
     output = _call(op, s)
-    return {"output": output, "input": (s.args, s.kwargs), "is_input": _which_inputs(output, s)}
+    return {
+        "output": output,
+        "input": tensors_in((s.args, s.kwargs)),
+        "is_input": _which_inputs(output, s),
+    }
 
 
 def backward(op: OpInfo, s: Entered, _: Any) -> dict[str, Any]:
@@ -43,7 +47,12 @@ def in_place(op: OpInfo, s: Entered, _: Any) -> dict[str, Any]:
     self = s.args[0]
     view = self.view(-1) if self.is_contiguous() else self[...]
     output = s.subject.call(op.inplace_variant, *s.args, **s.kwargs)
-    return {"output": output, "view": view, "input": s.args, "returns_self": output is self}
+    return {
+        "output": output,
+        "view": view,
+        "input": tensors_in(s.args),
+        "returns_self": output is self,
+    }
 
 
 def in_place_on_view(op: OpInfo, s: Entered, _: Any) -> dict[str, Any]:
@@ -81,7 +90,7 @@ def write_output(op: OpInfo, s: Entered, _: Any) -> dict[str, Any]:
     output = _call(op, s)
     for tensor in tensors_in(output):
         tensor.fill_(3)
-    return {"output": output, "input": (s.args, s.kwargs)}
+    return {"output": output, "input": tensors_in((s.args, s.kwargs))}
 
 
 def write_input(op: OpInfo, s: Entered, _: Any) -> dict[str, Any]:
@@ -89,7 +98,7 @@ def write_input(op: OpInfo, s: Entered, _: Any) -> dict[str, Any]:
     output = _call(op, s)
     for tensor in tensors_in((s.args, s.kwargs)):
         tensor.fill_(3)
-    return {"output": output, "input": (s.args, s.kwargs)}
+    return {"output": output, "input": tensors_in((s.args, s.kwargs))}
 
 
 FORWARD = Variant("forward", forward)

@@ -36,7 +36,7 @@ class DeviceQueue:
 
     def __init__(self, device: BackendDevice) -> None:
         self.device = device
-        self.jobs: queue.Queue[Job] = queue.Queue(MAX_JOBS)
+        self.jobs: queue.Queue[Job | None] = queue.Queue(MAX_JOBS)
         self.error: BaseException | None = None  # the first that nobody was told of yet
         self.thread: threading.Thread | None = None
         self._threads = 0
@@ -58,6 +58,13 @@ class DeviceQueue:
         if self.thread is not None:
             self.jobs.join()
 
+    def stop(self) -> None:
+        """Finish what was submitted and end the thread."""
+        if self.thread is not None and self.thread.is_alive():
+            self.jobs.put(None)
+            self.thread.join()
+        self.thread = None
+
     def raise_error(self) -> None:
         """Raise the first error that nobody was told of yet."""
         error, self.error = self.error, None
@@ -68,6 +75,8 @@ class DeviceQueue:
         while True:
             job = self.jobs.get()
             try:
+                if job is None:
+                    return
                 self._run(job)
             finally:
                 del job  # an idle queue must not keep the last step's buffers alive

@@ -197,11 +197,11 @@ class _Parser(_Reader):
         return kind
 
     def results(self) -> list[Value]:
-        results = []
-        while not self.text.startswith("}", self.position):
+        if not self.text.startswith("%", self.position):
+            return []
+        results = [self.value()]
+        while self.accept_mark(","):
             results.append(self.value())
-            if not self.accept_mark(","):
-                break
         return results
 
     def define(self, name: str, value: Value, start: int) -> None:

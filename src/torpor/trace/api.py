@@ -10,7 +10,7 @@ import torch
 
 from torpor.backend.interface import Backend, MemoryInfo
 from torpor.backend.registry import activate, get_backend, make
-from torpor.execute import closures
+from torpor.execute import closures, shutdown  # noqa: F401  # registers itself at exit
 from torpor.execute import sync as _sync
 from torpor.execute.plan import compile_graph
 from torpor.execute.storage import TRACE

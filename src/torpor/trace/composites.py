@@ -148,13 +148,14 @@ def _choice(
     return choice
 
 
-@_override(aten.lstm.input)
-def lstm(input: torch.Tensor, *args: Any) -> Any:
-    """An LSTM, which the CPU runs as one fused kernel per layer."""
-    return _physically(aten.lstm.input, input, (input, *args))
+def _recurrent(op: Any) -> None:
+    """A recurrent network in the physical device's form: fused kernels, or its order of steps."""
+
+    @_override(op)
+    def run(input: torch.Tensor, *args: Any) -> Any:
+        return _physically(op, input, (input, *args))
 
 
-@_override(aten.lstm.data)
-def lstm_packed(data: torch.Tensor, *args: Any) -> Any:
-    """An LSTM over a packed sequence."""
-    return _physically(aten.lstm.data, data, (data, *args))
+for _packet in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
+    _recurrent(_packet.input)
+    _recurrent(_packet.data)
