@@ -15,7 +15,15 @@ from statistics import median
 import torpor
 from torpor.cli import terminal
 from torpor.cli.char_gpt import Text, make_text
-from torpor.cli.demo import Plan, Training, physical_device, positive, warm_up
+from torpor.cli.demo import (
+    Plan,
+    Training,
+    add_threads_argument,
+    physical_device,
+    positive,
+    threads,
+    warm_up,
+)
 
 NAME = "bench"
 HELP = "measure recording and running a small GPT's training step against eager"
@@ -35,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=positive, default=64, help="a multiple of 4")
     parser.add_argument("--batch", type=positive, default=2)
     parser.add_argument("--repeat", type=positive, default=15, help="warm steps; the median counts")
+    add_threads_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -47,9 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
         dropout=0.0,
     )
     text = Text.encode(make_text(sentences=50))
-    warm_up(physical_device())
-    eager = measure("eager", Training(physical_device(), plan, text), arguments.repeat)
-    lazy = measure("lazy", Training("lazy", plan, text), arguments.repeat)
+    with threads(arguments.threads):
+        warm_up(physical_device())
+        eager = measure("eager", Training(physical_device(), plan, text), arguments.repeat)
+        lazy = measure("lazy", Training("lazy", plan, text), arguments.repeat)
     if arguments.json:
         print(json.dumps({"eager": vars(eager), "lazy": vars(lazy)}, indent=2))
     else:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from statistics import median
 
@@ -72,9 +74,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=positive, default=plan.layers)
     parser.add_argument("--width", type=positive, default=plan.width, help="a multiple of 4")
     parser.add_argument("--seed", type=int, default=plan.seed)
+    add_threads_argument(parser)
     parser.add_argument("--eager-device", default=None, help="default: what lazy runs on")
     parser.add_argument("--lazy-device", default="lazy")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_threads_argument(parser: argparse.ArgumentParser) -> None:
+    """One thread by default: on kernels this small, two wait for each other on a busy machine."""
+    parser.add_argument("--threads", type=positive, default=1, help="torch's threads, both runs")
 
 
 def positive(text: str) -> int:
@@ -94,14 +102,25 @@ def run(arguments: argparse.Namespace) -> int:
     )
     text = Text.encode(make_text())
     eager_device = arguments.eager_device or physical_device()
-    warm_up(eager_device)
-    eager = train("eager", eager_device, plan, text)
-    lazy = train("lazy", arguments.lazy_device, plan, text)
+    with threads(arguments.threads):
+        warm_up(eager_device)
+        eager = train("eager", eager_device, plan, text)
+        lazy = train("lazy", arguments.lazy_device, plan, text)
     if arguments.json:
         print(json.dumps(_as_json(plan, eager, lazy), indent=2))
     else:
         _show(plan, eager, lazy)
     return 0
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def physical_device() -> str:

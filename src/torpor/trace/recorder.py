@@ -250,26 +250,18 @@ def _key_lines(spec: OpSpec, names: list[str]) -> tuple[list[str], list[str]]:
     return lines, keys
 
 
-def _result_lines(spec: OpSpec, names: list[str]) -> str:
-    """Lines that make the results of a hit."""
-    kinds = [(r.kind, r.is_list) for r in spec.returns]
-    if kinds == [(ReturnKind.FRESH, False)] and not spec.mutated:
-        return """\
-        v = node.outputs[0]
+_FRESH = """\
+        v = {value}
         t = v.type
         s = LazyStorage(t, v, None)
         s.listed = True
         pending(ref(s))
-        r = make_wrapper(LazyTensor, *t.wrapper)
-        r._lazy_storage = s
-        r._lazy_view = None
-        return r
+        r{n} = make_wrapper(LazyTensor, *t.wrapper)
+        r{n}._lazy_storage = s
+        r{n}._lazy_view = None
 """
-    first = names[0] if names else ""
-    if kinds == [(ReturnKind.VIEW, False)] and spec.returns[0].argument == 0:
-        alias = spec.name in _ALIASES
-        view = "w0" if alias else "View(w0, node, 0, s0.value, v)"
-        return f"""\
+
+_VIEW = """\
         v = node.outputs[0]
         t = v.type
         r = make_wrapper(LazyTensor, *t.wrapper)
@@ -279,8 +271,8 @@ def _result_lines(spec: OpSpec, names: list[str]) -> str:
             set_bits(r, t)
         return r
 """
-    if kinds == [(ReturnKind.ARGUMENT, False)] and spec.mutated == (0,) and not _resizes(spec):
-        return f"""\
+
+_WRITE = """\
         v = node.outputs[0]
         if w0 is None:
             s0.value = v
@@ -288,11 +280,54 @@ def _result_lines(spec: OpSpec, names: list[str]) -> str:
             if not s0.listed:
                 enlist(s0)
         else:
-            write({first}, v)
-        return {first}
+            write({tensor}, v)
+        return {result}
 """
+
+_WRITE_LIST = """\
+        for x, v in zip({tensors}, node.outputs):
+            if x._lazy_view is None:
+                s = x._lazy_storage
+                s.value = v
+                s.data = None
+                if not s.listed:
+                    enlist(s)
+            else:
+                write(x, v)
+        return {result}
+"""
+
+
+def _result_lines(spec: OpSpec, names: list[str]) -> str:
+    """Lines that make the results of a hit; one form for each common kind of op."""
+    kinds = [(r.kind, r.is_list) for r in spec.returns]
+    only = kinds[0] if len(kinds) == 1 else None
+    if not spec.mutated and kinds and all(kind == (ReturnKind.FRESH, False) for kind in kinds):
+        return _fresh_lines(len(kinds))
+    if only == (ReturnKind.FRESH, True) and not spec.mutated:
+        return "        return [wrap_value(v) for v in node.outputs]\n"
+    if only == (ReturnKind.VIEW, False) and spec.returns[0].argument == 0:
+        alias = spec.name in _ALIASES
+        return _VIEW.format(view="w0" if alias else "View(w0, node, 0, s0.value, v)")
+    if spec.mutated == (0,) and not _resizes(spec):
+        is_list = spec.arguments[0].kind is ArgKind.TENSORS
+        if is_list and not kinds:
+            return _WRITE_LIST.format(tensors=names[0], result="None")
+        if not is_list and only == (ReturnKind.ARGUMENT, False):
+            return _WRITE.format(tensor=names[0], result=names[0])
     tuple_ = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
     return f"        return finish(spec, node, {tuple_})\n"
+
+
+def _fresh_lines(number: int) -> str:
+    if number == 1:
+        return _FRESH.format(value="node.outputs[0]", n=0) + "        return r0\n"
+    lines = "        outputs = node.outputs\n"
+    for n in range(number):
+        made = "    ".join(_FRESH.format(value=f"outputs[{n}]", n=n).splitlines(keepends=True))
+        lines += f"        if outputs[{n}].type is None:\n            r{n} = None\n"
+        lines += f"        else:\n    {made}"
+    return lines + f"        return ({', '.join(f'r{n}' for n in range(number))})\n"
 
 
 def _resizes(spec: OpSpec) -> bool:
@@ -365,8 +400,18 @@ def make_recorder(spec: OpSpec) -> Callable[..., Any]:
         "set_bits": set_bits,
         "spec": spec,
         "view_value": view_value,
+        "wrap_value": wrap_value,
         "write": write,
     }
     names |= {f"d{i}": a.default for i, a in enumerate(spec.arguments)}
     exec(compile(source(spec), f"<torpor recorder {spec.name}>", "exec"), names)
     return names["record"]  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    import sys
+
+    from torpor.ops.spec import spec_of
+    from torpor.ops.text import find_op
+
+    print(source(spec_of(find_op(sys.argv[1]))))
