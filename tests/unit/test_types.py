@@ -5,6 +5,7 @@ import gc
 import itertools
 import pickle
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torpor.ir.types import SCALAR_TYPES, ScalarType, TensorType, contiguous_strides
 
 CPU = torch.device("cpu")
-FIELDS = {
+FIELDS: dict[str, Any] = {
     "shape": (2, 3),
     "stride": (3, 1),
     "dtype": torch.float32,
@@ -23,7 +24,7 @@ FIELDS = {
     "conj": False,
     "neg": False,
 }
-OTHERS = {
+OTHERS: dict[str, Any] = {
     "shape": (3, 2),
     "stride": (1, 2),
     "dtype": torch.int32,
@@ -100,9 +101,16 @@ def test_a_type_may_be_seen_on_another_device_or_place() -> None:
     assert TensorType.of_tensor(torch.zeros(2), lazy) is type_.on(lazy)
 
 
+class Wrapper(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, *args: object) -> object:
+        raise AssertionError("nothing runs")
+
+
 def test_a_wrapper_made_from_a_type_has_that_type() -> None:
     type_ = TensorType.of((2, 3), (1, 2), torch.float64, CPU, 5)
-    wrapper = torch.Tensor._make_wrapper_subclass(torch.Tensor, *type_.wrapper)
+    arguments: tuple[Any, ...] = type_.wrapper
+    wrapper = torch.Tensor._make_wrapper_subclass(Wrapper, *arguments)
     assert TensorType.of_tensor(wrapper) is type_
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torpor import config
 from torpor.backend.builder import IrBuilder
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice, BackendDeviceType
@@ -133,13 +134,23 @@ class Backend(abc.ABC):
     def devices(self) -> list[BackendDevice]:
         """Every device of the default kind."""
         kind = self.default_device_type
-        number = torch.cuda.device_count() if kind.name == "cuda" else 1
-        return [BackendDevice(kind, i) for i in range(number)]
+        return [BackendDevice(kind, i) for i in range(self.device_count())]
+
+    def device_count(self) -> int:
+        """How many devices of the default kind there are."""
+        if self.default_device_type.name == "cuda":
+            return torch.cuda.device_count()
+        return config.cpu_devices
 
     def backend_device(self, device: torch.device) -> BackendDevice:
         """The device behind a torch device; a concrete device is itself."""
         if device.type == "lazy":
             ordinal = self.default_device_ordinal if device.index is None else device.index
+            if ordinal >= self.device_count():
+                raise RuntimeError(
+                    f"no device lazy:{ordinal}: backend {self.name!r} has {self.device_count()} "
+                    f"devices of type {self.default_device_type}"
+                )
             return BackendDevice(self.default_device_type, ordinal)
         return BackendDevice(BackendDeviceType(device.type), device.index or 0)
 

@@ -100,15 +100,17 @@ class TensorType:
     @property
     def is_dense(self) -> bool:
         """Every element of the span is met exactly once: no holes, no overlap."""
-        return self.span == self.numel and self._is_injective()
+        return self.span == self.numel and self.is_injective
 
-    def _is_injective(self) -> bool:
-        expected = 1
+    @property
+    def is_injective(self) -> bool:
+        """No two elements share a place in memory, as far as sizes and strides can tell."""
+        reach = 1
         pairs = zip(self.stride, self.shape, strict=True)
-        for stride, size in sorted((st, sz) for st, sz in pairs if sz != 1):
-            if stride != expected:
+        for stride, size in sorted((st, sz) for st, sz in pairs if sz > 1):
+            if stride < reach:
                 return False
-            expected *= size
+            reach = stride * (size - 1) + reach
         return True
 
     def __repr__(self) -> str:

@@ -7,7 +7,8 @@ layers pay once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -51,7 +52,7 @@ def infer(
     `key` is the op's intern key; `bound` its arguments with values for tensors; `sample` a number
     for each run-time scalar; `to` maps a device to the physical one behind it.
     """
-    memo_key = (spec.kind, _types_in(key))
+    memo_key = (spec.kind, types_in(key))
     known = _memo.get(memo_key)
     if known is None:
         try:
@@ -66,10 +67,11 @@ def infer(
     return known  # type: ignore[return-value]  # the refusal was raised above
 
 
-def _types_in(key: tuple[Any, ...]) -> tuple[Any, ...]:
+def types_in(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`key` with types in the place of values."""
     return tuple(
         [
-            k.type if type(k) is Value else _types_in(k) if type(k) is tuple else k
+            k.type if type(k) is Value else types_in(k) if type(k) is tuple else k
             for k in key
         ]
     )  # fmt: skip
@@ -88,7 +90,45 @@ def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
     with _torch.without_torch_function(), torch.no_grad(), _torch.quiet_fakes(), fakes.mode:
         fake_args = [fakes.of(v, fresh=a.mutated) for a, v in zip(spec.arguments, bound, strict=True)]
         result = _run_fake(spec, fake_args)
-        return _collect(spec, result, bound, fake_args, device)
+        types = _collect(spec, result, bound, fake_args, device)
+    _check_writes(spec, bound)
+    if spec.target._opname in type_rules.UNCHECKED or torch.Tag.pointwise in spec.target.tags:
+        _check_dtypes(spec, bound, sample, to)
+    return types
+
+
+class Suspicious(Exception):
+    """Fake tensors accept the op; eager probably does not. Ask eager before recording it."""
+
+
+def _check_writes(spec: OpSpec, bound: list[Any]) -> None:
+    """Eager mostly refuses to write where several elements share one place in memory."""
+    for position in spec.mutated:
+        value = bound[position]
+        for item in value if type(value) is tuple else (value,):
+            if type(item) is Value and item.type.numel and not item.type.is_injective:
+                raise Suspicious(f"{spec.name} writes to overlapping memory")
+
+
+def _check_dtypes(
+    spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical
+) -> None:
+    """Try the real kernel on tensors of one element: fake kernels overlook wrong dtypes.
+
+    Sizes of 1 fit nearly every op; where they do not, the error says nothing and is dropped.
+    """
+    units = _Units(to, sample)
+    with _torch.kernels():
+        args = [units.of(v, fresh=a.mutated) for a, v in zip(spec.arguments, bound, strict=True)]
+        positional, keywords = spec.call_arguments(args)
+        try:
+            spec.target(*positional, **keywords)
+        except Exception as error:
+            if _DTYPE_ERROR.search(str(error)):
+                raise Suspicious(str(error)) from None
+
+
+_DTYPE_ERROR = re.compile(r"dtype|not implemented for|scalar type|not support|[Ii]nteger|[Cc]omplex")
 
 
 def _try(
@@ -148,6 +188,13 @@ class _Zeros(_StandIns):
         return flat.as_strided(type_.shape, type_.stride)
 
 
+class _Units(_StandIns):
+    """Real tensors in which every size is 1."""
+
+    def tensor(self, type_: TensorType) -> torch.Tensor:
+        return torch.ones((1,) * len(type_.shape), dtype=type_.dtype, device=self.to(type_.device))
+
+
 class _Fakes(_StandIns):
     """Fake tensors."""
 
@@ -168,33 +215,29 @@ class _Fakes(_StandIns):
 
 def common_device(spec: OpSpec, bound: list[Any]) -> torch.device | None:
     """The device all operands live on; 0-dim CPU tensors may join any, as in eager."""
+    mixes = spec.target._opname in MIXES_DEVICES
     found: torch.device | None = None
+    guest: torch.device | None = None
+    for type_ in _operand_types(spec, bound):
+        device: torch.device = type_.device
+        if device.type == "cpu" and (mixes or not type_.shape):
+            guest = device
+        elif found is None or found == device:
+            found = device
+        elif not mixes:
+            raise DeviceMismatch(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{found} and {device}!"
+            )
+    return found or guest
+
+
+def _operand_types(spec: OpSpec, bound: list[Any]) -> Iterator[TensorType]:
     for argument, value in zip(spec.arguments, bound, strict=True):
-        if argument.kind is ArgKind.TENSOR and type(value) is Value:
-            found = _join(spec, found, value.type)
-        elif argument.kind is ArgKind.TENSORS and type(value) is tuple:
-            for item in value:
-                if type(item) is Value:
-                    found = _join(spec, found, item.type)
-    return found
-
-
-def _join(spec: OpSpec, found: torch.device | None, type_: Any) -> torch.device | None:
-    if type(type_) is ScalarType:
-        return found
-    device: torch.device = type_.device
-    if found is None or found == device:
-        return device
-    if device.type == "cpu" and (not type_.shape or spec.target._opname in MIXES_DEVICES):
-        return found
-    if found.type == "cpu":  # a 0-dim CPU tensor came first; a larger one fails below in eager too
-        return device
-    if spec.target._opname in MIXES_DEVICES:
-        return found
-    raise DeviceMismatch(
-        "Expected all tensors to be on the same device, but found at least two devices, "
-        f"{found} and {device}!"
-    )
+        if argument.kind is ArgKind.TENSOR or argument.kind is ArgKind.TENSORS:
+            for item in value if type(value) is tuple else (value,):
+                if type(item) is Value and type(item.type) is TensorType:
+                    yield item.type
 
 
 def _collect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,20 +159,27 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _read_return(item: Any, arguments: tuple[Argument, ...]) -> Return:
+_LIST_ALIAS = re.compile(r"Tensor\((\w)[^)]*\)\[")
+
+
+def _return_alias(item: Any, schema: Any) -> frozenset[str]:
+    """The alias sets of a return; torch tells those of a list only in the schema's text."""
+    if not str(item.type).startswith("List["):
+        return _alias_set(item)
+    found = _LIST_ALIAS.findall(str(schema).rpartition("->")[2])
+    return frozenset(f"alias::{letter}" for letter in found)
+
+
+def _read_return(item: Any, schema: Any, arguments: tuple[Argument, ...]) -> Return:
     text = str(item.type)
     is_list = text.startswith("List[")
     if text not in ("Tensor", "List[Tensor]", "Optional[Tensor]", "List[Optional[Tensor]]"):
         return Return(ReturnKind.OTHER, is_list, -1)
-    alias = _alias_set(item)
+    alias = _return_alias(item, schema)
     for position, argument in enumerate(arguments):
         if alias and alias & argument.alias:
             kind = ReturnKind.ARGUMENT if argument.mutated else ReturnKind.VIEW
             return Return(kind, is_list, position)
-    if is_list:  # `Tensor(a -> *) self -> Tensor(a)[]`: the alias stands on the argument alone
-        for position, argument in enumerate(arguments):
-            if "alias::*" in argument.alias and not argument.mutated:
-                return Return(ReturnKind.VIEW, True, position)
     return Return(ReturnKind.FRESH, is_list, -1)
 
 
@@ -202,7 +210,7 @@ def read_spec(target: OpOverload) -> OpSpec:
     schema = target._schema
     name = op_name(target)
     arguments = _read_arguments(schema, name)
-    returns = tuple(_read_return(r, arguments) for r in schema.returns)
+    returns = tuple(_read_return(r, schema, arguments) for r in schema.returns)
     mutated = tuple(i for i, a in enumerate(arguments) if a.mutated)
     kind = TABLE.kind(name, target, arguments)
     kind.target, kind.parameters = target, arguments

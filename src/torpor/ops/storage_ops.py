@@ -41,10 +41,11 @@ def window(
     offset: int,
     conj: bool = False,
     neg: bool = False,
+    memory: torch.UntypedStorage | None = None,
 ) -> torch.Tensor:
-    """A view of the memory of `tensor` with any dtype, size, strides and offset."""
+    """A view of the memory of `tensor` (or of `memory`) with any dtype, size, strides and offset."""
     view = torch.empty((0,), dtype=dtype, device=tensor.device)
-    view.set_(tensor.untyped_storage(), offset, tuple(size), tuple(stride))
+    view.set_(memory or tensor.untyped_storage(), offset, tuple(size), tuple(stride))
     if conj:
         _torch.set_conj(view, True)
     if neg:

@@ -37,3 +37,9 @@ TRIED: Final = frozenset(
     # the size of the workspace is the kernel's own secret
     {"aten.mkldnn_rnn_layer.default"}
 )
+
+UNCHECKED: Final = frozenset(
+    # ops whose fake kernels accept dtypes, or mixtures of them, that the real ones refuse
+    {"mm", "bmm", "addmm", "addmv", "mv", "dot", "vdot", "baddbmm", "addbmm", "addr", "_softmax",
+     "_log_softmax", "convolution", "index_add", "index_copy", "scatter_add", "cat"}
+)

@@ -2,7 +2,7 @@
 
 from torpor import _torch
 from torpor.trace import composites as _composites  # noqa: F401  # registers its ops
-from torpor.trace import hooks, methods  # noqa: F401  # gives LazyTensor its methods
+from torpor.trace import device_module, hooks, methods  # noqa: F401  # gives LazyTensor its methods
 from torpor.trace.devices import register_device
 from torpor.trace.sharing import register_location
 from torpor.trace.tensor import LazyTensor, is_lazy
@@ -11,5 +11,7 @@ register_device()
 register_location()
 hooks.install()
 _torch.accept_lazy_autocast()
+_torch.prefer_foreach(LazyTensor)
+_torch.register_device_module("lazy", device_module)
 
 __all__ = ["LazyTensor", "is_lazy"]

@@ -17,9 +17,10 @@ _library = torch.library.Library("aten", "IMPL")
 def lazy_device(device: Any = None) -> torch.device:
     """`device` as a numbered lazy device."""
     device = torch.device("lazy") if device is None else torch.device(device)
-    if device.type == "lazy" and device.index is None:
-        return torch.device("lazy", get_backend().default_device_ordinal)
-    return device
+    if device.type != "lazy":
+        return device
+    index = get_backend().backend_device(device).ordinal  # refuses a number that is not there
+    return torch.device("lazy", index)
 
 
 def _factory(op: Any) -> Any:

@@ -10,9 +10,15 @@ import torch
 from torpor import _torch
 from torpor.errors import annotate
 from torpor.execute import sync
-from torpor.ops.infer import DeviceMismatch, NotRecordable
+from torpor.ops.infer import DeviceMismatch, NotRecordable, Suspicious
 from torpor.ops.spec import Mode, OpSpec, spec_of
-from torpor.trace.eager import count_fallback, count_sync, run_eager, run_random
+from torpor.trace.eager import (
+    count_fallback,
+    count_sync,
+    run_eager,
+    run_random,
+    try_on_zeros,
+)
 from torpor.trace.recorder import ForeignTensor, WritesPlain, make_recorder
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
@@ -102,16 +108,21 @@ def _failed(func: Any, args: tuple[Any, ...], kwargs: Any, error: Exception) -> 
 def recover(
     spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> Any:
-    """An op that could not be recorded: eager runs it, or refuses it in its own words."""
+    """An op that could not be recorded: eager runs it, or refuses it in its own words.
+
+    A mistake is recognised on zeros of the same types, so that it makes nothing run.
+    """
     if getattr(error, "_torpor_annotated", False):
         raise error
     try:
+        if not isinstance(error, (NotRecordable, WritesPlain)):
+            try_on_zeros(spec, args, kwargs)
         result = run_eager(spec, args, kwargs)
     except Exception as refusal:
         raise annotate(refusal, spec.name, str(site())) from None
     if isinstance(error, NotRecordable) and not error.fallback:
         count_sync(spec)
-    elif not isinstance(error, WritesPlain):
+    elif not isinstance(error, (WritesPlain, Suspicious)):
         count_fallback(spec)
     return result
 

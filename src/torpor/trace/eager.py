@@ -12,6 +12,7 @@ from torpor.execute.storage import TRACE
 from torpor.ir.types import TensorType
 from torpor.ops import rules
 from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
+from torpor.ops.storage_ops import window
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import physical, write
@@ -38,13 +39,26 @@ def run_random(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def count_fallback(spec: OpSpec) -> None:
     """Count an op that had to run eagerly for want of a type rule, with the user's line."""
-    metrics.count_line(f"aten::{spec.target._opname}", str(site()))
+    metrics.count_line(f"{spec.target.namespace}::{spec.target._opname}", str(site()))
     metrics.count("Fallback")
 
 
 def count_sync(spec: OpSpec) -> None:
     """Count an op that cannot be recorded by its nature, with the user's line."""
     metrics.count_line(f"Sync::{spec.target._opname}", str(site()))
+
+
+def try_on_zeros(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Let eager judge an op by the types of its arguments: raises what eager raises."""
+    bound = spec.bind(args, kwargs)
+    real = [_real(a, arg.mutated, _zeros) for arg, a in zip(spec.arguments, bound, strict=True)]
+    positional, keywords = spec.call_arguments(real)
+    with _torch.kernels():
+        spec.target(*positional, **keywords)
+
+
+def _zeros(tensor: LazyTensor) -> torch.Tensor:
+    return _blank(tensor).zero_() if tensor.numel() else _blank(tensor)
 
 
 def _blank(tensor: LazyTensor) -> torch.Tensor:
@@ -95,8 +109,12 @@ def _real(arg: Any, mutated: bool, read: Callable[[LazyTensor], torch.Tensor]) -
 
 
 def _writable(real: torch.Tensor) -> torch.Tensor:
-    copy = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
-    return copy.copy_(real) if 0 not in real.stride() else clone_plain(real)
+    """A copy that may be written to, with the very strides, overlaps included."""
+    if TensorType.of_tensor(real).is_injective:
+        copy = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
+        return copy.copy_(real)
+    memory = real.untyped_storage().clone()
+    return window(real, real.dtype, real.shape, real.stride(), real.storage_offset(), memory=memory)
 
 
 def _write_back(target: Any, real: Any) -> None:

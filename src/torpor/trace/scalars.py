@@ -3,6 +3,9 @@
 A number starts as a constant of its node. When the same place (same op, same operands, other
 number) is met in a later step, the number is promoted: it enters as a run-time scalar, numbered in
 the order in which a step meets them, and the node is the same for every number to come.
+
+What follows a promoted node in the same step has new operands, and so is a new place. Whether its
+numbers change too is read off places of the same types: one step promotes a whole chain.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ from typing import Any
 from torpor import config, metrics
 from torpor.execute.storage import TRACE
 from torpor.ir.node import TABLE, Node, Value
+from torpor.ops.infer import types_in
 from torpor.ops.keys import key_of
 from torpor.ops.spec import ArgKind, OpSpec
 from torpor.trace.values import make_node
 
 _NUMBERS = (float, int)
 MAX_PLACES = 100_000
+MAX_KEYS = 64
 
 
 class Place:
@@ -32,6 +37,7 @@ class Place:
 
 
 _places: dict[tuple[Any, ...], Place] = {}
+_promotions: dict[str, int] = {}  # the step in which a promoted place was last met
 
 
 def promotable_positions(spec: OpSpec, bound: list[Any]) -> list[int]:
@@ -56,32 +62,44 @@ def node_with_numbers(
     found = TABLE.find(spec.kind, key)
     if found is not None:
         return found
-    place = _place(spec, key, bound, positions)
-    if place.keys and place.epoch != TRACE.epoch:
-        changed = {p for p in positions if key[p] != place.keys[-1][p]}
-        if not changed <= place.promoted:
-            _promote(spec, place, changed)
-    place.epoch = TRACE.epoch
-    place.keys.append(key)
+    place = _place((spec.kind, *_blanked(key, bound, positions)))
+    like = _place((spec.kind, *types_in(_blanked(key, bound, positions))))
+    if not place.keys and _promotions.get("epoch") == TRACE.epoch:
+        place.promoted |= _changed(like, key, positions)
+    changed = _changed(place, key, positions)
+    if not changed <= place.promoted:
+        _promote(spec, place, changed)
     if place.promoted:
-        del place.keys[:-1]
-        return _promoted_node(spec, bound, place.promoted)
-    return make_node(spec, key, bound)
+        _promotions["epoch"] = TRACE.epoch
+    for known in (place, like):
+        known.epoch = TRACE.epoch
+        known.keys.append(key)
+        del known.keys[:-MAX_KEYS]
+    return _promoted_node(spec, bound, place.promoted) if place.promoted else make_node(spec, key, bound)
 
 
-def _place(
-    spec: OpSpec, key: tuple[Any, ...], bound: list[Any], positions: list[int]
-) -> Place:
-    blank: list[Any] = [spec.kind, *key]
+def _changed(place: Place, key: tuple[Any, ...], positions: list[int]) -> set[int]:
+    """Which numbers of `key` this place has not seen, if it was last met in an earlier step."""
+    if not place.keys or place.epoch == TRACE.epoch:
+        return set()
+    return {p for p in positions if all(key[p] != known[p] for known in place.keys)}
+
+
+def _blanked(key: tuple[Any, ...], bound: list[Any], positions: list[int]) -> tuple[Any, ...]:
+    """`key` with the kinds of its numbers in the place of the numbers."""
+    blank = list(key)
     for position in positions:
         number = bound[position]
-        kind = tuple(map(type, number)) if type(number) is tuple else type(number)
-        blank[position + 1] = kind
-    place = _places.get(tuple(blank))
+        blank[position] = tuple(map(type, number)) if type(number) is tuple else type(number)
+    return tuple(blank)
+
+
+def _place(name: tuple[Any, ...]) -> Place:
+    place = _places.get(name)
     if place is None:
         if len(_places) >= MAX_PLACES:
             _places.clear()
-        place = _places[tuple(blank)] = Place()
+        place = _places[name] = Place()
     return place
 
 

@@ -107,8 +107,8 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> Any:
     """`x.to(...)`: stays lazy between lazy devices, leaves as a plain tensor otherwise."""
-    if device is not None and device.type == "lazy" and device.index is None:
-        device = torch.device("lazy", get_backend().default_device_ordinal)
+    if device is not None and device.type == "lazy":
+        device = torch.device("lazy", get_backend().backend_device(device).ordinal)
     if device is not None and tensor.device.type == "lazy" and device.type != "lazy":
         metrics.count_line("Sync::_to_copy", str(site()))
         real = plain(tensor)
