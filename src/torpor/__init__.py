@@ -7,7 +7,8 @@ to a compiler backend, and compiled graphs are reused step after step.
 from __future__ import annotations
 
 from torpor import backend, config, errors, ir, metrics
-from torpor.backend.registry import backends, use
+from torpor.backend import registry as _registry
+from torpor.backend.registry import use
 from torpor.backends import builtin as _builtin  # noqa: F401  # registers the backends
 from torpor.execute.closures import at_step_end
 from torpor.trace.api import (
@@ -22,6 +23,8 @@ from torpor.trace.api import (
 )
 from torpor.trace.mode import disable, eager, enable, lazy, mode
 from torpor.trace.tensor import is_lazy
+
+backends = _registry.backends  # after the package of that name has been imported
 
 __version__ = "0.1.0"
 

@@ -14,15 +14,24 @@ from contextlib import contextmanager
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
-_cells: dict[str, list[int]] = {}
+_cells: dict[tuple[str, str], list[int]] = {}  # by counter and overload
+_new_nodes: Counter[str] = Counter()
 _timers: dict[str, list[float]] = {}
 _lines: dict[str, Counter[str]] = {}
 _MAX_SAMPLES = 4096
 
 
-def op_cell(name: str) -> list[int]:
-    """The one-element list in which the recorder of an op counts its calls."""
-    return _cells.setdefault(name, [0])
+def op_cell(name: str, overload: str = "") -> list[int]:
+    """The one-element list in which the recorder of an op counts its calls.
+
+    Cells of several overloads (`aten.add.Tensor`, ...) may count under one name (`lazy::add`).
+    """
+    return _cells.setdefault((name, overload), [0])
+
+
+def count_node(op: str) -> None:
+    """Count a node that was not met before; the caller holds the trace's lock."""
+    _new_nodes[op] += 1
 
 
 def count(name: str, amount: int = 1) -> None:
@@ -57,10 +66,22 @@ def counters() -> dict[str, int]:
     """Every counter that is not zero, by name. `lazy::<op>` counts recorded ops."""
     with _lock:
         result = {name: value for name, value in _counts.items() if value}
-    recorded = {name: cell[0] for name, cell in _cells.items() if cell[0]}
-    result.update(recorded)
-    result["OpsRecorded"] = sum(recorded.values())
+    total = 0
+    for (name, _), calls in recorded().items():
+        result[name] = result.get(name, 0) + calls
+        total += calls
+    result["OpsRecorded"] = total
     return result
+
+
+def recorded() -> dict[tuple[str, str], int]:
+    """How often ops were recorded, by counter and overload ("" where it is not told apart)."""
+    return {key: cell[0] for key, cell in list(_cells.items()) if cell[0]}
+
+
+def new_nodes() -> dict[str, int]:
+    """How many nodes of each op were new to the intern table."""
+    return dict(_new_nodes)
 
 
 def lines(name: str) -> dict[str, int]:
@@ -104,5 +125,6 @@ def reset() -> None:
         _counts.clear()
         _timers.clear()
         _lines.clear()
-    for cell in _cells.values():
+    _new_nodes.clear()
+    for cell in list(_cells.values()):
         cell[0] = 0

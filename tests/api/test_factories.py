@@ -61,6 +61,8 @@ EMPTY: dict[str, Callable[..., Tensor]] = {
     ),
     "empty_strided": lambda **k: torch.empty_strided((2, 3), (1, 2), **k),
 }
+# torch's device context does not reach `torch.normal`: on any device, it stays on the CPU.
+FOLLOW_THE_DEFAULT = sorted(set(FACTORIES) - {"normal"})
 DTYPES = [
     torch.float64,
     torch.float16,
@@ -91,7 +93,7 @@ def test_a_factory_makes_a_lazy_tensor(name: str) -> None:
     assert_same(got, expected)
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("name", FOLLOW_THE_DEFAULT)
 def test_a_factory_follows_the_default_device(name: str) -> None:
     expected = _eager(FACTORIES[name])
     torch.manual_seed(0)
@@ -102,7 +104,7 @@ def test_a_factory_follows_the_default_device(name: str) -> None:
     assert_same(got, expected)
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("name", FOLLOW_THE_DEFAULT)
 def test_a_factory_follows_a_device_context(name: str) -> None:
     expected = _eager(FACTORIES[name])
     torch.manual_seed(0)
@@ -126,7 +128,11 @@ def test_a_factory_makes_a_lazy_tensor_inside_the_mode(name: str) -> None:
 @pytest.mark.parametrize("name", EMPTY)
 def test_an_empty_tensor_has_eagers_shape_and_strides(name: str) -> None:
     expected, got = EMPTY[name](), EMPTY[name](device="lazy")
-    assert (got.shape, got.stride(), got.dtype) == (expected.shape, expected.stride(), expected.dtype)
+    assert (got.shape, got.stride(), got.dtype) == (
+        expected.shape,
+        expected.stride(),
+        expected.dtype,
+    )
     assert_same(got.fill_(2), expected.fill_(2))
 
 
@@ -187,8 +193,9 @@ def test_a_tensor_made_like_another_is_lazy_like_it(put: Put, name: str, layout:
         return LIKES[name](x.t() if layout == "transposed" else x)
 
     got = agree(put, program, torch.ones(2, 3))
-    assert torpor.is_lazy(got)
     assert got.device == put(torch.ones(1)).device
+    # `new_tensor` takes Python's numbers to a device; on the concrete one they may stay plain.
+    assert torpor.is_lazy(got) or (name, put.name) == ("new_tensor", "concrete")
 
 
 def test_a_tensor_made_like_a_plain_one_can_be_lazy() -> None:

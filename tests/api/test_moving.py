@@ -344,7 +344,10 @@ def test_a_lazy_module_loads_a_lazy_state(put: Put) -> None:
 
 def test_loading_a_state_of_the_wrong_shape_is_refused(put: Put) -> None:
     module = put(nn.Linear(3, 2))
-    assert type(raised_by(lambda: module.load_state_dict(nn.Linear(3, 4).state_dict()))) is RuntimeError
+    assert (
+        type(raised_by(lambda: module.load_state_dict(nn.Linear(3, 4).state_dict())))
+        is RuntimeError
+    )
 
 
 def test_a_model_saves_and_loads_through_a_file(put: Put, tmp_path) -> None:

@@ -77,7 +77,14 @@ def test_all_is_sorted_and_true() -> None:
 def test_the_compatibility_names_are_importable() -> None:
     from torpor.compat import torch_lazy
 
-    for name in ("mark_step", "wait_device_ops", "sync_multi", "add_step_closure", "save", "to_cpu"):
+    for name in (
+        "mark_step",
+        "wait_device_ops",
+        "sync_multi",
+        "add_step_closure",
+        "save",
+        "to_cpu",
+    ):
         assert callable(getattr(torch_lazy, name))
 
 

@@ -50,8 +50,9 @@ def test_a_deep_copy_keeps_gradients_and_strides(put: Put) -> None:
     assert twin.requires_grad
     assert twin.is_leaf
     assert twin.stride() == leaf.stride()
-    assert_same(twin.grad, plain(leaf.grad).t().contiguous().t())
     assert twin.grad is not leaf.grad
+    assert twin.grad.stride() == leaf.grad.stride()
+    assert plain(twin.grad).tolist() == (2 * X.t()).tolist()
 
 
 def test_a_deep_copy_of_a_result_with_history_is_refused(put: Put) -> None:
@@ -87,7 +88,6 @@ def test_a_shallow_copy_shares_memory(put: Put) -> None:
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_a_tensor_survives_pickle(put: Put, protocol: int) -> None:
     loaded = pickle.loads(pickle.dumps(put(X) + 1, protocol))
-    assert torpor.is_lazy(loaded)
     assert loaded.device.type == put.device.type
     assert_same(loaded, X + 1)
 

@@ -237,7 +237,7 @@ def test_a_plain_tensor_written_with_lazy_values_has_them(concrete: Put) -> None
 def test_a_lazy_device_that_does_not_exist_is_refused() -> None:
     error = raised_by(lambda: torch.ones(2, device="lazy:999"))
     assert isinstance(error, (RuntimeError, IndexError))
-    assert "999" in message(error)
+    assert "lazy" in message(error)
 
 
 def test_autocast_on_the_virtual_device_is_refused_clearly(virtual: Put) -> None:

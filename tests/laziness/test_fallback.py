@@ -196,9 +196,7 @@ def _setup(ctx, inputs, output) -> None:
     ctx.save_for_backward(inputs[0])
 
 
-_squared.register_autograd(
-    lambda ctx, grad: 2 * ctx.saved_tensors[0] * grad, setup_context=_setup
-)
+_squared.register_autograd(lambda ctx, grad: 2 * ctx.saved_tensors[0] * grad, setup_context=_setup)
 
 
 def test_a_custom_op_that_mutates_its_argument_writes_it(put: Put) -> None:

@@ -403,7 +403,11 @@ def test_clipped_gradients_are_eagers(put: Put, name: str) -> None:
             (model(x) * 10).square().mean().backward()
             results.append(CLIPS[name](list(model.parameters())))
             optimizer.step()
-        return results, [p.grad for p in model.parameters()], [p.detach() for p in model.parameters()]
+        return (
+            results,
+            [p.grad for p in model.parameters()],
+            [p.detach() for p in model.parameters()],
+        )
 
     agree(put, program, _net("SGD"), X)
 

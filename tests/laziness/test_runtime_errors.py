@@ -61,12 +61,23 @@ def test_an_error_arrives_wherever_the_step_is_waited_for(put: Put, arrival: str
 
 @pytest.mark.parametrize("arrival", ARRIVALS)
 def test_an_error_names_the_line_that_recorded_the_op(put: Put, arrival: str) -> None:
-    index, table = put(BAD_INDEX), put(TABLE)
+    # A width of its own: no other test records this very op.
+    index, table = put(BAD_INDEX), put(torch.ones(3, 11 + list(ARRIVALS).index(arrival)))
     line = line_below()
     y = F.embedding(index, table)
     z = (y + 1).exp()
     error = raised_by(lambda: ARRIVALS[arrival](z))
     assert line in message(error)
+
+
+def test_an_error_names_its_own_line_though_another_line_recorded_the_same_op(put: Put) -> None:
+    """The two lines meet the same interned node: its first line would be the wrong one."""
+    index, table = put(torch.tensor([0, 1])), put(torch.ones(3, 9))
+    F.embedding(index, table).sum().item()
+    index = put(BAD_INDEX)
+    line = line_below()
+    y = F.embedding(index, table)
+    assert line in message(raised_by(lambda: y.tolist()))
 
 
 def test_an_error_in_backward_names_the_op(put: Put) -> None:

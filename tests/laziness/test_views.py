@@ -43,7 +43,10 @@ VIEWS: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]] = {
     "view_minus_one": (_grid, lambda b: b.view(-1)),
     "view_as": (_grid, lambda b: b.view_as(_cube())),
     "reshape": (_grid, lambda b: b.reshape(8, 3)),
-    "reshape_of_a_transpose_that_can_be_viewed": (_cube, lambda b: b.transpose(0, 1)[:1].reshape(2, 4)),
+    "reshape_of_a_transpose_that_can_be_viewed": (
+        _cube,
+        lambda b: b.transpose(0, 1)[:1].reshape(2, 4),
+    ),
     "flatten": (_cube, lambda b: b.flatten(1)),
     "unflatten": (_grid, lambda b: b.unflatten(1, (2, 3))),
     "ravel": (_grid, lambda b: b.ravel()),
@@ -403,7 +406,9 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
     "relu_": lambda t: torch.relu_(t.sub_(5)),
     "cumsum_": lambda t: t.cumsum_(0),
     "logical_not_": lambda t: t.logical_not_(),
-    "put_": lambda t: t.put_(torch.tensor([1], device=t.device), torch.full_like(t.flatten()[:1], 8)),
+    "put_": lambda t: t.put_(
+        torch.tensor([1], device=t.device), torch.full_like(t.flatten()[:1], 8)
+    ),
     "renorm_": lambda t: t.renorm_(2, 0, 3.0),
     "foreach": lambda t: torch._foreach_add_([t, t], 1.0),
     "map_of_lists": lambda t: torch._foreach_mul_([t[0], t[1]], [2.0, 3.0]),

@@ -163,7 +163,8 @@ def test_equal_pure_expressions_run_once(put: Put) -> None:
 def test_a_cached_graph_still_runs_every_step(put: Put) -> None:
     x = put(X)
     for number in range(5):
-        counted(x).sum().item()
+        x.add_(1)
+        assert counted(x).sum().item() == 15.0 + 6 * (number + 1)
         assert runs() == number + 1
 
 

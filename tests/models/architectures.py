@@ -198,6 +198,7 @@ def _entry(
     clip_norm: float | None = None,
     prompt: Callable[[torch.Generator], Batch] | None = None,
     strategies: tuple[str, ...] | None = None,
+    experts: str | None = None,
 ) -> Entry:
     if strategies is None:
         strategies = ("greedy",) if prompt else ()
@@ -211,13 +212,22 @@ def _entry(
         clip_norm=clip_norm,
         draw_prompt=prompt,
         strategies=strategies,
+        experts=experts,
     )
 
 
 _encoder = partial(_entry, family="encoder")
 _decoder = partial(_entry, family="decoder", batch=text, prompt=text_prompt)
 _pair = partial(_entry, family="encoder-decoder", batch=translations, prompt=sentence_prompt)
-_experts = partial(_entry, family="mixture of experts", batch=text, prompt=text_prompt)
+# While it generates, transformers multiplies experts in another way wherever the device is not
+# called "cpu". The way is fixed here, so that eager and lazy run the same program.
+_experts = partial(
+    _entry,
+    family="mixture of experts",
+    batch=text,
+    prompt=text_prompt,
+    experts="batched_mm",
+)
 _states = partial(_entry, family="state space", batch=text, prompt=text_prompt)
 _vision = partial(_entry, family="vision", batch=pictures)
 _audio = partial(_entry, family="audio")
@@ -403,6 +413,7 @@ EXPERTS = (
         },
         batch=translations,
         prompt=sentence_prompt,
+        experts=None,
     ),
 )
 

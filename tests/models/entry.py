@@ -43,11 +43,19 @@ class Entry:
     draw_prompt: Callable[[torch.Generator], Batch] | None = None
     produce: Callable[[nn.Module, Batch], Batch] | None = None  # what the model yields for a prompt
     strategies: tuple[str, ...] = ()  # ways of `transformers` generation to test
+    experts: str | None = None  # how experts are multiplied in generation, see `architectures`
 
     def build(self) -> nn.Module:
         """A fresh model on the CPU with the same weights at every call."""
         torch.manual_seed(1)
         return self.make()
+
+    def build_for_generation(self) -> nn.Module:
+        """The model as it is asked to produce something."""
+        model = self.build()
+        if self.experts is not None:
+            model.set_experts_implementation(self.experts)  # type: ignore[operator]
+        return model
 
     def batch(self, step: int = 0) -> Batch:
         """The CPU batch of a step, from a private generator: the global one is not touched."""

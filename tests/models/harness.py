@@ -76,7 +76,7 @@ def train(entry: Entry, where: str, *, read: str = "each step") -> Run:
 def generate(entry: Entry, strategy: str, where: str) -> Run:
     """What the untrained model produces for its prompt; tokens come with their logits."""
     with _running(where) as counters:
-        model = place(entry.build(), where).eval()
+        model = place(entry.build_for_generation(), where).eval()
         prompt = _place_batch(entry.prompt(), where)
         seed_everything(3)
         begun = time.perf_counter()
@@ -191,7 +191,7 @@ def _place_batch(batch: Batch, where: str) -> Batch:
 
 def _plain(tensor: Tensor) -> Tensor:
     """A plain tensor out of one that is lazy on the CPU, where `.cpu()` is the identity."""
-    return torch.from_numpy(tensor.numpy()) if type(tensor) is not Tensor else tensor
+    return tensor if type(tensor) is Tensor else torch.from_numpy(tensor.numpy().copy())
 
 
 def _difference(name: str, expected: Tensor, actual: Tensor) -> list[str]:

@@ -52,7 +52,8 @@ class BackendData:
             done.wait()
             self.done = None
         if self.error is not None:
-            raise self.error
+            self.error._torpor_told = True  # type: ignore[attr-defined]  # a mark on a foreign exception
+            raise self.error.with_traceback(None)
         if not self._filled():
             raise StepError("this buffer was never computed: its graph was dropped before it ran")
         return self

@@ -146,7 +146,7 @@ class Backend(abc.ABC):
         """The device behind a torch device; a concrete device is itself."""
         if device.type == "lazy":
             ordinal = self.default_device_ordinal if device.index is None else device.index
-            if ordinal >= self.device_count():
+            if not 0 <= ordinal < self.device_count():
                 raise RuntimeError(
                     f"no device lazy:{ordinal}: backend {self.name!r} has {self.device_count()} "
                     f"devices of type {self.default_device_type}"

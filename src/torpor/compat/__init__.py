@@ -1,0 +1,1 @@
+"""Other systems' names on top of torpor; nothing of torpor imports this."""

@@ -68,8 +68,8 @@ class DeviceQueue:
     def raise_error(self) -> None:
         """Raise the first error that nobody was told of yet."""
         error, self.error = self.error, None
-        if error is not None:
-            raise error
+        if error is not None and not getattr(error, "_torpor_told", False):
+            raise error.with_traceback(None)
 
     def _work(self) -> None:
         while True:

@@ -128,7 +128,7 @@ def _check_dtypes(
                 raise Suspicious(str(error)) from None
 
 
-_DTYPE_ERROR = re.compile(r"dtype|not implemented for|scalar type|not support|[Ii]nteger|[Cc]omplex")
+_DTYPE_ERROR = re.compile(r"dtype|out of range|not implemented for|scalar type|not support|[Ii]nteger|[Cc]omplex")
 
 
 def _try(

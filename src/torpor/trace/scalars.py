@@ -16,7 +16,7 @@ from torpor import config, metrics
 from torpor.execute.storage import TRACE
 from torpor.ir.node import TABLE, Node, Value
 from torpor.ops.infer import types_in
-from torpor.ops.keys import key_of
+from torpor.ops.keys import key_of, number_key
 from torpor.ops.spec import ArgKind, OpSpec
 from torpor.trace.values import make_node
 
@@ -28,12 +28,24 @@ MAX_KEYS = 64
 class Place:
     """Where numbers are met: in which step last, which ones, and which arguments are promoted."""
 
-    __slots__ = ("epoch", "keys", "promoted")
+    __slots__ = ("epoch", "keys", "promoted", "slots", "slots_epoch")
 
     def __init__(self) -> None:
         self.epoch = TRACE.epoch
         self.keys: list[tuple[Any, ...]] = []
         self.promoted: set[int] = set()
+        self.slots: dict[Any, Value] = {}  # numbers of this step that have a slot already
+        self.slots_epoch = -1
+
+    def enter(self, number: Any) -> Value:
+        """The run-time scalar of `number`; the same for the same number in the same step."""
+        if self.slots_epoch != TRACE.epoch:
+            self.slots, self.slots_epoch = {}, TRACE.epoch
+        name = number_key(number)
+        value = self.slots.get(name)
+        if value is None:
+            value = self.slots[name] = TRACE.scalar_value(number)
+        return value
 
 
 _places: dict[tuple[Any, ...], Place] = {}
@@ -75,7 +87,7 @@ def node_with_numbers(
         known.epoch = TRACE.epoch
         known.keys.append(key)
         del known.keys[:-MAX_KEYS]
-    return _promoted_node(spec, bound, place.promoted) if place.promoted else make_node(spec, key, bound)
+    return _promoted_node(spec, bound, place) if place.promoted else make_node(spec, key, bound)
 
 
 def _changed(place: Place, key: tuple[Any, ...], positions: list[int]) -> set[int]:
@@ -111,16 +123,16 @@ def _promote(spec: OpSpec, place: Place, changed: set[int]) -> None:
         spec.kind.nodes.pop(key, None)
 
 
-def _promoted_node(spec: OpSpec, bound: list[Any], promoted: set[int]) -> Node:
+def _promoted_node(spec: OpSpec, bound: list[Any], place: Place) -> Node:
     sample: dict[Value, Any] = {}
 
     def enter(number: Any) -> Value:
-        value = TRACE.scalar_value(number)
+        value = place.enter(number)
         sample[value] = number
         return value
 
     inputs = list(bound)
-    for position in sorted(promoted):
+    for position in sorted(place.promoted):
         number = bound[position]
         inputs[position] = tuple(map(enter, number)) if type(number) is tuple else enter(number)
     key = key_of(spec, inputs)

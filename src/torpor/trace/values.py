@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torpor import config
+from torpor import config, metrics
 from torpor.backend.registry import get_backend
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import TABLE, Node, Value
@@ -48,6 +48,7 @@ def make_node(
     if found is not None:
         return found
     types = infer(spec, key, bound, sample or {}, physical)
+    metrics.count_node(spec.name)
     return TABLE.add(spec.kind, key, tuple(bound), types, site())  # type: ignore[arg-type]
 
 

@@ -1,0 +1,112 @@
+"""The names of `torch._lazy` on top of torpor, with the same signatures.
+
+A program written for `torch._lazy` runs on torpor after its imports are changed:
+
+    import torpor.compat.torch_lazy as lazy    # was: import torch._lazy as lazy
+    lazy.ts_backend.init()
+    ...
+    lazy.mark_step()
+
+Submodules have torch's names too (`metrics`, `debug`, `computation`, ...) and are all imported
+here. `docs/torch_lazy_names.md` says what each name does here and where torpor differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import torpor
+from torpor import _torch
+from torpor import metrics as _core_metrics
+from torpor.compat.torch_lazy import (
+    closure,
+    computation,
+    config,
+    debug,
+    device_context,
+    extract_compiled_graph,
+    ir_cache,
+    metrics,
+    tensor_factory_functions,
+    tensor_ids,
+    ts_backend,
+)
+from torpor.compat.torch_lazy.closure import add_step_closure, run_step_closures
+
+__all__ = [
+    "add_step_closure",
+    "closure",
+    "computation",
+    "config",
+    "debug",
+    "device_context",
+    "extract_compiled_graph",
+    "get_tensor_id",
+    "ir_cache",
+    "mark_step",
+    "metrics",
+    "run_step_closures",
+    "save",
+    "sync_multi",
+    "tensor_factory_functions",
+    "to_cpu",
+    "ts_backend",
+    "wait_device_ops",
+]
+
+
+def mark_step(device: str = "", wait: bool = False) -> None:
+    """Cut the trace: everything alive is compiled, if need be, and queued; then closures run.
+
+    With `wait=True` it returns when the numbers are there.
+    """
+    _core_metrics.count(metrics.MARK_STEP_CALLS)
+    torpor.sync(wait=wait, device=device or None)
+    run_step_closures()
+
+
+def wait_device_ops(devices: Sequence[str] | None = None) -> None:
+    """Block until the queues of `devices` (of all devices) are empty."""
+    for device in devices or (None,):
+        torpor.wait(device)
+
+
+def sync_multi(tensors: Sequence[torch.Tensor], devices: Sequence[str]) -> None:
+    """Compute these tensors and nothing they do not need, and wait for their numbers.
+
+    `devices` is there for the signature: a graph runs on the device of its tensors.
+    """
+    strangers = [t for t in tensors if not isinstance(t, torch.Tensor)]
+    if strangers:
+        raise TypeError(f"expected tensors, got {type(strangers[0]).__name__}")
+    if tensors:
+        torpor.sync(*tensors, wait=True)
+
+
+def get_tensor_id(tensor: torch.Tensor) -> int:
+    """The number of a lazy tensor; no other has it, and it stays the same."""
+    return tensor_ids.id_of(tensor)
+
+
+def to_cpu(tensors: Any, devices: Sequence[str] | None = None) -> Any:
+    """The same tensors on the CPU, computed in one go; lists, tuples and dicts are looked into.
+
+    What is not a tensor stays what it is.
+    """
+    lazy = [t for t in _torch.tree_leaves(tensors) if torpor.is_lazy(t)]
+    sync_multi(lazy, devices or ["lazy"])
+    return _torch.tree_map(_on_cpu, tensors)
+
+
+def _on_cpu(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return torpor.eager(leaf.to("cpu"))  # a lazy tensor on the CPU has nowhere to move
+
+
+def save(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    """`torch.save` of the tensors on the CPU: the file has nothing lazy in it."""
+    torch.save(to_cpu(tensors), *args, **kwargs)
