@@ -31,10 +31,11 @@ def main(argv: list[str] | None = None) -> int:
     for result in stream:
         results.append(result)
         _progress(results, len(jobs), started)
+        if options.json:
+            with Path(options.json).open("a" if len(results) > 1 else "w") as file:
+                print(json.dumps(result.to_json()), file=file)
     print(file=sys.stderr)
     results.sort(key=lambda r: (r.mode, r.op))
-    if options.json:
-        Path(options.json).write_text(json.dumps([r.to_json() for r in results], indent=1))
     print(summarise(results))
     print(table(results))
     print(f"{time.monotonic() - started:.0f} s")
@@ -49,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs", type=int, default=1, help="processes; 0: in this one, for a debugger"
     )
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one entry")
-    parser.add_argument("--json", help="write all results to this file")
+    parser.add_argument("--json", help="write each result to this file as it comes, one a line")
     return parser
 
 

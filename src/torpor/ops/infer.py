@@ -8,6 +8,7 @@ layers pay once.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -91,10 +92,36 @@ def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
         fake_args = [fakes.of(v, fresh=a.mutated) for a, v in zip(spec.arguments, bound, strict=True)]
         result = _run_fake(spec, fake_args)
         types = _collect(spec, result, bound, fake_args, device)
+    if _is_resized(spec, bound, types):
+        return _tried_or(types, spec, bound, sample, to, device)
     _check_writes(spec, bound)
     if spec.target._opname in type_rules.UNCHECKED or torch.Tag.pointwise in spec.target.tags:
         _check_dtypes(spec, bound, sample, to)
     return types
+
+
+def _is_resized(spec: OpSpec, bound: list[Any], types: Types) -> bool:
+    """An `out=` tensor changes its size: only the kernel knows the strides it gets."""
+    outs = [bound[i] for i in spec.mutated if spec.arguments[i].keyword_only]
+    values = [v for out in outs for v in (out if type(out) is tuple else (out,)) if v is not None]
+    if not values:
+        return False
+    news = types[len(types) - len(values) :]
+    return any(v.type.numel == 0 or v.type is not n for v, n in zip(values, news, strict=True))
+
+
+def _tried_or(
+    types: Types, spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical, device: Any
+) -> Types:
+    """Types by trial; `types` where zeros are something the kernel refuses."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _try(spec, bound, sample, to, device)
+    except NotRecordable:
+        raise
+    except Exception:
+        return types
 
 
 class Suspicious(Exception):
@@ -277,6 +304,6 @@ def _type(tensor: Any, device: torch.device | None, fresh: bool) -> TensorType |
 
 def _written(old: TensorType, new: torch.Tensor) -> TensorType:
     """The type of a written tensor: unchanged unless the op resized it (`out=`)."""
-    if tuple(new.shape) == old.shape and new.stride() == old.stride:
+    if tuple(new.shape) == old.shape:
         return old
     return TensorType.of_tensor(new, old.device)

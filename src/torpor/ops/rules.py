@@ -12,6 +12,12 @@ HIDDEN_MUTATIONS: Final[dict[str, tuple[str, ...]]] = {
     "aten._batch_norm_impl_index.default": ("running_mean", "running_var"),
 }
 
+HIDDEN_VIEWS: Final = frozenset(
+    # their schemas promise memory of their own, their kernels return views; torch's own
+    # composite ops write through them
+    {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}
+)
+
 METADATA_OPS: Final = frozenset(
     {"aten.set_.source_Tensor", "aten.set_.source_Storage", "aten.set_.source_Tensor_storage_offset",
      "aten.set_.source_Storage_storage_offset", "aten.set_.default", "aten.resize_.default",

@@ -167,7 +167,7 @@ def _return_alias(item: Any, schema: Any) -> frozenset[str]:
     if not str(item.type).startswith("List["):
         return _alias_set(item)
     found = _LIST_ALIAS.findall(str(schema).rpartition("->")[2])
-    return frozenset(f"alias::{letter}" for letter in found)
+    return frozenset(found)
 
 
 def _read_return(item: Any, schema: Any, arguments: tuple[Argument, ...]) -> Return:
@@ -175,6 +175,8 @@ def _read_return(item: Any, schema: Any, arguments: tuple[Argument, ...]) -> Ret
     is_list = text.startswith("List[")
     if text not in ("Tensor", "List[Tensor]", "Optional[Tensor]", "List[Optional[Tensor]]"):
         return Return(ReturnKind.OTHER, is_list, -1)
+    if f"aten.{schema.name.removeprefix('aten::')}.{schema.overload_name or 'default'}" in rules.HIDDEN_VIEWS:
+        return Return(ReturnKind.VIEW, is_list, 0)
     alias = _return_alias(item, schema)
     for position, argument in enumerate(arguments):
         if alias and alias & argument.alias:

@@ -159,3 +159,13 @@ def _recurrent(op: Any) -> None:
 for _packet in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
     _recurrent(_packet.input)
     _recurrent(_packet.data)
+
+
+@_override(aten.tensor_split.tensor_indices_or_sections)
+def tensor_split(
+    self: torch.Tensor, tensor_indices_or_sections: torch.Tensor, dim: int = 0
+) -> list[torch.Tensor]:
+    """The places to split at are numbers; on every device torch wants them on the CPU."""
+    places = tensor_indices_or_sections.cpu()
+    op = aten.tensor_split.tensor_indices_or_sections
+    return op.decompose(self, places, dim)  # type: ignore[no-any-return]

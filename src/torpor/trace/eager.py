@@ -16,7 +16,7 @@ from torpor.ops.storage_ops import window
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import physical, write
-from torpor.trace.wrap import clone_plain, data_storage, plain, wrap_data, wrap_window
+from torpor.trace.wrap import clone_plain, data_storage, plain, resize, wrap_data, wrap_window
 
 
 def run_eager(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,10 +129,9 @@ def write_data(tensor: LazyTensor, real: torch.Tensor) -> None:
     """Let `tensor` hold the numbers of a plain tensor that nobody else writes to."""
     storage = data_storage(real, tensor.device)
     with TRACE.lock:
-        if storage.type.shape != tuple(tensor.shape) or storage.type.dtype != tensor.dtype:
-            _torch.set_metadata(tensor, wrap_window(storage, storage.type))
-            tensor._lazy_storage, tensor._lazy_view = storage, None
-        elif tensor._lazy_view is None and storage.type is tensor._lazy_storage.type:
+        if storage.type.shape != tuple(tensor.shape):
+            resize(tensor, storage.type)
+        if tensor._lazy_view is None and storage.type is tensor._lazy_storage.type:
             tensor._lazy_storage.value, tensor._lazy_storage.data = None, storage.data
         else:
             write(tensor, TRACE.leaf_value(storage))

@@ -15,15 +15,19 @@ from weakref import ref
 import torch
 
 from torpor import _torch, metrics
+from torpor.backend.registry import get_backend
+from torpor.errors import annotate
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import Node, Value
-from torpor.ops.infer import NotRecordable
+from torpor.ops.infer import DeviceMismatch, NotRecordable
 from torpor.ops.keys import number_key
 from torpor.ops.spec import ArgKind, OpSpec, Return, ReturnKind
+from torpor.ops.storage_ops import window
 from torpor.trace.scalars import node_with_numbers, promotable_positions
+from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor, View
-from torpor.trace.values import make_node, root_value, view_value, write
-from torpor.trace.wrap import data_storage, set_bits, wrap_value, wrap_view
+from torpor.trace.values import make_node, physical, root_value, view_value, write
+from torpor.trace.wrap import data_storage, resize, set_bits, wrap_value, wrap_view
 
 _ALIASES = frozenset({"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"})
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -50,7 +54,11 @@ def other_value(arg: Any) -> Any:
         if type(arg) is LazyTensor:
             raise AssertionError("lazy tensors are read by the recorder itself")
         raise ForeignTensor
-    if arg.layout is not torch.strided or arg.is_quantized or arg.device.type == "meta":
+    if arg.device.type == "meta":
+        raise DeviceMismatch(
+            "Expected all tensors to be on the same device, but found a tensor on meta"
+        )
+    if arg.layout is not torch.strided or arg.is_quantized:
         raise NotRecordable(f"an argument has layout {arg.layout} on {arg.device}", fallback=True)
     # its owner may write to it before the graph runs, and torpor would not know: take a copy
     storage = data_storage(_snapshot(arg), arg.device)
@@ -60,6 +68,13 @@ def other_value(arg: Any) -> Any:
 def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
     with _torch.without_torch_function():
         return tensor.detach().clone()
+
+
+def numbered(device: torch.device) -> torch.device:
+    """`device` with its number, which tensors on it have."""
+    if device.type == "lazy" and device.index is None:
+        return torch.device("lazy", get_backend().default_device_ordinal)
+    return device
 
 
 def list_values(args: Any) -> tuple[Any, ...]:
@@ -172,13 +187,9 @@ def view_of(tensor: LazyTensor, node: Node, value: Value) -> LazyTensor:
 def rewrite(tensor: LazyTensor, new: Value) -> None:
     """Write `new` to `tensor`, which takes another size first if the op resized it (`out=`)."""
     type_ = new.type
-    if tuple(tensor.shape) != type_.shape or tensor.stride() != type_.stride:
-        resized = wrap_value(new)
-        assert resized is not None, "a written tensor is defined"
-        _torch.set_metadata(tensor, resized)
-        tensor._lazy_storage, tensor._lazy_view = resized._lazy_storage, None
-    else:
-        write(tensor, new)
+    if tuple(tensor.shape) != type_.shape:
+        resize(tensor, type_)
+    write(tensor, new)
 
 
 def all_lazy(tensors: Any) -> None:
@@ -186,6 +197,34 @@ def all_lazy(tensors: Any) -> None:
     for tensor in tensors:
         if type(tensor) is not LazyTensor and tensor is not None:
             raise WritesPlain
+
+
+def check_overlap(spec: OpSpec, args: tuple[Any, ...]) -> None:
+    """Let eager judge an op that writes to memory it also reads, on zeros that overlap alike."""
+    memories: dict[LazyStorage, torch.Tensor] = {}
+    real = [_stand_in(arg, memories) for arg in args]
+    positional, keywords = spec.call_arguments(real)
+    with _torch.kernels():
+        try:
+            spec.target(*positional, **keywords)
+        except RuntimeError as error:
+            if "memory location" in str(error):
+                raise annotate(error, spec.name, str(site())) from None
+
+
+def _stand_in(arg: Any, memories: dict[LazyStorage, torch.Tensor]) -> Any:
+    if isinstance(arg, (list, tuple)):
+        return [_stand_in(item, memories) for item in arg]
+    if type(arg) is not LazyTensor:
+        return physical(arg) if type(arg) is torch.device else arg
+    storage = arg._lazy_storage
+    memory = memories.get(storage)
+    if memory is None:
+        type_ = storage.type
+        memory = memories[storage] = torch.zeros(
+            (max(type_.nbytes, 1),), dtype=torch.uint8, device=physical(type_.device)
+        )
+    return window(memory, arg.dtype, arg.shape, arg.stride(), arg.storage_offset())
 
 
 # -- source ------------------------------------------------------------------------------------
@@ -245,6 +284,8 @@ def _key_lines(spec: OpSpec, names: list[str]) -> tuple[list[str], list[str]]:
             lines.append(f"        if {name} is not None:\n            raise opaque\n")
             k = "None"
         else:
+            if name == "device":
+                lines.append("        if device is not None:\n            device = numbered(device)\n")
             k = name
         keys.append(k)
     return lines, keys
@@ -350,6 +391,23 @@ def _check_line(spec: OpSpec, names: list[str], position: int) -> str:
     )
 
 
+def _overlap_line(spec: OpSpec, names: list[str]) -> str:
+    """A line that notices when a written tensor shares its storage with another argument."""
+    tensors = [i for i, a in enumerate(spec.arguments) if a.kind is ArgKind.TENSOR]
+    pairs = [(i, j) for i in spec.mutated if i in tensors for j in tensors if i != j]
+    tests = [
+        f"type({names[j]}) is LazyTensor and s{j} is s{i} and {names[j]} is not {names[i]}"
+        f" and {names[i]} is not None"
+        for i, j in pairs
+        if not (j in spec.mutated and j < i)
+    ]
+    if not tests or spec.name == "aten.copy_.default":
+        return ""
+    condition = " or ".join(f"({test})" for test in tests)
+    raw = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+    return f"        if {condition}:\n            check_overlap(spec, {raw})\n"
+
+
 def source(spec: OpSpec) -> str:
     """The recorder of an op, as Python source."""
     parameters, names = _parameters(spec)
@@ -364,6 +422,7 @@ def source(spec: OpSpec) -> str:
         "    try:\n"
         f"{checks}"
         f"{''.join(key_lines)}"
+        f"{_overlap_line(spec, names)}"
         f"        key = {key}\n"
         "        node = nodes.get(key)\n"
         "        if node is None:\n"
@@ -383,7 +442,8 @@ def make_recorder(spec: OpSpec) -> Callable[..., Any]:
         "WritesPlain": WritesPlain,
         "all_lazy": all_lazy,
         "acquire": TRACE.lock.acquire,
-        "cell": metrics.op_cell(f"lazy::{spec.target._schema.name.removeprefix('aten::')}"),
+        "check_overlap": check_overlap,
+        "cell": metrics.op_cell(f"lazy::{spec.target._schema.name.removeprefix('aten::')}", spec.name),
         "enlist": TRACE.enlist,
         "finish": finish,
         "leaf_value": TRACE.leaf_value,
@@ -392,6 +452,7 @@ def make_recorder(spec: OpSpec) -> Callable[..., Any]:
         "miss": _make_miss(spec),
         "nodes": spec.kind.nodes,
         "number_key": number_key,
+        "numbered": numbered,
         "opaque": NotRecordable("an argument cannot be part of a graph", fallback=True),
         "other_value": other_value,
         "pending": TRACE.pending.append,

@@ -19,7 +19,15 @@ from torpor.trace.sharing import LOADED, LoadedStorage
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import physical, value_of, write
-from torpor.trace.wrap import clone_plain, plain, plain_copy, wrap_data, wrap_storage, wrap_window
+from torpor.trace.wrap import (
+    become,
+    clone_plain,
+    plain,
+    plain_copy,
+    resize,
+    wrap_data,
+    wrap_window,
+)
 
 aten = torch.ops.aten
 
@@ -129,17 +137,10 @@ def copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
 # -- a tensor's own sizes ------------------------------------------------------------------------
 
 
-def _become(tensor: LazyTensor, other: LazyTensor) -> LazyTensor:
-    """Let `tensor` be what `other` is: sizes, strides, storage."""
-    _torch.set_metadata(tensor, other)
-    tensor._lazy_storage, tensor._lazy_view = other._lazy_storage, other._lazy_view
-    return tensor
-
-
 def _in_place_view(name: str, view: Any) -> None:
     @special(name)
     def record(tensor: LazyTensor, *args: Any, **kwargs: Any) -> LazyTensor:
-        return _become(tensor, make_view(tensor, *args, **kwargs))
+        return become(tensor, make_view(tensor, *args, **kwargs))
 
     def make_view(*args: Any, **kwargs: Any) -> LazyTensor:
         return make_recorder(spec_of(view))(*args, **kwargs)  # type: ignore[no-any-return]
@@ -165,7 +166,7 @@ def detach_(tensor: LazyTensor) -> LazyTensor:
 @special("aten.swapdims_.default", "aten.swapaxes_.default")
 def swapdims_(tensor: LazyTensor, dim0: int, dim1: int) -> LazyTensor:
     """Another name of `transpose_`."""
-    return _become(tensor, make_recorder(spec_of(aten.transpose.int))(tensor, dim0, dim1))
+    return become(tensor, make_recorder(spec_of(aten.transpose.int))(tensor, dim0, dim1))
 
 
 @special("aten.as_strided.default")
@@ -202,7 +203,7 @@ def as_strided_(
     tensor: LazyTensor, size: Any, stride: Any, storage_offset: int | None = None
 ) -> LazyTensor:
     """`as_strided` in place."""
-    return _become(tensor, as_strided(tensor, size, stride, storage_offset))
+    return become(tensor, as_strided(tensor, size, stride, storage_offset))
 
 
 @special("aten.resize_.default")
@@ -216,26 +217,7 @@ def resize_(tensor: LazyTensor, size: Any, *, memory_format: Any = None) -> Lazy
     if shape == tuple(tensor.shape):
         return tensor
     type_ = TensorType.of(shape, stride, tensor.dtype, tensor.device, tensor.storage_offset())
-    if type_.nbytes > tensor._lazy_storage.type.nbytes:
-        _grow(tensor, type_)
-    return _become(tensor, wrap_window(tensor._lazy_storage, type_))
-
-
-def _grow(tensor: LazyTensor, type_: TensorType) -> None:
-    """Give the storage of `tensor` room for `type_`; everybody on it moves along."""
-    storage = tensor._lazy_storage
-    old = plain(wrap_storage(storage)) if storage.type.numel else None
-    flat = torch.empty(
-        (type_.offset + type_.span,), dtype=type_.dtype, device=physical(type_.device)
-    )
-    if old is not None:
-        count = old.untyped_storage().nbytes() // type_.dtype.itemsize
-        source = torch.empty((0,), dtype=type_.dtype, device=flat.device)
-        source.set_(old.untyped_storage(), 0, (count,))
-        flat[:count].copy_(source)
-    grown = wrap_data(flat, type_.device)._lazy_storage
-    with TRACE.lock:
-        storage.type, storage.data, storage.value = grown.type, grown.data, None
+    return resize(tensor, type_)
 
 
 @special("aten.resize_as_.default")
@@ -249,7 +231,7 @@ def set_tensor(tensor: LazyTensor, source: Any) -> LazyTensor:
     """`tensor` becomes another look at the storage of `source`."""
     if not isinstance(source, LazyTensor):
         source = wrap_data(clone_plain(source), tensor.device)
-    return _become(tensor, source)
+    return become(tensor, source)
 
 
 @special("aten.set_.source_Tensor_storage_offset")
@@ -258,14 +240,14 @@ def set_window(
 ) -> LazyTensor:
     """`tensor` becomes a window onto the storage of `source`."""
     strides = tuple(stride) or contiguous_strides(tuple(size))
-    return _become(tensor, as_strided(source, tuple(size), strides, offset))
+    return become(tensor, as_strided(source, tuple(size), strides, offset))
 
 
 @special("aten.set_.default")
 def set_empty(tensor: LazyTensor) -> LazyTensor:
     """`tensor` becomes an empty one-dimensional tensor."""
     empty = torch.empty((0,), dtype=tensor.dtype, device=physical(tensor.device))
-    return _become(tensor, wrap_data(empty, tensor.device))
+    return become(tensor, wrap_data(empty, tensor.device))
 
 
 @special("aten.set_.source_Storage", "aten.set_.source_Storage_storage_offset")
@@ -281,8 +263,8 @@ def set_storage(
     with _torch.without_torch_function():
         real.set_(memory, offset, shape, strides)
     if loaded:
-        return _become(tensor, LOADED.adopt(real, tensor.device))
-    return _become(tensor, wrap_data(clone_plain(real), tensor.device))
+        return become(tensor, LOADED.adopt(real, tensor.device))
+    return become(tensor, wrap_data(clone_plain(real), tensor.device))
 
 
 @special("aten.histc.default")

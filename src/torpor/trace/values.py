@@ -166,6 +166,7 @@ def _invert(view: View, base: Value, new: Value) -> Value | None:
 
 
 def _scatter_anywhere(root: Value, type_: TensorType, new: Value) -> Value:
+    type_, new = _without_repeats(type_, new)
     if type_.dtype == root.type.dtype and not type_.conj and not type_.neg:
         bound = [root, new, type_.shape, type_.stride, type_.offset]
         return apply(aten.as_strided_scatter.default, bound).outputs[0]
@@ -173,3 +174,16 @@ def _scatter_anywhere(root: Value, type_: TensorType, new: Value) -> Value:
         root, new, type_.dtype, type_.shape, type_.stride, type_.offset, type_.conj, type_.neg,
     ]  # fmt: skip
     return apply(storage_scatter, bound).outputs[0]
+
+
+def _without_repeats(type_: TensorType, new: Value) -> tuple[TensorType, Value]:
+    """One element for each place in memory: an expanded dimension is written once."""
+    shape = list(type_.shape)
+    for dim, stride in enumerate(type_.stride):
+        if stride == 0 and shape[dim] > 1:
+            shape[dim] = 1
+            new = apply(aten.slice.Tensor, [new, dim, 0, 1, 1]).outputs[0]
+    narrowed = TensorType.of(
+        tuple(shape), type_.stride, type_.dtype, type_.device, type_.offset, type_.conj, type_.neg
+    )
+    return narrowed, new

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from torpor import _torch
@@ -15,8 +13,9 @@ from torpor.ir.node import Value
 from torpor.ir.types import TensorType
 from torpor.ops.storage_ops import window
 from torpor.trace.tensor import LazyTensor, View
-from torpor.trace.values import root_value, strided_node
+from torpor.trace.values import apply, physical, root_value, strided_node
 
+aten = torch.ops.aten
 make_wrapper = _torch.make_wrapper
 
 
@@ -112,6 +111,38 @@ def plain_copy(tensor: LazyTensor) -> torch.Tensor:
     return clone_plain(plain(tensor))
 
 
-def find_lazy(args: Any) -> list[LazyTensor]:
-    """The lazy tensors among arguments."""
-    return [t for t in _torch.tree_leaves(args) if isinstance(t, LazyTensor)]
+def become(tensor: LazyTensor, other: LazyTensor) -> LazyTensor:
+    """Let `tensor` be what `other` is: sizes, strides, storage."""
+    _torch.set_metadata(tensor, other)
+    tensor._lazy_storage, tensor._lazy_view = other._lazy_storage, other._lazy_view
+    return tensor
+
+
+def resize(tensor: LazyTensor, type_: TensorType) -> LazyTensor:
+    """Give `tensor` another size on its storage, which grows if it must."""
+    type_ = type_.at_offset(tensor.storage_offset())
+    if type_.nbytes > tensor._lazy_storage.type.nbytes:
+        _grow(tensor._lazy_storage, type_)
+    return become(tensor, wrap_window(tensor._lazy_storage, type_))
+
+
+def _grow(storage: LazyStorage, type_: TensorType) -> None:
+    """Give `storage` room for `type_`; everybody on it moves along, new memory is not set."""
+    if storage.type.numel == 0:
+        with TRACE.lock:
+            node = apply(
+                aten.empty_strided.default,
+                [type_.shape, type_.stride, type_.dtype, None, type_.device, None],
+            )
+            storage.type, storage.value, storage.data = node.outputs[0].type, node.outputs[0], None
+            TRACE.enlist(storage)
+        return
+    old = plain(wrap_storage(storage))
+    flat = torch.empty(
+        (type_.offset + type_.span,), dtype=type_.dtype, device=physical(type_.device)
+    )
+    count = old.untyped_storage().nbytes() // type_.dtype.itemsize
+    flat[:count].copy_(window(old, type_.dtype, (count,), (1,), 0))
+    grown = data_storage(flat, type_.device)
+    with TRACE.lock:
+        storage.type, storage.data, storage.value = grown.type, grown.data, None

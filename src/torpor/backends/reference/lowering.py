@@ -84,8 +84,7 @@ class ReferenceLowering(LoweringContext):
 
 ALIASING = frozenset(
     # ops whose result is declared fresh and shares memory all the same
-    {"_unsafe_view", "_reshape_alias", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
-     "lift", "lift_fresh", "_to_copy", "to_dense", "contiguous", "resolve_conj", "resolve_neg"}
+    {"lift", "contiguous", "resolve_conj", "resolve_neg", "positive", "reshape", "flatten", "to"}
 )  # fmt: skip
 
 

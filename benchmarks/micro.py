@@ -1,0 +1,261 @@
+"""Nanoseconds per recorded op: the most frequent ops of the training step, one at a time.
+
+Each op is called as the step calls it (same shapes, strides and attributes) on three kinds of
+tensors: torpor's, eager's, and the floor's, whose `__torch_dispatch__` does nothing but make as many
+wrappers as the op returns. What torpor takes above the floor is torpor's own.
+
+Run as a module it measures in its own process and prints JSON; with `--instructions` it counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+import torpor
+from benchmarks import counting
+from benchmarks.clock import no_gc, timed
+from benchmarks.gpt import Size, Training
+from benchmarks.systems import torpor_virtual
+from benchmarks.tracing import WARM_UP
+from torpor.trace.tensor import LazyTensor
+
+CALLS = 40  # of one op in a row; writes in place make a chain of this length
+OPS = 20
+make_wrapper = torch.Tensor._make_wrapper_subclass
+
+
+# -- which ops, and with which arguments --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Stands for a tensor argument: enough to make one like it."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def make(self) -> torch.Tensor:
+        """A plain tensor; integers are 0, so that they are indices of anything."""
+        span = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride)) if self.shape else 1
+        base = torch.zeros(span, dtype=self.dtype)
+        if self.dtype.is_floating_point:
+            base.uniform_(0.5, 1.5)
+        return torch.as_strided(base, self.shape, self.stride)
+
+
+@dataclass(frozen=True)
+class Call:
+    """An op of the step, with the arguments of its first call."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def on(self, place: Callable[[torch.Tensor], torch.Tensor], device: str) -> Call:
+        """The call on tensors that `place` makes of plain ones."""
+
+        def convert(thing: Any) -> Any:
+            if isinstance(thing, Stand):
+                return place(thing.make())
+            return torch.device(device) if isinstance(thing, torch.device) else thing
+
+        args, kwargs = pytree.tree_map(convert, (self.args, self.kwargs))
+        return Call(self.op, args, kwargs)
+
+    def repeat(self) -> None:
+        """The work that is measured."""
+        op, args, kwargs = self.op, self.args, self.kwargs
+        for _ in range(CALLS):
+            op(*args, **kwargs)
+
+
+def census(training: Training) -> tuple[Counter[Any], dict[Any, Call]]:
+    """How often one step calls each op, and how."""
+    counts: Counter[Any] = Counter()
+    calls: dict[Any, Call] = {}
+    original = LazyTensor.__dict__["__torch_dispatch__"]
+
+    def describe(thing: Any) -> Any:
+        if isinstance(thing, torch.Tensor):
+            return Stand(tuple(thing.shape), thing.stride(), thing.dtype)
+        return thing
+
+    def watch(cls: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        counts[op] += 1
+        if op not in calls:
+            calls[op] = Call(op, *pytree.tree_map(describe, (args, kwargs or {})))
+        return original.__func__(cls, op, types, args, kwargs)
+
+    LazyTensor.__torch_dispatch__ = classmethod(watch)  # type: ignore[assignment,method-assign]
+    try:
+        training.step()
+    finally:
+        LazyTensor.__torch_dispatch__ = original  # type: ignore[method-assign]
+    return counts, calls
+
+
+# -- the floor ---------------------------------------------------------------------------------
+
+
+class Floor(torch.Tensor):
+    """A tensor whose ops do the least that a subclass can do."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    answer: Callable[[tuple[Any, ...]], Any]
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls.answer(args)
+
+
+def wrapper_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Arguments that make a wrapper like `tensor`, on torpor's device."""
+    device = torch.device("lazy", 0)
+    return (
+        tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), None, tensor.dtype,
+        torch.strided, device,
+    )  # fmt: skip
+
+
+def floor_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    wrapped: torch.Tensor = make_wrapper(Floor, *wrapper_of(tensor))  # type: ignore[arg-type]
+    return wrapped
+
+
+def floor_answer(call: Call) -> Callable[[tuple[Any, ...]], Any]:
+    """What the floor does for an op: nothing for a write, wrappers for results."""
+    if any(a.alias_info is not None and a.alias_info.is_write for a in call.op._schema.arguments):
+        return (lambda args: args[0]) if call.op._schema.returns else (lambda args: None)
+    plain = call.on(lambda t: t, "cpu")
+    result = plain.op(*plain.args, **plain.kwargs)
+    if isinstance(result, torch.Tensor):
+        one = wrapper_of(result)
+        return lambda args: make_wrapper(Floor, *one)
+    many = [None if t is None else wrapper_of(t) for t in result]
+    kind = type(result)
+    return lambda args: kind(None if w is None else make_wrapper(Floor, *w) for w in many)
+
+
+# -- measuring ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One op, ready to be called on each kind of tensor."""
+
+    calls: int  # in a step
+    name: str
+    torpor: Call
+    eager: Call
+    floor: Call
+    answer: Callable[[tuple[Any, ...]], Any]
+
+    @classmethod
+    def make(cls, calls: int, call: Call) -> Bench:
+        return cls(
+            calls,
+            str(call.op).removeprefix("aten.").removesuffix(".default"),
+            call.on(lambda tensor: tensor.to("lazy"), "lazy"),
+            call.on(lambda tensor: tensor, "cpu"),
+            call.on(floor_tensor, "lazy"),
+            floor_answer(call),
+        )
+
+    def run(self, measure: Callable[[Callable[[], object]], float]) -> dict[str, float]:
+        """Measure each kind once. The trace is empty before torpor's turn, and warm."""
+        Floor.answer = self.answer  # type: ignore[method-assign,assignment]
+        result = {
+            "torpor": measure(self.torpor.repeat),
+            "eager": measure(self.eager.repeat),
+            "floor": measure(self.floor.repeat),
+        }
+        torpor.sync(wait=True)
+        return result
+
+
+def prepare(size: Size) -> tuple[Training, list[Bench], int]:
+    """The step, its most frequent ops, and how many ops it has."""
+    system = torpor_virtual()
+    training = Training(size, "adamw", system.place)
+    for _ in range(WARM_UP):
+        training.step()
+        torpor.sync(wait=True)
+    counts, calls = census(training)
+    torpor.sync(wait=True)
+    benches = []
+    for op, count in counts.most_common():
+        if len(benches) < OPS:
+            benches.append(Bench.make(count, calls[op]))
+    return training, benches, sum(counts.values())
+
+
+def nanoseconds(benches: list[Bench], rounds: int) -> list[dict[str, Any]]:
+    """CPU time per call; the ops take turns."""
+    samples: list[list[dict[str, float]]] = [[] for _ in benches]
+
+    def measure(work: Callable[[], object]) -> float:
+        return timed(work).cpu / CALLS * 1e9
+
+    for _ in range(rounds + 2):
+        for bench, taken in zip(benches, samples):
+            with no_gc():
+                taken.append(bench.run(measure))
+    return [
+        {"op": bench.name, "calls": bench.calls}
+        | {kind: median(s[kind] for s in taken[2:]) for kind in ("torpor", "eager", "floor")}
+        for bench, taken in zip(benches, samples)
+    ]
+
+
+def instructions(training: Training, benches: list[Bench]) -> dict[str, Any]:
+    """Instructions per call of each op, of recording one whole step, and of its cut."""
+    counter = counting.counter()
+    rows = []
+
+    def measure(work: Callable[[], object]) -> float:
+        return counter.count(work) / CALLS
+
+    for bench in benches:
+        with no_gc():
+            bench.run(lambda work: work() or 0.0)
+            bench.run(lambda work: work() or 0.0)
+            rows.append({"op": bench.name, "calls": bench.calls} | bench.run(measure))
+    with no_gc():
+        step, cut = counter.count(training.step), counter.count(torpor.sync)
+    torpor.wait()
+    return {"ops": rows, "step": step, "cut": cut}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=json.loads, default={}, help="JSON: fields of gpt.Size")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--instructions", action="store_true", help="count instead of timing")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        with torch.enable_grad():
+            training, benches, recorded = prepare(Size(**arguments.size))
+        if arguments.instructions:
+            with torch.enable_grad():
+                pass
+            result = instructions(training, benches)
+        else:
+            result = {"ops": nanoseconds(benches, arguments.rounds)}
+    json.dump(result | {"recorded": recorded}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
