@@ -1,8 +1,10 @@
 """Nanoseconds per recorded op: the most frequent ops of the training step, one at a time.
 
-Each op is called as the step calls it (same shapes, strides and attributes) on three kinds of
-tensors: torpor's, eager's, and the floor's, whose `__torch_dispatch__` does nothing but make as many
-wrappers as the op returns. What torpor takes above the floor is torpor's own.
+Each op is called again and again as the step calls it (same shapes, strides and attributes) on three
+kinds of tensors: torpor's, eager's, and the floor's, whose `__torch_dispatch__` does nothing but make
+as many wrappers as the op returns. What torpor takes above the floor is torpor's own. Everything is
+in the processor's caches then; `inside` is the time in `__torch_dispatch__` in the step itself, where
+it is not.
 
 Run as a module it measures in its own process and prints JSON; with `--instructions` it counts.
 """
@@ -12,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -29,8 +33,10 @@ from benchmarks.systems import torpor_virtual
 from benchmarks.tracing import WARM_UP
 from torpor.trace.tensor import LazyTensor
 
-CALLS = 40  # of one op in a row; writes in place make a chain of this length
+CALLS = 200  # of one op in a row; writes in place make a chain of this length
+BEFORE = 20  # calls before those that count: leaves are numbered, caches are warm
 OPS = 20
+KINDS = ("torpor", "eager", "floor")
 make_wrapper = torch.Tensor._make_wrapper_subclass
 
 
@@ -73,36 +79,76 @@ class Call:
         args, kwargs = pytree.tree_map(convert, (self.args, self.kwargs))
         return Call(self.op, args, kwargs)
 
-    def repeat(self) -> None:
+    def repeat(self, times: int = CALLS) -> None:
         """The work that is measured."""
         op, args, kwargs = self.op, self.args, self.kwargs
-        for _ in range(CALLS):
+        for _ in range(times):
             op(*args, **kwargs)
+
+
+Dispatch = Callable[..., Any]
+
+
+@contextmanager
+def watching(around: Callable[[Dispatch], Dispatch]) -> Iterator[None]:
+    """Puts a function around torpor's `__torch_dispatch__`."""
+    original = LazyTensor.__dict__["__torch_dispatch__"]
+    LazyTensor.__torch_dispatch__ = classmethod(around(original.__func__))  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        LazyTensor.__torch_dispatch__ = original  # type: ignore[method-assign]
 
 
 def census(training: Training) -> tuple[Counter[Any], dict[Any, Call]]:
     """How often one step calls each op, and how."""
     counts: Counter[Any] = Counter()
     calls: dict[Any, Call] = {}
-    original = LazyTensor.__dict__["__torch_dispatch__"]
 
     def describe(thing: Any) -> Any:
         if isinstance(thing, torch.Tensor):
             return Stand(tuple(thing.shape), thing.stride(), thing.dtype)
         return thing
 
-    def watch(cls: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        counts[op] += 1
-        if op not in calls:
-            calls[op] = Call(op, *pytree.tree_map(describe, (args, kwargs or {})))
-        return original.__func__(cls, op, types, args, kwargs)
+    def counted(dispatch: Dispatch) -> Dispatch:
+        def watch(cls: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            counts[op] += 1
+            if op not in calls:
+                calls[op] = Call(op, *pytree.tree_map(describe, (args, kwargs or {})))
+            return dispatch(cls, op, types, args, kwargs)
 
-    LazyTensor.__torch_dispatch__ = classmethod(watch)  # type: ignore[assignment,method-assign]
-    try:
+        return watch
+
+    with watching(counted):
         training.step()
-    finally:
-        LazyTensor.__torch_dispatch__ = original  # type: ignore[method-assign]
+    torpor.sync(wait=True)
     return counts, calls
+
+
+def times_inside(training: Training, rounds: int) -> dict[Any, float]:
+    """Nanoseconds inside `__torch_dispatch__`, per call of each op, in the step itself.
+
+    On the wall clock: a median over that many calls does not see those that were interrupted.
+    """
+    taken: defaultdict[Any, list[int]] = defaultdict(list)
+    clock = time.perf_counter_ns
+
+    def timing(dispatch: Dispatch) -> Dispatch:
+        def watch(cls: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            start = clock()
+            result = dispatch(cls, op, types, args, kwargs)
+            taken[op].append(clock() - start)
+            return result
+
+        return watch
+
+    with watching(timing):
+        for _ in range(rounds):
+            with no_gc():
+                training.step()
+            torpor.sync(wait=True)
+    empty = median(-clock() + clock() for _ in range(1000))
+    return {op: median(samples) - empty for op, samples in taken.items()}
 
 
 # -- the floor ---------------------------------------------------------------------------------
@@ -150,92 +196,99 @@ def floor_answer(call: Call) -> Callable[[tuple[Any, ...]], Any]:
 
 # -- measuring ---------------------------------------------------------------------------------
 
+Measure = Callable[[Callable[[], object]], float]
+
 
 @dataclass(frozen=True)
 class Bench:
     """One op, ready to be called on each kind of tensor."""
 
+    call: Call
     calls: int  # in a step
-    name: str
-    torpor: Call
-    eager: Call
-    floor: Call
+    kinds: dict[str, Call]
     answer: Callable[[tuple[Any, ...]], Any]
 
     @classmethod
-    def make(cls, calls: int, call: Call) -> Bench:
-        return cls(
-            calls,
-            str(call.op).removeprefix("aten.").removesuffix(".default"),
-            call.on(lambda tensor: tensor.to("lazy"), "lazy"),
-            call.on(lambda tensor: tensor, "cpu"),
-            call.on(floor_tensor, "lazy"),
-            floor_answer(call),
-        )
-
-    def run(self, measure: Callable[[Callable[[], object]], float]) -> dict[str, float]:
-        """Measure each kind once. The trace is empty before torpor's turn, and warm."""
-        Floor.answer = self.answer  # type: ignore[method-assign,assignment]
-        result = {
-            "torpor": measure(self.torpor.repeat),
-            "eager": measure(self.eager.repeat),
-            "floor": measure(self.floor.repeat),
+    def make(cls, call: Call, calls: int) -> Bench:
+        kinds = {
+            "torpor": call.on(lambda tensor: tensor.to("lazy"), "lazy"),
+            "eager": call.on(lambda tensor: tensor, "cpu"),
+            "floor": call.on(floor_tensor, "lazy"),
         }
+        return cls(call, calls, kinds, floor_answer(call))
+
+    @property
+    def name(self) -> str:
+        return str(self.call.op).removeprefix("aten.").removesuffix(".default")
+
+    def run(self, measure: Measure) -> dict[str, float]:
+        """Measure each kind once; the trace is empty before and after."""
+        Floor.answer = self.answer  # type: ignore[method-assign,assignment]
+        result = {}
+        with torch.no_grad():
+            for kind, call in self.kinds.items():
+                call.repeat(BEFORE)
+                result[kind] = measure(call.repeat)
         torpor.sync(wait=True)
         return result
 
 
 def prepare(size: Size) -> tuple[Training, list[Bench], int]:
     """The step, its most frequent ops, and how many ops it has."""
-    system = torpor_virtual()
-    training = Training(size, "adamw", system.place)
+    training = Training(size, "adamw", torpor_virtual().place)
     for _ in range(WARM_UP):
         training.step()
         torpor.sync(wait=True)
     counts, calls = census(training)
-    torpor.sync(wait=True)
-    benches = []
-    for op, count in counts.most_common():
-        if len(benches) < OPS:
-            benches.append(Bench.make(count, calls[op]))
+    benches = [Bench.make(calls[op], count) for op, count in counts.most_common(OPS)]
     return training, benches, sum(counts.values())
 
 
-def nanoseconds(benches: list[Bench], rounds: int) -> list[dict[str, Any]]:
+def nanoseconds(training: Training, benches: list[Bench], rounds: int) -> dict[str, Any]:
     """CPU time per call; the ops take turns."""
     samples: list[list[dict[str, float]]] = [[] for _ in benches]
 
     def measure(work: Callable[[], object]) -> float:
         return timed(work).cpu / CALLS * 1e9
 
-    for _ in range(rounds + 2):
-        for bench, taken in zip(benches, samples):
-            with no_gc():
+    for _ in range(WARM_UP + rounds):
+        with no_gc():
+            for bench, taken in zip(benches, samples):
                 taken.append(bench.run(measure))
-    return [
-        {"op": bench.name, "calls": bench.calls}
-        | {kind: median(s[kind] for s in taken[2:]) for kind in ("torpor", "eager", "floor")}
-        for bench, taken in zip(benches, samples)
-    ]
+    inside = times_inside(training, rounds)
+    return {
+        "ops": [
+            {"op": bench.name, "calls": bench.calls, "inside": inside[bench.call.op]}
+            | {kind: median(sample[kind] for sample in taken[WARM_UP:]) for kind in KINDS}
+            for bench, taken in zip(benches, samples)
+        ],
+        "inside": inside_step(inside, benches),
+    }
+
+
+def inside_step(inside: dict[Any, float], benches: list[Bench]) -> float:
+    """Nanoseconds that the ops in the table spend inside torpor in one step."""
+    return sum(inside[bench.call.op] * bench.calls for bench in benches)
 
 
 def instructions(training: Training, benches: list[Bench]) -> dict[str, Any]:
     """Instructions per call of each op, of recording one whole step, and of its cut."""
     counter = counting.counter()
     rows = []
-
-    def measure(work: Callable[[], object]) -> float:
-        return counter.count(work) / CALLS
-
-    for bench in benches:
-        with no_gc():
-            bench.run(lambda work: work() or 0.0)
-            bench.run(lambda work: work() or 0.0)
-            rows.append({"op": bench.name, "calls": bench.calls} | bench.run(measure))
     with no_gc():
+        for bench in benches:
+            for _ in range(2):  # the second round meets every node again
+                bench.run(_unmeasured)
+            counted = bench.run(lambda work: counter.count(work) / CALLS)
+            rows.append({"op": bench.name, "calls": bench.calls} | counted)
         step, cut = counter.count(training.step), counter.count(torpor.sync)
     torpor.wait()
     return {"ops": rows, "step": step, "cut": cut}
+
+
+def _unmeasured(work: Callable[[], object]) -> float:
+    work()
+    return 0.0
 
 
 def main() -> None:
@@ -245,15 +298,11 @@ def main() -> None:
     parser.add_argument("--instructions", action="store_true", help="count instead of timing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with torch.no_grad():
-        with torch.enable_grad():
-            training, benches, recorded = prepare(Size(**arguments.size))
-        if arguments.instructions:
-            with torch.enable_grad():
-                pass
-            result = instructions(training, benches)
-        else:
-            result = {"ops": nanoseconds(benches, arguments.rounds)}
+    training, benches, recorded = prepare(Size(**arguments.size))
+    if arguments.instructions:
+        result = instructions(training, benches)
+    else:
+        result = nanoseconds(training, benches, arguments.rounds)
     json.dump(result | {"recorded": recorded}, sys.stdout)
 
 

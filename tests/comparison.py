@@ -78,7 +78,7 @@ def on_the_reference_backend() -> Iterator[None]:
 
 
 def forget_pending_work() -> None:
-    """Ends the trace. A test about errors may leave a failed step behind: that is not the next one's."""
+    """Ends the trace. What a test about errors left failing is not the next one's."""
     for finish in (torpor.sync, torpor.wait):
         try:
             finish()
@@ -177,7 +177,7 @@ def raised_by(call: Callable[[], Any]) -> BaseException:
 
 
 def line_below() -> str:
-    """`file.py:LINE` of the line after the caller's: what a message about that line must contain."""
+    """`file.py:LINE` of the line after the caller's: what a message about it must contain."""
     frame = inspect.currentframe().f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno + 1}"
 

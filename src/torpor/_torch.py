@@ -19,6 +19,7 @@ from torch._ops import OpOverload as OpOverload
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 """Makes a tensor with sizes, strides, dtype and device, and no memory."""
@@ -46,6 +47,13 @@ def kernels() -> Iterator[None]:
     Some kernels look at the grad mode and keep something for backward only if it is on.
     """
     with _C.DisableTorchFunction(), torch.enable_grad(), _C._AutoDispatchBelowAutograd():
+        yield
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Runs the body as if no dispatch mode were active: plain tensors stay plain."""
+    with _C.DisableTorchFunction(), _disable_current_modes():
         yield
 
 
@@ -247,3 +255,20 @@ def accept_lazy_autocast() -> None:
         return False if args and args[0] == "lazy" else original(*args)
 
     torch.is_autocast_enabled = is_autocast_enabled
+
+
+def accept_lazy_attention() -> None:
+    """Let `nn.MultiheadAttention` take its fused path on the device `lazy` too."""
+    from torch.nn.modules import activation
+
+    original = activation._check_arg_device
+    activation._check_arg_device = lambda x: original(x) or x.device.type == "lazy"
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """The tensor carries a forward-mode derivative."""
+    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None if _level() else False
+
+
+def _level() -> bool:
+    return torch.autograd.forward_ad._current_level >= 0

@@ -339,7 +339,15 @@ def test_operators_of_python_numbers_work_from_both_sides(put: Put) -> None:
         put,
         lambda x: [
             *(2 + x, 2 - x, 2 * x, 2 / (x + 1), 2**x, 7 // (x + 1), 7 % (x + 1), -x, +x, abs(x)),
-            *(x > 2, 2 < x, x == 2, x != 2, ~(x > 2), (x > 1) & (x < 4), (x > 1) ^ (x < 4)),
+            *(
+                x > 2,
+                operator.lt(2, x),
+                x == 2,
+                x != 2,
+                ~(x > 2),
+                (x > 1) & (x < 4),
+                (x > 1) ^ (x < 4),
+            ),
         ],
         X,
     )

@@ -70,7 +70,8 @@ def _metadata_difference(expected: Tensor, actual: Tensor, subject: Subject) -> 
     if expected.requires_grad != actual.requires_grad:
         return "requires_grad"
     if expected.layout == torch.strided:
-        if expected.stride() != actual.stride():
+        # The strides of an empty tensor address nothing, and eager's own kernels disagree on them.
+        if expected.stride() != actual.stride() and expected.numel():
             return _stride_kind(expected, actual)
         if expected.storage_offset() != actual.storage_offset():
             return "storage_offset"
@@ -84,7 +85,7 @@ def _stride_kind(expected: Tensor, actual: Tensor) -> str:
         size > 1 and a != b
         for size, a, b in zip(expected.shape, expected.stride(), actual.stride(), strict=True)
     )
-    return "strides" if significant and expected.numel() else "strides of no consequence"
+    return "strides" if significant else "strides of a dimension of size 1"
 
 
 def equal(a: Tensor, b: Tensor) -> bool:

@@ -40,6 +40,8 @@ class Result:
     """Places where eager disagrees with itself, and bounds the difference."""
     late: list[str] = field(default_factory=list)
     """Places where eager raises at once and lazy, rightly typed, only when read."""
+    eager_faults: int = 0
+    """Runs in which eager itself did not write a strided `out=` in place, and is no judge."""
     samples: int = 0
     runs: int = 0
     excluded: str | None = None

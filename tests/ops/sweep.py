@@ -130,6 +130,9 @@ class _Check:
                 if variant is variants.FORWARD
                 else self.run_variant(variant, sample, EAGER, output)
             )
+            if variant is variants.OUT_STRIDED and variants.broken_out(expected.leaves):
+                self.result.eager_faults += 1
+                continue
             actual = self.run_variant(variant, sample, self.subject, output)
             self.result.runs += 1
             if expected.error is None and actual.error is None:

@@ -37,6 +37,14 @@ def table(results: Iterable[Result]) -> str:
         "eager differs from itself",
         {r.op: ", ".join(sorted(set(r.noisy))) for r in results if r.noisy},
     )
+    lines += _named(
+        "raised as eager does, but only when read",
+        {r.op: f"{len(r.late)} times" for r in results if r.late},
+    )
+    lines += _named(
+        "eager does not write a strided out= in place: not compared",
+        {r.op: f"{r.eager_faults} times" for r in results if r.eager_faults},
+    )
     lines += _named("excluded", {r.op: r.excluded for r in results if r.excluded})
     return "\n".join(lines)
 

@@ -330,7 +330,7 @@ def _write(author: Author) -> None:
 
 
 def _may_be_written_from(target: Tensor, source: Tensor) -> bool:
-    """Eager leaves a write between overlapping tensors undefined, unless they are one and the same."""
+    """Eager leaves a write between overlapping tensors undefined, unless they are the same."""
     if target.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
         return True
     return target.dtype == source.dtype and target.is_set_to(source)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torpor import config, metrics
+from torpor import _torch, config, metrics
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
 
@@ -87,7 +87,7 @@ class DeviceQueue:
             torch.set_num_threads(job.threads)  # a setting of its own on every thread
             self._threads = job.threads
         try:
-            with metrics.timer("Execute"):
+            with metrics.timer("Execute"), _torch.without_modes():
                 job.run()
         except BaseException as error:  # reported at the next sync, and by whoever reads a result
             for result in job.results:

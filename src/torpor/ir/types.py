@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -50,7 +51,8 @@ class TensorType:
             for size in shape:
                 found.numel *= size
             found.wrapper = (shape, stride, offset, None, dtype, torch.strided, device)
-            _types[key] = found
+            with _lock:
+                found = _types.setdefault(key, found)
         return found
 
     @staticmethod
@@ -147,6 +149,7 @@ class ScalarType:
         return f"scalar {self.kind.__name__}"
 
 
+_lock = threading.Lock()
 _types: WeakValueDictionary[tuple[object, ...], TensorType] = WeakValueDictionary()
 
 SCALAR_TYPES: Final = {kind: ScalarType(kind) for kind in (bool, int, float, complex)}

@@ -304,6 +304,6 @@ def _type(tensor: Any, device: torch.device | None, fresh: bool) -> TensorType |
 
 def _written(old: TensorType, new: torch.Tensor) -> TensorType:
     """The type of a written tensor: unchanged unless the op resized it (`out=`)."""
-    if tuple(new.shape) == old.shape:
+    if tuple(new.shape) == old.shape and old.numel:
         return old
     return TensorType.of_tensor(new, old.device)

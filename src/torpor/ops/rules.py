@@ -53,3 +53,8 @@ NOT_PROMOTABLE: Final = frozenset(
      "_foreach_norm", "linalg_matrix_norm", "renorm", "renorm_", "dist", "cdist",
      "_cdist_forward", "_cdist_backward", "histc"}
 )  # fmt: skip
+
+PROMOTABLE_FLOATS: Final = frozenset(
+    # arguments of type float that programs change from step to step
+    {"momentum", "lr"}
+)

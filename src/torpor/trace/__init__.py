@@ -11,6 +11,7 @@ register_device()
 register_location()
 hooks.install()
 _torch.accept_lazy_autocast()
+_torch.accept_lazy_attention()
 _torch.prefer_foreach(LazyTensor)
 _torch.register_device_module("lazy", device_module)
 

@@ -169,3 +169,32 @@ def tensor_split(
     places = tensor_indices_or_sections.cpu()
     op = aten.tensor_split.tensor_indices_or_sections
     return op.decompose(self, places, dim)  # type: ignore[no-any-return]
+
+
+def _only_numbers(op: Any, compute: Callable[..., Any]) -> None:
+    """An op that skips the vectors where no gradient needs them.
+
+    torch takes every tensor subclass for one that might need a gradient, and computes the vectors
+    with another algorithm, whose last bits differ.
+    """
+
+    def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        differentiable = tensor.requires_grad and torch.is_grad_enabled()
+        if type(tensor) is LazyTensor and not differentiable and not _torch.has_tangent(tensor):
+            return compute(tensor, *args, **kwargs)
+        return op.decompose(tensor, *args, **kwargs)
+
+    for key in ("AutogradLazy", "AutogradCPU", "AutogradCUDA"):
+        _library.impl(op, run, key)
+
+
+def _svdvals(tensor: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
+    return aten._linalg_svd.default(tensor, False, False, driver=driver)[1]  # type: ignore[no-any-return]
+
+
+def _eigvalsh(tensor: torch.Tensor, UPLO: str = "L") -> torch.Tensor:
+    return aten._linalg_eigh.default(tensor, UPLO, False)[0]  # type: ignore[no-any-return]
+
+
+_only_numbers(aten.linalg_svdvals.default, _svdvals)
+_only_numbers(aten.linalg_eigvalsh.default, _eigvalsh)

@@ -9,7 +9,7 @@ import torch
 from torpor import _torch
 from torpor.backend.registry import get_backend
 from torpor.trace.dispatch import dispatch
-from torpor.trace.special import copy_from
+from torpor.trace.special import FOR_TRANSFER, copy_from
 
 _library = torch.library.Library("aten", "IMPL")
 
@@ -31,10 +31,18 @@ def _factory(op: Any) -> Any:
             )
         kwargs["device"] = lazy_device(kwargs.get("device"))
         kwargs.pop("pin_memory", None)
-        kwargs.pop("layout", None)
-        return dispatch(None, op, (), args, kwargs)
+        transfer = kwargs.pop("layout", None) is not None and _is_transfer(op, kwargs)
+        tensor = dispatch(None, op, (), args, kwargs)
+        if transfer:
+            setattr(tensor, FOR_TRANSFER, True)
+        return tensor
 
     return make
+
+
+def _is_transfer(op: Any, kwargs: dict[str, Any]) -> bool:
+    """The call torch makes for `plain.to("lazy")`: everything about the tensor is spelled out."""
+    return op is torch.ops.aten.empty.memory_format and kwargs.get("memory_format") is not None
 
 
 def register_device() -> None:

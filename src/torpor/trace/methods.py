@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,14 @@ from torpor.trace.wrap import make_wrapper, plain, plain_copy, wrap_data
 
 
 def method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `function` a method of LazyTensor."""
-    setattr(LazyTensor, function.__name__, function)
+    """Make `function` a method of LazyTensor, in whose body plain tensors stay plain."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _torch.without_modes():
+            return function(*args, **kwargs)
+
+    setattr(LazyTensor, function.__name__, call)
     return function
 
 

@@ -30,13 +30,7 @@ def lazy(thing: Any) -> Any:
     its parameters keep their identity; lists, tuples and dicts are looked into.
     """
     adoption = Adoption(copy=True)
-    if isinstance(thing, torch.nn.Module):
-        return _convert_module(thing, lambda t: _lazy_tensor(t, adoption))
-    if isinstance(thing, torch.optim.Optimizer):
-        return _convert_optimizer(thing, lambda t: _lazy_tensor(t, adoption))
-    return _torch.tree_map(
-        lambda leaf: _lazy_tensor(leaf, adoption) if isinstance(leaf, torch.Tensor) else leaf, thing
-    )
+    return _convert(thing, lambda tensor: _lazy_tensor(tensor, adoption))
 
 
 def eager(thing: Any) -> Any:
@@ -44,13 +38,18 @@ def eager(thing: Any) -> Any:
 
     A tensor on the device `lazy` comes to the physical device behind it.
     """
-    if isinstance(thing, torch.nn.Module):
-        return _convert_module(thing, _plain_tensor)
-    if isinstance(thing, torch.optim.Optimizer):
-        return _convert_optimizer(thing, _plain_tensor)
-    return _torch.tree_map(
-        lambda leaf: _plain_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, thing
-    )
+    return _convert(thing, _plain_tensor)
+
+
+def _convert(thing: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    with _torch.without_modes():
+        if isinstance(thing, torch.nn.Module):
+            return _convert_module(thing, convert)
+        if isinstance(thing, torch.optim.Optimizer):
+            return _convert_optimizer(thing, convert)
+        return _torch.tree_map(
+            lambda leaf: convert(leaf) if isinstance(leaf, torch.Tensor) else leaf, thing
+        )
 
 
 class _Enter(torch.autograd.Function):

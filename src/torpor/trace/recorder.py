@@ -199,6 +199,13 @@ def all_lazy(tensors: Any) -> None:
             raise WritesPlain
 
 
+def shares(storage: LazyStorage, tensors: Any) -> bool:
+    """One of `tensors` is on `storage`."""
+    return tensors is not None and any(
+        type(t) is LazyTensor and t._lazy_storage is storage for t in tensors
+    )
+
+
 def check_overlap(spec: OpSpec, args: tuple[Any, ...]) -> None:
     """Let eager judge an op that writes to memory it also reads, on zeros that overlap alike."""
     memories: dict[LazyStorage, torch.Tensor] = {}
@@ -395,11 +402,18 @@ def _overlap_line(spec: OpSpec, names: list[str]) -> str:
     """A line that notices when a written tensor shares its storage with another argument."""
     tensors = [i for i, a in enumerate(spec.arguments) if a.kind is ArgKind.TENSOR]
     pairs = [(i, j) for i in spec.mutated if i in tensors for j in tensors if i != j]
-    tests = [
-        f"type({names[j]}) is LazyTensor and s{j} is s{i} and {names[j]} is not {names[i]}"
-        f" and {names[i]} is not None"
-        for i, j in pairs
-        if not (j in spec.mutated and j < i)
+    tests = []
+    for i, j in pairs:
+        if j in spec.mutated and j < i:
+            continue
+        test = f"type({names[j]}) is LazyTensor and {names[i]} is not None and s{j} is s{i}"
+        if not spec.arguments[i].keyword_only:  # `x.add_(x)` is what everybody writes
+            test += f" and {names[j]} is not {names[i]}"
+        tests.append(test)
+    lists = [i for i, a in enumerate(spec.arguments) if a.kind is ArgKind.TENSORS]
+    tests += [
+        f"{names[i]} is not None and shares(s{i}, {names[j]})"
+        for i in spec.mutated if i in tensors for j in lists
     ]
     if not tests or spec.name == "aten.copy_.default":
         return ""
@@ -459,6 +473,7 @@ def make_recorder(spec: OpSpec) -> Callable[..., Any]:
         "ref": ref,
         "release": TRACE.lock.release,
         "set_bits": set_bits,
+        "shares": shares,
         "spec": spec,
         "view_value": view_value,
         "wrap_value": wrap_value,

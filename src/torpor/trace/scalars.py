@@ -17,6 +17,7 @@ from torpor.execute.storage import TRACE
 from torpor.ir.node import TABLE, Node, Value
 from torpor.ops.infer import types_in
 from torpor.ops.keys import key_of, number_key
+from torpor.ops.rules import PROMOTABLE_FLOATS
 from torpor.ops.spec import ArgKind, OpSpec
 from torpor.trace.values import make_node
 
@@ -60,6 +61,9 @@ def promotable_positions(spec: OpSpec, bound: list[Any]) -> list[int]:
     for position, (argument, value) in enumerate(zip(spec.arguments, bound, strict=True)):
         if argument.kind is ArgKind.SCALAR or argument.kind is ArgKind.TENSOR:
             if type(value) in _NUMBERS:
+                found.append(position)
+        elif argument.kind is ArgKind.FLOAT and argument.name in PROMOTABLE_FLOATS:
+            if type(value) is float:
                 found.append(position)
         elif argument.kind is ArgKind.SCALARS and type(value) is tuple:
             if value and all(type(item) in _NUMBERS for item in value):

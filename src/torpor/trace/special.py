@@ -31,6 +31,9 @@ from torpor.trace.wrap import (
 
 aten = torch.ops.aten
 
+FOR_TRANSFER = "_torpor_for_transfer"
+"""Marks a tensor that torch has just made for `plain.to("lazy")` to copy into."""
+
 _record_copy = make_recorder(spec_of(aten.copy_.default))
 record_to_copy = make_recorder(spec_of(aten._to_copy.default))
 _record_as_strided = make_recorder(spec_of(aten.as_strided.default))
@@ -44,6 +47,12 @@ def item(tensor: LazyTensor) -> Any:
     """`x.item()`: the number itself."""
     count_sync(spec_of(aten._local_scalar_dense.default))
     return plain(tensor).item()
+
+
+@special("aten._has_compatible_shallow_copy_type.default")
+def has_compatible_shallow_copy_type(tensor: Any, other: Any) -> bool:
+    """Whether `tensor.data = other` may be done in place: between lazy tensors."""
+    return isinstance(tensor, LazyTensor) and isinstance(other, LazyTensor)
 
 
 @special("aten.is_pinned.default")
@@ -74,25 +83,18 @@ def copy_(target: Any, source: Any, non_blocking: bool = False) -> Any:
     if source.device != target.device:
         source = record_to_copy(source, device=target.device)
     with TRACE.lock:
-        if _same_layout(target, source):
-            write(target, value_of(source))
+        value = value_of(source)
+        if value.type is value_of(target).type and value.type.is_injective:
+            write(target, value)
             return target
     return _record_copy(target, source, non_blocking)
-
-
-def _same_layout(target: LazyTensor, source: LazyTensor) -> bool:
-    return (
-        target.shape == source.shape
-        and target.dtype == source.dtype
-        and target.stride() == source.stride()
-        and not (target.is_conj() or source.is_conj() or target.is_neg() or source.is_neg())
-        and 0 not in target.stride()
-    )
 
 
 def _copy_in(target: LazyTensor, source: torch.Tensor) -> LazyTensor:
     """A plain tensor enters: its numbers are taken now, whatever happens to it later."""
     metrics.count("CreateLtcTensor")
+    if target.__dict__.pop(FOR_TRANSFER, False):
+        _take_strides(target, source)
     device = physical(target.device)
     if 0 in target.stride() and target.numel() > 1:
         return _record_copy(target, source)  # type: ignore[no-any-return]  # eager refuses it
@@ -101,6 +103,16 @@ def _copy_in(target: LazyTensor, source: torch.Tensor) -> LazyTensor:
         real.copy_(source)
     write_data(target, real)
     return target
+
+
+def _take_strides(target: LazyTensor, source: torch.Tensor) -> None:
+    """`x.to("lazy")` keeps dense strides, as between any two devices eager knows."""
+    type_ = TensorType.of_tensor(source, target.device).at_offset(0)
+    if type_.is_dense and type_.shape == tuple(target.shape) and type_.stride != target.stride():
+        real = torch.empty_strided(
+            type_.shape, type_.stride, dtype=target.dtype, device=physical(target.device)
+        )
+        become(target, wrap_data(real, target.device))
 
 
 @special("aten._to_copy.default")
@@ -258,6 +270,12 @@ def set_storage(
     memory = source.untyped() if hasattr(source, "untyped") else source
     shape = (memory.nbytes() // tensor.dtype.itemsize,) if size is None else tuple(size)
     strides = tuple(stride) or contiguous_strides(shape)
+    if TensorType.of(shape, strides, tensor.dtype, tensor.device, offset).nbytes > memory.nbytes():
+        raise RuntimeError(
+            f"setStorage: sizes {list(shape)}, strides {list(strides)}, storage offset {offset}, "
+            f"and itemsize {tensor.dtype.itemsize} are out of bounds for storage of size "
+            f"{memory.nbytes()}"
+        )
     loaded = isinstance(memory, LoadedStorage)
     real = torch.empty((0,), dtype=tensor.dtype, device="cpu" if loaded else memory.device)
     with _torch.without_torch_function():

@@ -128,7 +128,8 @@ def write(tensor: LazyTensor, new: Value) -> None:
     else:
         root = scatter(root_value(storage), view, new)
         storage.value = root
-        view.base, view.value = root, new
+        if new.type is view.value.type:  # else the view is replayed: its type is the tensor's own
+            view.base, view.value = root, new
     storage.data = None
     if not storage.listed:
         TRACE.enlist(storage)
@@ -162,7 +163,7 @@ def _invert(view: View, base: Value, new: Value) -> Value | None:
         raise
     except Exception:  # the neat inverse does not hold for these strides; the general one does
         return None
-    return value if value.type.at_offset(0) is base.type.at_offset(0) else None
+    return value if value.type is base.type else None
 
 
 def _scatter_anywhere(root: Value, type_: TensorType, new: Value) -> Value:
