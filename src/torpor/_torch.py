@@ -18,7 +18,6 @@ from torch import _C
 from torch._ops import OpOverload as OpOverload
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
@@ -108,9 +107,7 @@ def op_attribute(op: OpOverload, name: str) -> Any:
 
 def is_composite(op: OpOverload) -> bool:
     """The op is made of other ops, also for autograd: torch normally never shows it to us."""
-    return bool(
-        _C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
-    )
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
 
 
 _FACTORIES = (
@@ -224,7 +221,11 @@ def allow_foreach(tensor_type: type, devices: Callable[[], list[str]]) -> None:
 
 def attention_switches() -> tuple[bool, ...]:
     """The process-wide switches that decide which attention kernel is chosen."""
-    return (_C._get_flash_sdp_enabled(), _C._get_math_sdp_enabled(), _C._get_overrideable_sdp_enabled())
+    return (
+        _C._get_flash_sdp_enabled(),
+        _C._get_math_sdp_enabled(),
+        _C._get_overrideable_sdp_enabled(),
+    )
 
 
 def attention_choice(

@@ -58,7 +58,7 @@ def make(name: str, **options: Any) -> Backend:
 
 def backends() -> dict[str, str]:
     """Every known backend and whether it is available, or why not."""
-    return {name: "available" for name in sorted(_found())}
+    return dict.fromkeys(sorted(_found()), "available")
 
 
 def on_change(listener: Callable[[Backend | None, Backend], None]) -> None:

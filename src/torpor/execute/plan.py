@@ -59,7 +59,9 @@ class PlanCache:
             metrics.count("CachedCompile")
         return plan
 
-    def add(self, key: tuple[Any, ...], graph: Graph, backend: Backend, device: BackendDevice) -> Plan:
+    def add(
+        self, key: tuple[Any, ...], graph: Graph, backend: Backend, device: BackendDevice
+    ) -> Plan:
         """Compile `graph` and keep it under `key`."""
         self.serial += 1
         if config.verify_graphs:
@@ -89,9 +91,7 @@ def compile_graph(graph: Graph, name: str, backend: Backend, device: BackendDevi
     return computation
 
 
-def needed_graph(
-    wanted: Sequence[Value], live: Sequence[Value], known: Collection[Value]
-) -> Graph:
+def needed_graph(wanted: Sequence[Value], live: Sequence[Value], known: Collection[Value]) -> Graph:
     """The graph for `wanted` alone, with every value in it that is needed again as an output.
 
     Live values inside the cone of `wanted` are computed on the way, so they become outputs; so

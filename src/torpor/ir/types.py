@@ -69,9 +69,7 @@ class TensorType:
         )
 
     @staticmethod
-    def contiguous(
-        shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> TensorType:
+    def contiguous(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> TensorType:
         """The row-major type of this shape."""
         return TensorType.of(shape, contiguous_strides(shape), dtype, device)
 

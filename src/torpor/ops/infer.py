@@ -89,7 +89,9 @@ def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
         return _try(spec, bound, sample, to, device)
     fakes = _Fakes(to, sample)
     with _torch.without_torch_function(), torch.no_grad(), _torch.quiet_fakes(), fakes.mode:
-        fake_args = [fakes.of(v, fresh=a.mutated) for a, v in zip(spec.arguments, bound, strict=True)]
+        fake_args = [
+            fakes.of(v, fresh=a.mutated) for a, v in zip(spec.arguments, bound, strict=True)
+        ]
         result = _run_fake(spec, fake_args)
         types = _collect(spec, result, bound, fake_args, device)
     if _is_resized(spec, bound, types):
@@ -111,7 +113,12 @@ def _is_resized(spec: OpSpec, bound: list[Any], types: Types) -> bool:
 
 
 def _tried_or(
-    types: Types, spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical, device: Any
+    types: Types,
+    spec: OpSpec,
+    bound: list[Any],
+    sample: dict[Value, Any],
+    to: Physical,
+    device: Any,
 ) -> Types:
     """Types by trial; `types` where zeros are something the kernel refuses."""
     try:
@@ -137,9 +144,7 @@ def _check_writes(spec: OpSpec, bound: list[Any]) -> None:
                 raise Suspicious(f"{spec.name} writes to overlapping memory")
 
 
-def _check_dtypes(
-    spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical
-) -> None:
+def _check_dtypes(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
     """Try the real kernel on tensors of one element: fake kernels overlook wrong dtypes.
 
     Sizes of 1 fit nearly every op; where they do not, the error says nothing and is dropped.
@@ -155,7 +160,9 @@ def _check_dtypes(
                 raise Suspicious(str(error)) from None
 
 
-_DTYPE_ERROR = re.compile(r"dtype|out of range|not implemented for|scalar type|not support|[Ii]nteger|[Cc]omplex")
+_DTYPE_ERROR = re.compile(
+    r"dtype|out of range|not implemented for|scalar type|not support|[Ii]nteger|[Cc]omplex"
+)
 
 
 def _try(

@@ -15,7 +15,11 @@ HIDDEN_MUTATIONS: Final[dict[str, tuple[str, ...]]] = {
 HIDDEN_VIEWS: Final = frozenset(
     # their schemas promise memory of their own, their kernels return views; torch's own
     # composite ops write through them
-    {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}
+    {
+        "aten._unsafe_view.default",
+        "aten.unsafe_split.Tensor",
+        "aten.unsafe_split_with_sizes.default",
+    }
 )
 
 METADATA_OPS: Final = frozenset(

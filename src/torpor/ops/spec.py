@@ -175,7 +175,10 @@ def _read_return(item: Any, schema: Any, arguments: tuple[Argument, ...]) -> Ret
     is_list = text.startswith("List[")
     if text not in ("Tensor", "List[Tensor]", "Optional[Tensor]", "List[Optional[Tensor]]"):
         return Return(ReturnKind.OTHER, is_list, -1)
-    if f"aten.{schema.name.removeprefix('aten::')}.{schema.overload_name or 'default'}" in rules.HIDDEN_VIEWS:
+    if (
+        f"aten.{schema.name.removeprefix('aten::')}.{schema.overload_name or 'default'}"
+        in rules.HIDDEN_VIEWS
+    ):
         return Return(ReturnKind.VIEW, is_list, 0)
     alias = _return_alias(item, schema)
     for position, argument in enumerate(arguments):

@@ -54,9 +54,7 @@ def window(
 
 
 def _storage_scatter_type(self: torch.Tensor, *args: object) -> torch.Tensor:
-    return torch.empty_strided(
-        self.shape, self.stride(), dtype=self.dtype, device=self.device
-    )
+    return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=self.device)
 
 
 _library.impl("storage_scatter", _storage_scatter, "CompositeExplicitAutograd")

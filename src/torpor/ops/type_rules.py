@@ -35,13 +35,35 @@ RULES: Final[dict[str, Rule]] = {
 
 TRIED: Final = frozenset(
     # fake kernels that are wrong about sizes or strides, or refuse what the real one takes
-    {"aten.mkldnn_rnn_layer.default", "aten.max_unpool2d.default", "aten.max_unpool3d.default",
-     "aten._embedding_bag.default", "aten._embedding_bag_forward_only.default",
-     "aten._grouped_mm.default"}
+    {
+        "aten.mkldnn_rnn_layer.default",
+        "aten.max_unpool2d.default",
+        "aten.max_unpool3d.default",
+        "aten._embedding_bag.default",
+        "aten._embedding_bag_forward_only.default",
+        "aten._grouped_mm.default",
+    }
 )
 
 UNCHECKED: Final = frozenset(
     # ops whose fake kernels accept dtypes, or mixtures of them, that the real ones refuse
-    {"mm", "bmm", "addmm", "addmv", "mv", "dot", "vdot", "baddbmm", "addbmm", "addr", "_softmax",
-     "_log_softmax", "convolution", "index_add", "index_copy", "scatter_add", "cat"}
+    {
+        "mm",
+        "bmm",
+        "addmm",
+        "addmv",
+        "mv",
+        "dot",
+        "vdot",
+        "baddbmm",
+        "addbmm",
+        "addr",
+        "_softmax",
+        "_log_softmax",
+        "convolution",
+        "index_add",
+        "index_copy",
+        "scatter_add",
+        "cat",
+    }
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from torpor import _torch
 from torpor.errors import annotate
 from torpor.execute import sync
@@ -56,7 +54,10 @@ def _by_mode(spec: OpSpec) -> Recorder:
         return lambda *args, **kwargs: _at_once(spec, args, kwargs)
     if spec.mode is Mode.METADATA:
         return lambda *args, **kwargs: _unsupported(spec)
-    if _torch.is_composite(spec.target) and spec.target not in _torch.composite_ops_with_cpu_kernels():
+    if (
+        _torch.is_composite(spec.target)
+        and spec.target not in _torch.composite_ops_with_cpu_kernels()
+    ):
         return lambda *args, **kwargs: _decompose(spec, args, kwargs)
     return make_recorder(spec)
 
@@ -105,9 +106,7 @@ def _failed(func: Any, args: tuple[Any, ...], kwargs: Any, error: Exception) -> 
     return recover(spec_of(func), args, kwargs, error)
 
 
-def recover(
-    spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
-) -> Any:
+def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
     """An op that could not be recorded: eager runs it, or refuses it in its own words.
 
     A mistake is recognised on zeros of the same types, so that it makes nothing run.

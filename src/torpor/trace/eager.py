@@ -160,5 +160,3 @@ def _wrap_one(returned: Any, value: Any, bound: list[Any], device: torch.device 
 def _own(value: torch.Tensor, bound: list[Any]) -> torch.Tensor:
     """`value`, or a copy of it where it might share memory with something torpor must not see."""
     return value if value.storage_offset() == 0 and not value._is_view() else clone_plain(value)
-
-

@@ -49,8 +49,7 @@ def numpy(self: LazyTensor, *, force: bool = False) -> Any:
     """
     if self.requires_grad and not force:
         raise RuntimeError(
-            "Can't call numpy() on Tensor that requires grad. "
-            "Use tensor.detach().numpy() instead."
+            "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
         )
     real = _read(self, "numpy").detach().resolve_conj().resolve_neg()
     array = (real.cpu() if real.device.type != "cpu" else real.clone()).numpy()

@@ -101,9 +101,7 @@ def _convert_module(module: torch.nn.Module, convert: Convert) -> torch.nn.Modul
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-def _convert_optimizer(
-    optimizer: torch.optim.Optimizer, convert: Convert
-) -> torch.optim.Optimizer:
+def _convert_optimizer(optimizer: torch.optim.Optimizer, convert: Convert) -> torch.optim.Optimizer:
     """Convert the state that has the shape of a parameter; counters stay what they are."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():

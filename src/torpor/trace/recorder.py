@@ -161,9 +161,7 @@ def _list_length(spec: OpSpec, node: Node, args: tuple[Any, ...]) -> int:
     return len(node.outputs) - others
 
 
-def _result(
-    returned: Return, node: Node, outputs: Any, args: tuple[Any, ...], length: int
-) -> Any:
+def _result(returned: Return, node: Node, outputs: Any, args: tuple[Any, ...], length: int) -> Any:
     if returned.kind is ReturnKind.ARGUMENT:
         return args[returned.argument]
     if returned.is_list:
@@ -292,7 +290,9 @@ def _key_lines(spec: OpSpec, names: list[str]) -> tuple[list[str], list[str]]:
             k = "None"
         else:
             if name == "device":
-                lines.append("        if device is not None:\n            device = numbered(device)\n")
+                lines.append(
+                    "        if device is not None:\n            device = numbered(device)\n"
+                )
             k = name
         keys.append(k)
     return lines, keys
@@ -413,7 +413,9 @@ def _overlap_line(spec: OpSpec, names: list[str]) -> str:
     lists = [i for i, a in enumerate(spec.arguments) if a.kind is ArgKind.TENSORS]
     tests += [
         f"{names[i]} is not None and shares(s{i}, {names[j]})"
-        for i in spec.mutated if i in tensors for j in lists
+        for i in spec.mutated
+        if i in tensors
+        for j in lists
     ]
     if not tests or spec.name == "aten.copy_.default":
         return ""
@@ -457,7 +459,9 @@ def make_recorder(spec: OpSpec) -> Callable[..., Any]:
         "all_lazy": all_lazy,
         "acquire": TRACE.lock.acquire,
         "check_overlap": check_overlap,
-        "cell": metrics.op_cell(f"lazy::{spec.target._schema.name.removeprefix('aten::')}", spec.name),
+        "cell": metrics.op_cell(
+            f"lazy::{spec.target._schema.name.removeprefix('aten::')}", spec.name
+        ),
         "enlist": TRACE.enlist,
         "finish": finish,
         "leaf_value": TRACE.leaf_value,

@@ -61,9 +61,7 @@ class ReferenceLowering(LoweringContext):
         for output in node.outputs:
             self.emitted[output] = register = self._register()
             outputs.append(register)
-        self.instructions.append(
-            Instruction(node, spec, args, outputs, self.device.torch_device)
-        )
+        self.instructions.append(Instruction(node, spec, args, outputs, self.device.torch_device))
 
     def _argument(self, arg: Any) -> Any:
         if type(arg) is Value:
@@ -126,9 +124,7 @@ def _may_reuse(
     return buffer in owned and len(sharing) == 1 and buffer_last_use[buffer] == position
 
 
-def _assign_buffers(
-    instruction: Instruction, buffer_of: dict[int, int], owned: set[int]
-) -> None:
+def _assign_buffers(instruction: Instruction, buffer_of: dict[int, int], owned: set[int]) -> None:
     spec = instruction.spec
     views = [r.argument for r in spec.returns if r.kind is ReturnKind.VIEW]
     if spec.target._opname in ALIASING:

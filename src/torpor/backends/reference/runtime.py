@@ -98,19 +98,15 @@ def _fits(tensor: torch.Tensor, type_: TensorType) -> bool:
 
 def with_layout(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
     """A copy of `tensor` in memory of its own with the strides of `type_`."""
-    copy = torch.empty_strided(
-        type_.shape, type_.stride, dtype=tensor.dtype, device=tensor.device
-    )
-    if type_.span != type_.numel and not 0 in type_.stride:
+    copy = torch.empty_strided(type_.shape, type_.stride, dtype=tensor.dtype, device=tensor.device)
+    if type_.span != type_.numel and 0 not in type_.stride:
         copy.untyped_storage()  # holes stay whatever they are
     if 0 in type_.stride and type_.numel:
         return _copy_expanded(tensor, copy, type_)
     return copy.copy_(tensor)
 
 
-def _copy_expanded(
-    tensor: torch.Tensor, copy: torch.Tensor, type_: TensorType
-) -> torch.Tensor:
+def _copy_expanded(tensor: torch.Tensor, copy: torch.Tensor, type_: TensorType) -> torch.Tensor:
     """Copy into a layout with strides of 0: one element stands for the whole dimension."""
     source, target = tensor, copy
     for dim, stride in enumerate(type_.stride):
@@ -190,9 +186,7 @@ def _outputs(spec: Any, result: Any, args: list[Any]) -> list[Any]:
 def _check(instruction: Instruction, outputs: list[Any]) -> list[int]:
     """Compare real outputs with their recorded types; the ones that need other strides."""
     wrong = []
-    for position, (value, tensor) in enumerate(
-        zip(instruction.node.outputs, outputs, strict=True)
-    ):
+    for position, (value, tensor) in enumerate(zip(instruction.node.outputs, outputs, strict=True)):
         type_ = value.type
         if type_ is None or tensor is None or type(type_) is ScalarType:
             continue
