@@ -1,10 +1,10 @@
 """Nanoseconds per recorded op: the most frequent ops of the training step, one at a time.
 
-Each op is called again and again as the step calls it (same shapes, strides and attributes) on three
-kinds of tensors: torpor's, eager's, and the floor's, whose `__torch_dispatch__` does nothing but make
-as many wrappers as the op returns. What torpor takes above the floor is torpor's own. Everything is
-in the processor's caches then; `inside` is the time in `__torch_dispatch__` in the step itself, where
-it is not.
+Each op is called again and again as the step calls it (same shapes, strides and attributes) on
+three kinds of tensors: torpor's, eager's, and the floor's, whose `__torch_dispatch__` does nothing
+but make as many wrappers as the op returns. What torpor takes above the floor is torpor's own.
+Everything is in the processor's caches then; `inside` is the time in `__torch_dispatch__` in the
+step itself, where it is not.
 
 Run as a module it measures in its own process and prints JSON; with `--instructions` it counts.
 """

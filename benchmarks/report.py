@@ -44,7 +44,8 @@ def text(results: Results) -> str:
              b.verdict) for b in found
         ]  # fmt: skip
         parts.append(table(("bar (CPU time decides)", "CPU", "wall", "at most", "verdict"), rows))
-    parts += [f"note: {note}" for note in results.notes]
+    if results.notes:
+        parts.append("\n".join(f"note: {note}" for note in results.notes))
     return "\n\n".join(parts)
 
 
@@ -67,7 +68,7 @@ def _heading(results: Results) -> str:
     lines = [f"{results.date}   {machine()}   {versions()}"]
     if results.load:
         busy = ", ".join(f"{value:.1f}" for value in results.load)
-        lines.append(f"load average before and after: {busy} (cores: see above)")
+        lines.append(f"torch threads: {results.threads}; load average before and after: {busy}")
     return "\n".join(lines)
 
 
@@ -87,7 +88,7 @@ def _tracing(results: Results) -> str:
 
 
 def _subject(results: Results, row: Subject) -> Row:
-    title = f"  {TITLES[row.system]}" + (f", {row.threads} threads" if row.threads > 1 else "")
+    title = f"  {TITLES[row.system]}"
     if not row.steps:
         return (title, *["failed"] * 9)
     eager = ratio(row, results.subject("eager", row.optimizer))
@@ -184,8 +185,9 @@ def _sum(ops: dict[str, Any]) -> Row:
         return sum(float(row[kind]) * row["calls"] for row in ops["ops"])
 
     calls = sum(row["calls"] for row in ops["ops"])
-    whole = {"calls": calls} | {k: total(k) for k in ("torpor", "floor", "eager", "inside")}
-    return (f"these {calls:,} of {ops['recorded']:,} ops of a step", *_times(whole), "", "", "")
+    whole = {"calls": calls} | {k: total(k) / 1e3 for k in ("torpor", "floor", "eager", "inside")}
+    name = f"µs for these {calls:,} of {ops['recorded']:,} ops"
+    return (name, *_times(whole), "", "", "")
 
 
 # -- where it goes ---------------------------------------------------------------------------------

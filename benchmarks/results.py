@@ -26,13 +26,14 @@ class Results:
     counter: str = ""  # what counted the instructions
     notes: list[str] = field(default_factory=list)
     repeat: int = 0
+    threads: int = 1
     date: str = field(default_factory=lambda: f"{datetime.datetime.now():%Y-%m-%d %H:%M}")
     load: list[float] = field(default_factory=list)  # of the machine, before and after
 
-    def subject(self, system: str, optimizer: str, threads: int = 1) -> Subject | None:
+    def subject(self, system: str, optimizer: str) -> Subject | None:
         """The row of a system, if it was measured."""
         for row in self.subjects:
-            if (row.system, row.optimizer, row.threads) == (system, optimizer, threads):
+            if (row.system, row.optimizer) == (system, optimizer):
                 return row
         return None
 
@@ -43,6 +44,7 @@ class Results:
             "versions": versions(),
             "load": self.load,
             "repeat": self.repeat,
+            "threads": self.threads,
             "tracing": [row.as_json() for row in self.subjects],
             "cold": self.cold and self.cold.as_json(),
             "imports": self.imports and self.imports.as_json(),

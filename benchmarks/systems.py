@@ -1,7 +1,7 @@
 """The systems under test: how each takes a program in, ends a trace, and finishes its work.
 
-torpor and `torch._lazy` both want torch's dispatch key `Lazy`, and torpor wraps `nn.Module.__call__`:
-one process holds one system. That is why each is imported where it is chosen.
+torpor and `torch._lazy` both want torch's dispatch key `Lazy`, and torpor wraps
+`nn.Module.__call__`: one process holds one system, which is imported where it is chosen.
 """
 
 from __future__ import annotations

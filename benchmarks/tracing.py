@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,17 +21,12 @@ class Subject:
 
     system: str
     optimizer: str
-    threads: int
     steps: list[Step] = field(default_factory=list)
     first: Step | None = None
     fallbacks: int = 0
     recorded: int = 0
     every: int = 1
     error: str = ""
-
-    @property
-    def key(self) -> str:
-        return f"{self.system} {self.optimizer} {self.threads}"
 
     @property
     def trace(self) -> Time:
@@ -46,7 +40,6 @@ class Subject:
         return {
             "system": self.system,
             "optimizer": self.optimizer,
-            "threads": self.threads,
             "trace": self.trace._asdict() if self.steps else None,
             "cut": self.cut._asdict() if self.steps else None,
             "first": self.first.trace._asdict() if self.first else None,
@@ -60,38 +53,33 @@ class Subject:
 def subjects() -> list[Subject]:
     """What is measured, in the order of its turns."""
     names = ("eager", "torpor", "torpor-concrete", "torch-lazy")
-    found = [Subject(name, optimizer, 1) for optimizer in ("adamw", "sgd") for name in names]
-    cores = os.cpu_count() or 1
-    if cores > 1:  # eager may use them; recording never does
-        found += [Subject("eager", optimizer, cores) for optimizer in ("adamw", "sgd")]
-    return found
+    return [Subject(name, optimizer) for optimizer in ("adamw", "sgd") for name in names]
 
 
-def measure(repeat: int, size: dict[str, Any], advance: Callable[[str], None]) -> list[Subject]:
+def measure(
+    repeat: int, threads: int, size: dict[str, Any], advance: Callable[[str], None]
+) -> list[Subject]:
     """Warm each subject up, then let them take turns `repeat` times."""
     rows = subjects()
     with ExitStack() as stack:
-        workers = {row.key: stack.enter_context(_start(row, size)) for row in rows}
+        workers = []
         for row in rows:
-            advance(f"warming up {row.system}, {row.optimizer}")
-            _warm_up(row, workers[row.key])
+            workers.append(stack.enter_context(Worker(row.system, row.optimizer, threads, **size)))
+            _warm_up(row, workers[-1])
+            advance(f"warmed up {row.system}, {row.optimizer}")
         for turn in range(repeat):
-            for row in rows:
+            for row, worker in zip(rows, workers):
                 if not row.error and turn % row.every == 0:
-                    row.steps.append(workers[row.key].step())
+                    row.steps.append(worker.step())
             advance(f"round {turn + 1} of {repeat}")
-        for row in rows:
-            _count(row, workers[row.key])
+        for row, worker in zip(rows, workers):
+            _count(row, worker)
     return rows
 
 
 def turns(repeat: int) -> int:
     """How often `measure` calls `advance`."""
     return len(subjects()) + repeat
-
-
-def _start(row: Subject, size: dict[str, Any]) -> Worker:
-    return Worker(row.system, row.optimizer, row.threads, **size)
 
 
 def _warm_up(row: Subject, worker: Worker) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Step:
-    """One training step: until all of it is recorded (for eager: computed), and the cut after it."""
+    """One training step: until it is all recorded (for eager: computed), and the cut after it."""
 
     trace: Time
     cut: Time
@@ -44,9 +45,10 @@ class Worker:
 
     def __init__(self, system: str, optimizer: str, threads: int = 1, **size: Any) -> None:
         command = [sys.executable, "-m", "benchmarks.worker", system, optimizer, json.dumps(size)]
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `close`
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment(threads), text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
         )  # fmt: skip
         self._answer()  # the model is built
 
@@ -69,8 +71,10 @@ class Worker:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            command = " ".join(map(str, self.process.args))  # type: ignore[arg-type]
-            raise RuntimeError(f"a worker ended (status {self.process.wait()}); try: {command}")
+            status = self.process.wait()
+            self.errors.seek(0)
+            said = self.errors.read().strip().splitlines() or ["no word"]
+            raise RuntimeError(f"a worker ended with status {status}: {said[-1]}")
         return json.loads(line)
 
     def close(self) -> None:
@@ -79,6 +83,7 @@ class Worker:
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
+        self.errors.close()
 
     def __enter__(self) -> Worker:
         return self

@@ -18,7 +18,10 @@ from torch import _C
 from torch._ops import OpOverload as OpOverload
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+DispatchMode: Any = TorchDispatchMode  # its methods are not annotated
+"""Base of a mode that sees every op, below autograd."""
 
 make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 """Makes a tensor with sizes, strides, dtype and device, and no memory."""
@@ -27,7 +30,7 @@ disabled_torch_function = _C._disabled_torch_function_impl
 set_conj: Callable[[torch.Tensor, bool], None] = _C._set_conj
 set_neg: Callable[[torch.Tensor, bool], None] = _C._set_neg
 
-set_metadata: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+set_metadata: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # a getset, not an attribute
 """Gives a tensor the sizes, strides and dtype of another (the setter of `Tensor.data`)."""
 
 tree_map = pytree.tree_map
@@ -66,7 +69,7 @@ def fake_mode() -> Any:
 
 @contextmanager
 def quiet_fakes() -> Iterator[None]:
-    """Keeps fake tensors from logging an op they refuse: the refusal is an answer like any other."""
+    """Keeps fake tensors from logging an op they refuse: the refusal is an answer too."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -111,11 +114,13 @@ def is_composite(op: OpOverload) -> bool:
 
 
 _FACTORIES = (
-    "arange", "arange.start", "arange.start_step", "bartlett_window", "blackman_window", "empty.memory_format",
-    "empty_strided", "empty_permuted", "eye", "eye.m", "full", "hamming_window", "hann_window", "kaiser_window",
-    "linspace", "logspace", "ones", "rand", "randint", "randint.low", "randn", "randperm", "range",
-    "range.step", "scalar_tensor", "tril_indices", "triu_indices", "zeros", "rand.generator", "randn.generator",
-    "randint.generator", "randint.low_generator", "randperm.generator", "normal.float_float", "_efficientzerotensor",
+    "arange", "arange.start", "arange.start_step", "bartlett_window", "blackman_window",
+    "empty.memory_format", "empty_strided", "empty_permuted", "eye", "eye.m", "full",
+    "hamming_window", "hann_window", "kaiser_window", "linspace", "logspace", "ones", "rand",
+    "randint", "randint.low", "randn", "randperm", "range", "range.step", "scalar_tensor",
+    "tril_indices", "triu_indices", "zeros", "rand.generator", "randn.generator",
+    "randint.generator", "randint.low_generator", "randperm.generator", "normal.float_float",
+    "_efficientzerotensor",
 )  # fmt: skip
 
 
@@ -146,19 +151,23 @@ def register_step_hook(hook: Callable[..., None]) -> Any:
 
 def wrap_module_call(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace `nn.Module.__call__` by what `around` makes of it."""
-    torch.nn.Module.__call__ = around(torch.nn.Module.__call__)  # type: ignore[method-assign]
+    torch.nn.Module.__call__ = around(torch.nn.Module.__call__)  # type: ignore[method-assign]  # the purpose
 
 
 _SAME_BITS = ("adadelta", "adagrad", "adam", "adamax", "rmsprop", "rprop", "sgd")
 """Optimizers whose foreach form computes the very bits of their loop over parameters."""
 
 
-def prefer_foreach(tensor_type: type) -> None:
+def prefer_foreach(tensor_type: type[torch.Tensor]) -> None:
     """Let optimizers choose their foreach form for tensors of `tensor_type`: far fewer ops."""
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 
-    for listed in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+    lists: tuple[list[Any], ...] = (
+        optimizer._foreach_supported_types,
+        _foreach_utils._foreach_supported_types,
+    )
+    for listed in lists:
         if tensor_type not in listed:
             listed.append(tensor_type)
     original = optimizer._default_to_fused_or_foreach
@@ -172,7 +181,7 @@ def prefer_foreach(tensor_type: type) -> None:
         return original(params, differentiable, use_fused)
 
     for name in _SAME_BITS:
-        importlib.import_module(f"torch.optim.{name}")._default_to_fused_or_foreach = choose  # type: ignore[attr-defined]
+        importlib.import_module(f"torch.optim.{name}")._default_to_fused_or_foreach = choose  # type: ignore[attr-defined]  # a plain module
     devices = _foreach_utils._get_foreach_kernels_supported_devices
     _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*devices(), "lazy"]
 
@@ -181,42 +190,6 @@ def register_device_module(name: str, module: Any) -> None:
     """Make `module` the namespace `torch.<name>` of a device."""
     if not hasattr(torch, name):
         torch._register_device_module(name, module)
-
-
-rebuild_tensor = torch._utils._rebuild_tensor_v2
-rebuild_parameter = torch._utils._rebuild_parameter
-
-
-def typed_storage(tensor: torch.Tensor) -> Any:
-    """The storage of a plain tensor in the form `torch.save` writes."""
-    return tensor._typed_storage()
-
-
-def register_step_hook(hook: Callable[..., None]) -> Any:
-    """Call `hook(optimizer, args, kwargs)` after every `optimizer.step()` in the process."""
-    return register_optimizer_step_post_hook(hook)
-
-
-def wrap_module_call(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace `nn.Module.__call__` by what `around` makes of it."""
-    torch.nn.Module.__call__ = around(torch.nn.Module.__call__)  # type: ignore[method-assign]
-
-
-def allow_foreach(tensor_type: type, devices: Callable[[], list[str]]) -> None:
-    """Let optimizers choose their foreach form for tensors of `tensor_type` on `devices()`."""
-    from torch.optim import optimizer
-    from torch.utils import _foreach_utils
-
-    for listed in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
-        if tensor_type not in listed:
-            listed.append(tensor_type)
-    original = _foreach_utils._get_foreach_kernels_supported_devices
-
-    def supported() -> list[str]:
-        return [*original(), *devices()]
-
-    optimizer._get_foreach_kernels_supported_devices = supported  # type: ignore[attr-defined]
-    _foreach_utils._get_foreach_kernels_supported_devices = supported
 
 
 def attention_switches() -> tuple[bool, ...]:
@@ -255,7 +228,7 @@ def accept_lazy_autocast() -> None:
     def is_autocast_enabled(*args: Any) -> bool:
         return False if args and args[0] == "lazy" else original(*args)
 
-    torch.is_autocast_enabled = is_autocast_enabled
+    torch.is_autocast_enabled = is_autocast_enabled  # type: ignore[assignment]  # overloads
 
 
 def accept_lazy_attention() -> None:
@@ -263,7 +236,9 @@ def accept_lazy_attention() -> None:
     from torch.nn.modules import activation
 
     original = activation._check_arg_device
-    activation._check_arg_device = lambda x: original(x) or x.device.type == "lazy"
+    activation._check_arg_device = lambda x: (
+        original(x) or (x is not None and x.device.type == "lazy")
+    )
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:

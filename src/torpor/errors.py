@@ -41,7 +41,7 @@ class StepError(TorporError):
 def annotate(
     error: BaseException, op: str, site: str | None = None, graph_line: str | None = None
 ) -> BaseException:
-    """Add where an op was recorded to `error`, keeping its type; annotating twice changes nothing."""
+    """Add where an op was recorded to `error`, keeping its type; a second time changes nothing."""
     if getattr(error, "_torpor_annotated", False):
         return error
     lines = [f"[{op}] {error.args[0] if error.args else type(error).__name__}"]

@@ -88,10 +88,7 @@ class Concrete(Subject):
             self.torpor.wait()
 
     def plain(self, tensor: Tensor) -> Tensor:
-        if not self.torpor.is_lazy(tensor):
-            return tensor.detach().cpu()
-        to_plain = getattr(self.torpor, "to_plain", None)
-        return to_plain(tensor.detach()) if to_plain else tensor.detach().cpu()
+        return self.torpor.eager(tensor.detach())
 
     def counters(self) -> dict[str, int]:
         return dict(self.torpor.metrics.counters())

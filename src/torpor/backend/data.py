@@ -46,7 +46,7 @@ class BackendData:
         self.error = other.error
 
     def wait(self) -> BackendData:
-        """Block until the numbers are there; raise the error of the graph that failed to make them."""
+        """Block until the numbers are there; raise the error of the graph that was to make them."""
         done = self.done
         if done is not None:
             done.wait()

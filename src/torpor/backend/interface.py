@@ -1,4 +1,4 @@
-"""What a backend is. Two methods must be written, `compile` and `execute`; the rest has defaults."""
+"""What a backend is: two methods to write, `compile` and `execute`; the rest has defaults."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Backend(abc.ABC):
     def tensor_from_data(
         self, data: BackendData, logical_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """A torch tensor with the contents of `data`, which are there. It must not be written to."""
+        """A torch tensor with the contents of `data`, which are there. Never write to it."""
         tensor = data.tensor
         if tensor is None:
             raise BackendError(f"{self.name}: {data!r} has no value yet")

@@ -35,7 +35,7 @@ def _found() -> dict[str, Factory]:
 
 def _loader(point: Any) -> Factory:
     def load(**options: Any) -> Backend:
-        return point.load()(**options)  # type: ignore[no-any-return]
+        return point.load()(**options)  # type: ignore[no-any-return]  # from an entry point
 
     return load
 

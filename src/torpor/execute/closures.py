@@ -45,15 +45,15 @@ class _Worker:
 _worker = _Worker()
 
 
-def at_step_end(function: Callable[..., Any], *args: Any, run_async: bool = False) -> None:
-    """Call `function(*args)` after the next cut; asynchronous ones do not hold up the program.
+def at_step_end(fn: Callable[..., Any], *args: Any, run_async: bool = False) -> None:
+    """Call `fn(*args)` after the next cut; asynchronous ones do not hold up the program.
 
     An error in an asynchronous one is raised at the end of the step after.
     """
-    if not callable(function):
-        raise TypeError(f"expected a function to call, got {type(function).__name__}")
+    if not callable(fn):
+        raise TypeError(f"expected a function to call, got {type(fn).__name__}")
     with _lock:
-        _pending.append((function, args, run_async))
+        _pending.append((fn, args, run_async))
 
 
 def run() -> None:

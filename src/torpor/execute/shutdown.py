@@ -16,7 +16,8 @@ def _shut_down() -> None:
     for device_queue in queues():
         device_queue.stop()
         if device_queue.error is not None:
-            print(f"torpor: a graph failed and nobody asked: {device_queue.error}", file=sys.stderr)
+            text = f"torpor: a graph failed and nobody asked: {device_queue.error}"
+            print(text, file=sys.stderr)  # noqa: T201  # no caller is left to raise to
     if has_backend():
         get_backend().prepare_to_exit()
 

@@ -43,7 +43,7 @@ def compute(storages: Sequence[LazyStorage]) -> None:
     with TRACE.lock:
         wanted = [s for s in storages if s.data is None]
         for group in _by_device(wanted):
-            _launch(TRACE.live(), [s.value for s in group if s.data is None], partial=True)  # type: ignore[misc]
+            _launch(TRACE.live(), [s.value for s in group if s.data is None], partial=True)  # type: ignore[misc]  # no data: values are set
 
 
 def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
@@ -65,12 +65,12 @@ def _launch(live: list[LazyStorage], wanted: list[Value], partial: bool = False)
     key = (backend, device, tuple(wanted), others, tuple(known))
     plan = PLANS.find(key)
     if plan is None:
-        graph = needed_graph(wanted, others, known) if partial else Graph.of(wanted, known)  # type: ignore[arg-type]
+        graph = needed_graph(wanted, others, known) if partial else Graph.of(wanted, known)  # type: ignore[arg-type]  # no data: values are set
         plan = PLANS.add(key, graph, backend, device)
     handles = _submit(plan, backend)
     for storage in live:
         if storage.data is None:
-            position = plan.positions.get(storage.value)  # type: ignore[arg-type]
+            position = plan.positions.get(storage.value)  # type: ignore[arg-type]  # no data: a value is set
             if position is not None:
                 storage.data = handles[position]
     if partial:

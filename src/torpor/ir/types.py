@@ -63,7 +63,7 @@ class TensorType:
             tensor.stride(),
             tensor.dtype,
             tensor.device if device is None else device,
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             tensor.is_conj(),
             tensor.is_neg(),
         )
@@ -150,7 +150,9 @@ class ScalarType:
 _lock = threading.Lock()
 _types: WeakValueDictionary[tuple[object, ...], TensorType] = WeakValueDictionary()
 
-SCALAR_TYPES: Final = {kind: ScalarType(kind) for kind in (bool, int, float, complex)}
+SCALAR_TYPES: Final[dict[type, ScalarType]] = {
+    kind: ScalarType(kind) for kind in (bool, int, float, complex)
+}
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ Physical = Callable[[torch.device], torch.device]
 
 
 class NotRecordable(Exception):
-    """The op's result type cannot be known without running it; `fallback` if a kernel is missing."""
+    """The op's result type is unknown until it has run; `fallback` if a kernel is missing."""
 
     def __init__(self, reason: str, fallback: bool) -> None:
         super().__init__(reason)
@@ -97,7 +97,10 @@ def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
     if _is_resized(spec, bound, types):
         return _tried_or(types, spec, bound, sample, to, device)
     _check_writes(spec, bound)
-    if spec.target._opname in type_rules.UNCHECKED or torch.Tag.pointwise in spec.target.tags:
+    pointwise = torch.Tag.pointwise in spec.target.tags
+    if pointwise:
+        _check_broadcast(spec, bound)
+    if pointwise or spec.mutated or spec.target._opname in type_rules.UNCHECKED:
         _check_dtypes(spec, bound, sample, to)
     return types
 
@@ -144,13 +147,25 @@ def _check_writes(spec: OpSpec, bound: list[Any]) -> None:
                 raise Suspicious(f"{spec.name} writes to overlapping memory")
 
 
+def _check_broadcast(spec: OpSpec, bound: list[Any]) -> None:
+    """A tensor that is written to element by element does not grow to the size of the others."""
+    if not spec.mutated or spec.arguments[spec.mutated[0]].keyword_only:
+        return
+    written = bound[spec.mutated[0]]
+    if type(written) is Value:
+        shapes = [type_.shape for type_ in _operand_types(spec, bound)]
+        if tuple(torch.broadcast_shapes(*shapes)) != written.type.shape:
+            raise Suspicious(f"{spec.name} would have to resize what it writes to")
+
+
 def _check_dtypes(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
     """Try the real kernel on tensors of one element: fake kernels overlook wrong dtypes.
 
     Sizes of 1 fit nearly every op; where they do not, the error says nothing and is dropped.
     """
     units = _Units(to, sample)
-    with _torch.kernels():
+    with _torch.kernels(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         args = [units.of(v, fresh=a.mutated) for a, v in zip(spec.arguments, bound, strict=True)]
         positional, keywords = spec.call_arguments(args)
         try:
@@ -161,7 +176,7 @@ def _check_dtypes(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: 
 
 
 _DTYPE_ERROR = re.compile(
-    r"dtype|out of range|not implemented for|scalar type|not support|[Ii]nteger|[Cc]omplex"
+    r"dtype|out of range|can't be cast|not implemented for|scalar type|not support|[Ii]nteger|[Cc]omplex"
 )
 
 

@@ -68,4 +68,4 @@ def intern(
     """The node of `spec` on `bound`, found or made."""
     key = key_of(spec, bound)
     args = tuple(tuple(a) if isinstance(a, list) else a for a in bound)
-    return TABLE.find(spec.kind, key) or TABLE.add(spec.kind, key, args, types, site)  # type: ignore[arg-type]
+    return TABLE.find(spec.kind, key) or TABLE.add(spec.kind, key, args, types, site)  # type: ignore[arg-type]  # None: no tensor

@@ -227,7 +227,7 @@ def read_spec(target: OpOverload) -> OpSpec:
 def spec_of(target: OpOverload) -> OpSpec:
     """The spec of a torch op, kept on the op itself."""
     try:
-        return target._torpor_spec  # type: ignore[attr-defined,no-any-return]
+        return target._torpor_spec  # type: ignore[attr-defined,no-any-return]  # set below
     except AttributeError:
         spec = read_spec(target)
         _torch.set_op_attribute(target, "_torpor_spec", spec)

@@ -43,7 +43,7 @@ def window(
     neg: bool = False,
     memory: torch.UntypedStorage | None = None,
 ) -> torch.Tensor:
-    """A view of the memory of `tensor` (or of `memory`) with any dtype, size, strides and offset."""
+    """A view of the memory of `tensor`, or of `memory`: any dtype, size, strides and offset."""
     view = torch.empty((0,), dtype=dtype, device=tensor.device)
     view.set_(memory or tensor.untyped_storage(), offset, tuple(size), tuple(stride))
     if conj:

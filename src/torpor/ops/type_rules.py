@@ -65,5 +65,6 @@ UNCHECKED: Final = frozenset(
         "index_copy",
         "scatter_add",
         "cat",
+        "arange",
     }
 )

@@ -37,18 +37,21 @@ class Retyped(torch.autograd.Function):
         ctx.to = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
-        return Retyped.apply(grad, ctx.device), None
+    def backward(ctx: Any, grad: Any) -> Any:
+        return _retyped(grad, ctx.device), None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Any, _: Any) -> Any:  # type: ignore[override]
-        return Retyped.apply(tangent, ctx.to)
+    def jvp(ctx: Any, tangent: Any, _: Any) -> Any:
+        return _retyped(tangent, ctx.to)
+
+
+_retyped: Callable[[Any, torch.device], Any] = Retyped.apply
 
 
 def _retype(things: Any, device: torch.device) -> Any:
     def one(thing: Any) -> Any:
         if isinstance(thing, LazyTensor) and thing.device != device:
-            return Retyped.apply(thing, device)
+            return _retyped(thing, device)
         return thing
 
     return _torch.tree_map(one, things)
@@ -83,7 +86,7 @@ def _override(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """Dropout as the CPU computes it: one draw, one scaled mask, one product."""
     if physical(input.device).type != "cpu":
-        return aten.native_dropout.default(input, p, train)[0]  # type: ignore[no-any-return]
+        return aten.native_dropout.default(input, p, train)[0]  # type: ignore[no-any-return]  # ops have no types
     if p < 0 or p > 1:
         raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
     if p == 0 or not train or input.numel() == 0:
@@ -111,12 +114,12 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Attention by the kernel the physical device would choose."""
-    if attn_mask is None and not enable_gqa and dropout_p == 0.0:
-        if _choice(query, key, value, is_causal, scale) == _FLASH:
-            return aten._scaled_dot_product_flash_attention_for_cpu.default(  # type: ignore[no-any-return]
-                query, key, value, 0.0, is_causal, scale=scale
-            )[0]
-    return _physically(  # type: ignore[no-any-return]
+    simple = attn_mask is None and not enable_gqa and dropout_p == 0.0
+    if simple and _choice(query, key, value, is_causal, scale) == _FLASH:
+        return aten._scaled_dot_product_flash_attention_for_cpu.default(  # type: ignore[no-any-return]  # ops have no types
+            query, key, value, 0.0, is_causal, scale=scale
+        )[0]
+    return _physically(  # type: ignore[no-any-return]  # ops have no types
         aten.scaled_dot_product_attention.default, query,
         (query, key, value, attn_mask, dropout_p, is_causal), scale=scale, enable_gqa=enable_gqa,
     )  # fmt: skip
@@ -135,17 +138,21 @@ def _choice(
     )  # fmt: skip
     choice = _choices.get(known)
     if choice is None:
-        stand_ins = [
-            torch.empty_strided(
-                t.shape, t.stride(), dtype=t.dtype, device="cpu", requires_grad=t.requires_grad
-            )
-            for t in tensors
-        ]
-        choice = _torch.attention_choice(*stand_ins, causal, scale)
+        choice = _torch.attention_choice(
+            _on_cpu(query), _on_cpu(key), _on_cpu(value), causal, scale
+        )
         if len(_choices) > 1024:
             _choices.clear()
         _choices[known] = choice
     return choice
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor that looks like `tensor`."""
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu",
+        requires_grad=tensor.requires_grad,
+    )  # fmt: skip
 
 
 def _recurrent(op: Any) -> None:
@@ -168,7 +175,7 @@ def tensor_split(
     """The places to split at are numbers; on every device torch wants them on the CPU."""
     places = tensor_indices_or_sections.cpu()
     op = aten.tensor_split.tensor_indices_or_sections
-    return op.decompose(self, places, dim)  # type: ignore[no-any-return]
+    return op.decompose(self, places, dim)  # type: ignore[no-any-return]  # ops have no types
 
 
 def _only_numbers(op: Any, compute: Callable[..., Any]) -> None:
@@ -189,12 +196,26 @@ def _only_numbers(op: Any, compute: Callable[..., Any]) -> None:
 
 
 def _svdvals(tensor: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
-    return aten._linalg_svd.default(tensor, False, False, driver=driver)[1]  # type: ignore[no-any-return]
+    return aten._linalg_svd.default(tensor, False, False, driver=driver)[1]  # type: ignore[no-any-return]  # ops have no types
 
 
 def _eigvalsh(tensor: torch.Tensor, UPLO: str = "L") -> torch.Tensor:
-    return aten._linalg_eigh.default(tensor, UPLO, False)[0]  # type: ignore[no-any-return]
+    return aten._linalg_eigh.default(tensor, UPLO, False)[0]  # type: ignore[no-any-return]  # ops have no types
 
 
 _only_numbers(aten.linalg_svdvals.default, _svdvals)
 _only_numbers(aten.linalg_eigvalsh.default, _eigvalsh)
+
+
+def _matmul_out(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """torch asks whether two tensors share memory, which wrappers cannot tell it."""
+    if not any(type(t) is LazyTensor for t in (self, other, out)):
+        return aten.matmul.out.decompose(self, other, out=out)  # type: ignore[no-any-return]
+    result = torch.matmul(self, other)
+    if out.shape != result.shape:
+        out.resize_(result.shape)
+    return out.copy_(result)
+
+
+for _key in ("AutogradLazy", "AutogradCPU", "AutogradCUDA"):
+    _library.impl(aten.matmul.out, _matmul_out, _key)

@@ -9,17 +9,17 @@ import torch
 from torpor import _torch
 from torpor.backend.registry import get_backend
 from torpor.trace.dispatch import dispatch
-from torpor.trace.special import FOR_TRANSFER, copy_from
+from torpor.trace.special import FOR_TRANSFER, copy_from, item
 
 _library = torch.library.Library("aten", "IMPL")
 
 
 def lazy_device(device: Any = None) -> torch.device:
     """`device` as a numbered lazy device."""
-    device = torch.device("lazy") if device is None else torch.device(device)
-    if device.type != "lazy":
-        return device
-    index = get_backend().backend_device(device).ordinal  # refuses a number that is not there
+    asked = torch.device("lazy") if device is None else torch.device(device)
+    if asked.type != "lazy":
+        return asked
+    index = get_backend().backend_device(asked).ordinal  # refuses a number that is not there
     return torch.device("lazy", index)
 
 
@@ -50,6 +50,7 @@ def register_device() -> None:
     for op in _torch.factory_ops():
         _library.impl(op, _factory(op), "Lazy")
     _library.impl("_copy_from", copy_from, "Lazy")
+    _library.impl("_local_scalar_dense", item, "Lazy")
     for op in _torch.composite_ops_with_cpu_kernels():
         _library.impl(op, _recorded(op), "Lazy")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torpor import _torch
 from torpor.errors import annotate
@@ -14,24 +14,26 @@ from torpor.trace.eager import (
     count_fallback,
     count_sync,
     run_eager,
+    run_on_plain_device,
     run_random,
     try_on_zeros,
 )
-from torpor.trace.recorder import ForeignTensor, WritesPlain, make_recorder
+from torpor.trace.recorder import ForeignTensor, LeavesDevice, WritesPlain, make_recorder
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import CutFirst
 
 Recorder = Callable[..., Any]
+F = TypeVar("F", bound=Recorder)
 
 SPECIAL: dict[str, Recorder] = {}
 """Ops with a recorder written by hand, by name; filled by `special`."""
 
 
-def special(*names: str) -> Callable[[Recorder], Recorder]:
+def special(*names: str) -> Callable[[F], F]:
     """Make the decorated function the recorder of these ops."""
 
-    def register(function: Recorder) -> Recorder:
+    def register(function: F) -> F:
         for name in names:
             SPECIAL[name] = function
         return function
@@ -101,6 +103,8 @@ def _failed(func: Any, args: tuple[Any, ...], kwargs: Any, error: Exception) -> 
         return dispatch(None, func, (), args, kwargs)
     if isinstance(error, ForeignTensor):
         return NotImplemented
+    if isinstance(error, LeavesDevice):
+        return run_on_plain_device(spec_of(func), args, kwargs)
     if isinstance(error, DeviceMismatch):
         raise annotate(RuntimeError(*error.args), str(func), str(site())) from None
     return recover(spec_of(func), args, kwargs, error)
@@ -126,4 +130,4 @@ def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
     return result
 
 
-LazyTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment,method-assign]
+LazyTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment,method-assign]  # replaces the stub

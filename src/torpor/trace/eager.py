@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torpor import _torch, metrics
-from torpor.execute.storage import TRACE
+from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.types import TensorType
 from torpor.ops import rules
 from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
@@ -16,7 +17,18 @@ from torpor.ops.storage_ops import window
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import physical, write
-from torpor.trace.wrap import clone_plain, data_storage, plain, resize, wrap_data, wrap_window
+from torpor.trace.wrap import (
+    clone_plain,
+    data_storage,
+    plain,
+    resize,
+    wrap_data,
+    wrap_storage,
+    wrap_window,
+)
+
+
+Read = Callable[[LazyTensor], torch.Tensor]
 
 
 def run_eager(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -50,9 +62,8 @@ def count_sync(spec: OpSpec) -> None:
 
 def try_on_zeros(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Let eager judge an op by the types of its arguments: raises what eager raises."""
-    bound = spec.bind(args, kwargs)
-    real = [_real(a, arg.mutated, _zeros) for arg, a in zip(spec.arguments, bound, strict=True)]
-    positional, keywords = spec.call_arguments(real)
+    reals = _Reals(spec, spec.bind(args, kwargs), _zeros)
+    positional, keywords = spec.call_arguments(reals.arguments)
     with _torch.kernels():
         spec.target(*positional, **keywords)
 
@@ -67,14 +78,13 @@ def _blank(tensor: LazyTensor) -> torch.Tensor:
     )
 
 
-def _run(spec: OpSpec, bound: list[Any], read: Callable[[LazyTensor], torch.Tensor]) -> Any:
+def _run(spec: OpSpec, bound: list[Any], read: Read) -> Any:
     device = _virtual_device(bound)
-    real = [_real(a, arg.mutated, read) for arg, a in zip(spec.arguments, bound, strict=True)]
-    positional, keywords = spec.call_arguments(real)
+    reals = _Reals(spec, bound, read)
+    positional, keywords = spec.call_arguments(reals.arguments)
     with _torch.kernels():
         result = spec.target(*positional, **keywords)
-    for position in spec.mutated:
-        _write_back(bound[position], real[position])
+    reals.write_back()
     results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
     wrapped = [
         _wrap(returned, value, bound, device)
@@ -83,6 +93,76 @@ def _run(spec: OpSpec, bound: list[Any], read: Callable[[LazyTensor], torch.Tens
     if not spec.returns:
         return None
     return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
+
+
+class _Reals:
+    """Plain tensors for the arguments of an op; those it writes to are copies.
+
+    Arguments on a storage that is written to look at one copy of it together, as they would look
+    at one memory in eager.
+    """
+
+    def __init__(self, spec: OpSpec, bound: list[Any], read: Read) -> None:
+        self.read = read
+        self.written: list[tuple[LazyTensor, torch.Tensor]] = []
+        self.memories: dict[LazyStorage, torch.Tensor] = {}
+        self.shared = _shared_storages(spec, bound) if read is plain else set()
+        self.arguments = [
+            self._argument(value, argument.mutated)
+            for argument, value in zip(spec.arguments, bound, strict=True)
+        ]
+
+    def _argument(self, arg: Any, mutated: bool) -> Any:
+        if isinstance(arg, LazyTensor):
+            real = self._tensor(arg, mutated)
+            if mutated:
+                self.written.append((arg, real))
+            return real
+        if isinstance(arg, (list, tuple)):
+            return [self._argument(item, mutated) for item in arg]
+        return physical(arg) if type(arg) is torch.device else arg
+
+    def _tensor(self, tensor: LazyTensor, mutated: bool) -> torch.Tensor:
+        if tensor._lazy_storage in self.shared:
+            return self._look(tensor)
+        real = self.read(tensor)
+        return _writable(real) if mutated and self.read is plain else real
+
+    def _look(self, tensor: LazyTensor) -> torch.Tensor:
+        storage = tensor._lazy_storage
+        memory = self.memories.get(storage)
+        if memory is None:
+            memory = self.memories[storage] = _writable(plain(wrap_storage(storage)))
+        return window(
+            memory,
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            int(tensor.storage_offset()),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+    def write_back(self) -> None:
+        """Let the written tensors hold what the op left in their copies."""
+        for tensor, real in self.written:
+            if tensor._lazy_storage not in self.memories:
+                write_data(tensor, real)
+        for storage, memory in self.memories.items():
+            write_data(wrap_storage(storage), memory)
+
+
+def _shared_storages(spec: OpSpec, bound: list[Any]) -> set[LazyStorage]:
+    """Storages that are written to and that more than one argument is on."""
+    count: Counter[LazyStorage] = Counter()
+    written: set[LazyStorage] = set()
+    for argument, value in zip(spec.arguments, bound, strict=True):
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, LazyTensor):
+                count[item._lazy_storage] += 1
+                if argument.mutated:
+                    written.add(item._lazy_storage)
+    return {storage for storage in written if count[storage] > 1}
 
 
 def _virtual_device(bound: list[Any]) -> torch.device | None:
@@ -97,32 +177,14 @@ def _virtual_device(bound: list[Any]) -> torch.device | None:
     return None
 
 
-def _real(arg: Any, mutated: bool, read: Callable[[LazyTensor], torch.Tensor]) -> Any:
-    if isinstance(arg, LazyTensor):
-        real = read(arg)
-        return _writable(real) if mutated and read is plain else real
-    if isinstance(arg, (list, tuple)):
-        return [_real(item, mutated, read) for item in arg]
-    if type(arg) is torch.device:
-        return physical(arg)
-    return arg
-
-
 def _writable(real: torch.Tensor) -> torch.Tensor:
     """A copy that may be written to, with the very strides, overlaps included."""
     if TensorType.of_tensor(real).is_injective:
         copy = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
         return copy.copy_(real)
     memory = real.untyped_storage().clone()
-    return window(real, real.dtype, real.shape, real.stride(), real.storage_offset(), memory=memory)
-
-
-def _write_back(target: Any, real: Any) -> None:
-    if isinstance(target, (list, tuple)):
-        for item, value in zip(target, real, strict=True):
-            _write_back(item, value)
-    elif isinstance(target, LazyTensor):
-        write_data(target, real)
+    offset = int(real.storage_offset())
+    return window(real, real.dtype, real.shape, real.stride(), offset, memory=memory)
 
 
 def write_data(tensor: LazyTensor, real: torch.Tensor) -> None:
@@ -160,3 +222,11 @@ def _wrap_one(returned: Any, value: Any, bound: list[Any], device: torch.device 
 def _own(value: torch.Tensor, bound: list[Any]) -> torch.Tensor:
     """`value`, or a copy of it where it might share memory with something torpor must not see."""
     return value if value.storage_offset() == 0 and not value._is_view() else clone_plain(value)
+
+
+def run_on_plain_device(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`zeros_like(lazy, device="cpu")` and its kin: the result is no lazy tensor at all."""
+    reals = _Reals(spec, spec.bind(args, kwargs), _blank)
+    positional, keywords = spec.call_arguments(reals.arguments)
+    with _torch.kernels():
+        return spec.target(*positional, **keywords)

@@ -13,11 +13,21 @@ import torch
 from torpor import _torch, config
 from torpor.execute.storage import TRACE
 from torpor.trace.api import sync
+from torpor.trace.tensor import LazyTensor
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if config.cut_after_optimizer and TRACE.pending:
+    if config.cut_after_optimizer and TRACE.pending and _is_lazy(optimizer):
         sync()
+
+
+def _is_lazy(optimizer: Any) -> bool:
+    """One look per group: a group's parameters are lazy together."""
+    return any(
+        type(parameter) is LazyTensor
+        for group in optimizer.param_groups
+        for parameter in group["params"][:1]
+    )
 
 
 class _Calls(threading.local):

@@ -74,7 +74,9 @@ def tolist(self: LazyTensor) -> Any:
 def __format__(self: LazyTensor, spec: str) -> str:
     if self.dim() == 0:
         return format(self.item(), spec)
-    return format(repr(self), spec)
+    if spec:
+        raise TypeError("unsupported format string passed to Tensor.__format__")
+    return repr(self)
 
 
 @method
@@ -143,7 +145,7 @@ def same_storage(tensor: LazyTensor) -> LazyTensor:
     if tensor.is_conj() or tensor.is_neg():
         _torch.set_conj(value, tensor.is_conj())
         _torch.set_neg(value, tensor.is_neg())
-    return value  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]  # made by torch
 
 
 def _get_data(self: LazyTensor) -> LazyTensor:
@@ -163,16 +165,24 @@ def _set_data(self: LazyTensor, other: torch.Tensor) -> None:
     self._lazy_storage, self._lazy_view = other._lazy_storage, other._lazy_view
 
 
-LazyTensor.data = property(_get_data, _set_data)  # type: ignore[assignment,method-assign]
+LazyTensor.data = property(_get_data, _set_data)  # type: ignore[assignment]  # an attribute in the base
 
 
 # -- copies and files --------------------------------------------------------------------------
 
 
 @method
+def __copy__(self: LazyTensor) -> LazyTensor:
+    """Another tensor on the same storage."""
+    result = same_storage(self).requires_grad_(self.requires_grad)
+    result.__dict__.update(self.__dict__)
+    return result
+
+
+@method
 def __deepcopy__(self: LazyTensor, memo: dict[int, Any]) -> LazyTensor:
     if id(self) in memo:
-        return memo[id(self)]  # type: ignore[no-any-return]
+        return memo[id(self)]  # type: ignore[no-any-return]  # the protocol has no types
     if not self.is_leaf:
         raise RuntimeError(
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
@@ -201,7 +211,7 @@ def _copy_storage(storage: LazyStorage, memo: dict[int, Any]) -> LazyStorage:
             TRACE.enlist(known)
         memo[id(storage)] = known
         memo.setdefault(id(memo), []).append(storage)  # an id names one object while it lives
-    return known  # type: ignore[no-any-return]
+    return known
 
 
 @method
@@ -210,7 +220,7 @@ def __reduce_ex__(self: LazyTensor, protocol: Any) -> Any:
     real = _read(self, "pickle").detach()
     if self.device.type == "lazy":
         setattr(real.untyped_storage(), LOCATION, str(self.device))
-    args = (
+    args: tuple[Any, ...] = (
         _torch.typed_storage(real), real.storage_offset(), tuple(real.shape), real.stride(),
         self.requires_grad, OrderedDict(),
     )  # fmt: skip
@@ -242,11 +252,11 @@ def _plain_property(self: LazyTensor) -> torch.Tensor:
     return plain(self)
 
 
-LazyTensor.plain = property(_plain_property)  # type: ignore[attr-defined]
+LazyTensor.plain = property(_plain_property)  # type: ignore[attr-defined]  # named by __tensor_flatten__
 
 
 def _unflatten(inner: dict[str, torch.Tensor], meta: Any, size: Any, stride: Any) -> LazyTensor:
     return wrap_data(inner["plain"], torch.device(meta))
 
 
-LazyTensor.__tensor_unflatten__ = staticmethod(_unflatten)  # type: ignore[attr-defined]
+LazyTensor.__tensor_unflatten__ = staticmethod(_unflatten)  # type: ignore[attr-defined]  # looked up by torch

@@ -47,6 +47,11 @@ def _convert(thing: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any
             return _convert_module(thing, convert)
         if isinstance(thing, torch.optim.Optimizer):
             return _convert_optimizer(thing, convert)
+        if not isinstance(thing, (torch.Tensor, list, tuple, dict)):
+            raise TypeError(
+                "expected a tensor, a module, an optimizer or a container of tensors, "
+                f"got {type(thing).__name__}"
+            )
         return _torch.tree_map(
             lambda leaf: convert(leaf) if isinstance(leaf, torch.Tensor) else leaf, thing
         )
@@ -56,12 +61,15 @@ class _Enter(torch.autograd.Function):
     """A tensor with a history becomes lazy; its gradient comes back plain."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, adoption: Adoption) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, tensor: torch.Tensor, adoption: Adoption) -> Any:
         return adoption.adopt(tensor, tensor.device)
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Any) -> Any:
         return (plain_copy(grad) if isinstance(grad, LazyTensor) else grad), None
+
+
+_enter: Callable[[torch.Tensor, Adoption], torch.Tensor] = _Enter.apply
 
 
 def _lazy_tensor(tensor: torch.Tensor, adoption: Adoption) -> torch.Tensor:
@@ -72,7 +80,7 @@ def _lazy_tensor(tensor: torch.Tensor, adoption: Adoption) -> torch.Tensor:
             f"a lazy tensor is strided and has memory, not {tensor.layout} on {tensor.device}"
         )
     if not tensor.is_leaf:
-        return _Enter.apply(tensor, adoption)  # type: ignore[no-any-return]
+        return _enter(tensor, adoption)
     result = adoption.adopt(tensor, tensor.device)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(result, tensor.requires_grad)
@@ -96,7 +104,8 @@ def _convert_module(module: torch.nn.Module, convert: Convert) -> torch.nn.Modul
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        return module._apply(convert)
+        converted: torch.nn.Module = module._apply(convert)
+        return converted
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
 
@@ -113,7 +122,7 @@ def _convert_optimizer(optimizer: torch.optim.Optimizer, convert: Convert) -> to
 # -- torpor.mode -------------------------------------------------------------------------------
 
 
-class LazyMode(_torch.DispatchMode):  # type: ignore[misc]
+class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not annotate it
     """Everything made inside is lazy on its own device.
 
     Plain tensors from outside are read as they are at that moment; writes to them and views of
@@ -196,15 +205,15 @@ class _Enabled:
 
         def start(thread: threading.Thread) -> None:
             if not thread.name.startswith("torpor-"):
-                thread.run = _in_mode(thread.run)  # type: ignore[method-assign]
+                thread.run = _in_mode(thread.run)  # type: ignore[method-assign]  # the purpose
             original(thread)
 
-        threading.Thread.start = start  # type: ignore[method-assign]
+        threading.Thread.start = start  # type: ignore[assignment,method-assign]  # the purpose
 
     def disable(self) -> None:
         if self.mode is None:
             return
-        threading.Thread.start = self.start  # type: ignore[method-assign]
+        threading.Thread.start = self.start  # type: ignore[method-assign]  # undoes it
         self.mode.__exit__(None, None, None)
         self.mode = None
 

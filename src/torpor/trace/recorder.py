@@ -19,7 +19,7 @@ from torpor.backend.registry import get_backend
 from torpor.errors import annotate
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import Node, Value
-from torpor.ops.infer import DeviceMismatch, NotRecordable
+from torpor.ops.infer import NotRecordable
 from torpor.ops.keys import number_key
 from torpor.ops.spec import ArgKind, OpSpec, Return, ReturnKind
 from torpor.ops.storage_ops import window
@@ -54,11 +54,7 @@ def other_value(arg: Any) -> Any:
         if type(arg) is LazyTensor:
             raise AssertionError("lazy tensors are read by the recorder itself")
         raise ForeignTensor
-    if arg.device.type == "meta":
-        raise DeviceMismatch(
-            "Expected all tensors to be on the same device, but found a tensor on meta"
-        )
-    if arg.layout is not torch.strided or arg.is_quantized:
+    if arg.layout is not torch.strided or arg.is_quantized or arg.device.type == "meta":
         raise NotRecordable(f"an argument has layout {arg.layout} on {arg.device}", fallback=True)
     # its owner may write to it before the graph runs, and torpor would not know: take a copy
     storage = data_storage(_snapshot(arg), arg.device)
@@ -70,8 +66,14 @@ def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone()
 
 
-def numbered(device: torch.device) -> torch.device:
+class LeavesDevice(Exception):
+    """The op makes a tensor on a device where tensors are plain."""
+
+
+def numbered(device: torch.device, tensor: Any) -> torch.device:
     """`device` with its number, which tensors on it have."""
+    if type(tensor) is LazyTensor and tensor.device.type == "lazy" and device.type != "lazy":
+        raise LeavesDevice
     if device.type == "lazy" and device.index is None:
         return torch.device("lazy", get_backend().default_device_ordinal)
     return device
@@ -191,10 +193,16 @@ def rewrite(tensor: LazyTensor, new: Value) -> None:
 
 
 def all_lazy(tensors: Any) -> None:
-    """Make sure that a list of tensors the op writes to is lazy."""
+    """Make sure that a list of tensors the op writes to is lazy, and each on memory of its own."""
+    storages = set()
     for tensor in tensors:
-        if type(tensor) is not LazyTensor and tensor is not None:
-            raise WritesPlain
+        if type(tensor) is not LazyTensor:
+            if tensor is not None:
+                raise WritesPlain
+        else:
+            storages.add(tensor._lazy_storage)
+    if len(storages) < len(tensors) and None not in tensors:
+        raise NotRecordable("tensors written to share their memory", fallback=True)
 
 
 def shares(storage: LazyStorage, tensors: Any) -> bool:
@@ -229,7 +237,7 @@ def _stand_in(arg: Any, memories: dict[LazyStorage, torch.Tensor]) -> Any:
         memory = memories[storage] = torch.zeros(
             (max(type_.nbytes, 1),), dtype=torch.uint8, device=physical(type_.device)
         )
-    return window(memory, arg.dtype, arg.shape, arg.stride(), arg.storage_offset())
+    return window(memory, arg.dtype, arg.shape, arg.stride(), int(arg.storage_offset()))
 
 
 # -- source ------------------------------------------------------------------------------------
@@ -290,8 +298,10 @@ def _key_lines(spec: OpSpec, names: list[str]) -> tuple[list[str], list[str]]:
             k = "None"
         else:
             if name == "device":
+                tensor = names[0] if spec.arguments[0].kind is ArgKind.TENSOR else "None"
                 lines.append(
-                    "        if device is not None:\n            device = numbered(device)\n"
+                    "        if device is not None:\n"
+                    f"            device = numbered(device, {tensor})\n"
                 )
             k = name
         keys.append(k)
@@ -449,8 +459,11 @@ def source(spec: OpSpec) -> str:
     )
 
 
-def make_recorder(spec: OpSpec) -> Callable[..., Any]:
-    """Compile the recorder of an op that becomes a node."""
+def make_recorder(spec: OpSpec, may_leave: bool = False) -> Callable[..., Any]:
+    """Compile the recorder of an op that becomes a node.
+
+    With `may_leave`, a tensor on `lazy` may stay lazy on the physical device.
+    """
     names: dict[str, Any] = {
         "LazyStorage": LazyStorage,
         "LazyTensor": LazyTensor,
@@ -470,7 +483,7 @@ def make_recorder(spec: OpSpec) -> Callable[..., Any]:
         "miss": _make_miss(spec),
         "nodes": spec.kind.nodes,
         "number_key": number_key,
-        "numbered": numbered,
+        "numbered": (lambda device, tensor: device) if may_leave else numbered,
         "opaque": NotRecordable("an argument cannot be part of a graph", fallback=True),
         "other_value": other_value,
         "pending": TRACE.pending.append,
@@ -485,7 +498,7 @@ def make_recorder(spec: OpSpec) -> Callable[..., Any]:
     }
     names |= {f"d{i}": a.default for i, a in enumerate(spec.arguments)}
     exec(compile(source(spec), f"<torpor recorder {spec.name}>", "exec"), names)
-    return names["record"]  # type: ignore[no-any-return]
+    return names["record"]  # type: ignore[no-any-return]  # made by exec
 
 
 if __name__ == "__main__":
@@ -494,4 +507,4 @@ if __name__ == "__main__":
     from torpor.ops.spec import spec_of
     from torpor.ops.text import find_op
 
-    print(source(spec_of(find_op(sys.argv[1]))))
+    print(source(spec_of(find_op(sys.argv[1]))))  # noqa: T201  # run as a command

@@ -65,9 +65,13 @@ def promotable_positions(spec: OpSpec, bound: list[Any]) -> list[int]:
         elif argument.kind is ArgKind.FLOAT and argument.name in PROMOTABLE_FLOATS:
             if type(value) is float:
                 found.append(position)
-        elif argument.kind is ArgKind.SCALARS and type(value) is tuple:
-            if value and all(type(item) in _NUMBERS for item in value):
-                found.append(position)
+        elif (
+            argument.kind is ArgKind.SCALARS
+            and type(value) is tuple
+            and value
+            and all(type(item) in _NUMBERS for item in value)
+        ):
+            found.append(position)
     return found
 
 

@@ -6,6 +6,7 @@ the very memory it was made from.
 
 from __future__ import annotations
 
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -69,15 +70,15 @@ class LoadedStorage(torch.UntypedStorage):
     """
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:  # type: ignore[override]  # an attribute in the base
         return torch.device(getattr(self, LOCATION))
 
 
-def _tag(storage: torch.UntypedStorage) -> str | None:
+def _tag(storage: Any) -> str | None:
     return getattr(storage, LOCATION, None)
 
 
-def _place(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+def _place(storage: Any, location: str) -> Any:
     if not str(location).startswith("lazy"):
         return None
     storage.__class__ = LoadedStorage

@@ -35,7 +35,7 @@ FOR_TRANSFER = "_torpor_for_transfer"
 """Marks a tensor that torch has just made for `plain.to("lazy")` to copy into."""
 
 _record_copy = make_recorder(spec_of(aten.copy_.default))
-record_to_copy = make_recorder(spec_of(aten._to_copy.default))
+record_to_copy = make_recorder(spec_of(aten._to_copy.default), may_leave=True)
 _record_as_strided = make_recorder(spec_of(aten.as_strided.default))
 
 
@@ -155,7 +155,7 @@ def _in_place_view(name: str, view: Any) -> None:
         return become(tensor, make_view(tensor, *args, **kwargs))
 
     def make_view(*args: Any, **kwargs: Any) -> LazyTensor:
-        return make_recorder(spec_of(view))(*args, **kwargs)  # type: ignore[no-any-return]
+        return make_recorder(spec_of(view))(*args, **kwargs)  # type: ignore[no-any-return]  # generated
 
 
 for _name, _view in {
@@ -187,8 +187,8 @@ def as_strided(
 ) -> LazyTensor:
     """A window onto the storage, wherever `tensor` itself looks."""
     if not isinstance(tensor, LazyTensor):
-        return _record_as_strided(tensor, size, stride, storage_offset)  # type: ignore[no-any-return]
-    offset = tensor.storage_offset() if storage_offset is None else storage_offset
+        return _record_as_strided(tensor, size, stride, storage_offset)
+    offset = int(tensor.storage_offset()) if storage_offset is None else storage_offset
     storage = tensor._lazy_storage
     type_ = TensorType.of(
         tuple(size), tuple(stride), tensor.dtype, tensor.device, offset,
@@ -197,7 +197,7 @@ def as_strided(
     if offset < 0 or type_.nbytes > storage.type.nbytes or len(size) != len(stride):
         return _refuse_as_strided(storage, type_)
     if storage.type.dtype != tensor.dtype or type_.conj or type_.neg:
-        return _record_as_strided(tensor, size, stride, offset)  # type: ignore[no-any-return]
+        return _record_as_strided(tensor, size, stride, offset)  # type: ignore[no-any-return]  # generated
     return wrap_window(storage, type_)
 
 
@@ -228,7 +228,7 @@ def resize_(tensor: LazyTensor, size: Any, *, memory_format: Any = None) -> Lazy
             stride = torch.empty(shape, device="meta", memory_format=memory_format).stride()
     if shape == tuple(tensor.shape):
         return tensor
-    type_ = TensorType.of(shape, stride, tensor.dtype, tensor.device, tensor.storage_offset())
+    type_ = TensorType.of(shape, stride, tensor.dtype, tensor.device, int(tensor.storage_offset()))
     return resize(tensor, type_)
 
 

@@ -43,10 +43,10 @@ class LazyTensor(torch.Tensor):
     _lazy_storage: LazyStorage
     _lazy_view: View | None
 
-    __torch_function__ = _torch.disabled_torch_function  # type: ignore[assignment]
+    __torch_function__ = _torch.disabled_torch_function  # type: ignore[assignment]  # made for this
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]  # a class method, as torch calls it
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         raise NotImplementedError("torpor.trace.dispatch was not imported")

@@ -49,7 +49,7 @@ def make_node(
         return found
     types = infer(spec, key, bound, sample or {}, physical)
     metrics.count_node(spec.name)
-    return TABLE.add(spec.kind, key, tuple(bound), types, site())  # type: ignore[arg-type]
+    return TABLE.add(spec.kind, key, tuple(bound), types, site())  # type: ignore[arg-type]  # None: no tensor
 
 
 def apply(target: Any, bound: list[Any]) -> Node:

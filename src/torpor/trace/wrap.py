@@ -32,7 +32,7 @@ def wrap_storage(storage: LazyStorage) -> LazyTensor:
     tensor = make_wrapper(LazyTensor, *storage.type.wrapper)
     tensor._lazy_storage = storage
     tensor._lazy_view = None
-    return tensor  # type: ignore[no-any-return]
+    return tensor  # type: ignore[no-any-return]  # made by torch
 
 
 def wrap_value(value: Value) -> LazyTensor | None:
@@ -52,7 +52,7 @@ def wrap_view(storage: LazyStorage, view: View) -> LazyTensor:
     tensor._lazy_view = view
     if type_.conj or type_.neg:
         set_bits(tensor, type_)
-    return tensor  # type: ignore[no-any-return]
+    return tensor  # type: ignore[no-any-return]  # made by torch
 
 
 def wrap_window(storage: LazyStorage, type_: TensorType) -> LazyTensor:
@@ -101,7 +101,7 @@ def plain(tensor: LazyTensor) -> torch.Tensor:
     if tensor._lazy_view is None and real.shape == tensor.shape:
         return real
     return window(
-        real, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(),
+        real, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()),
         tensor.is_conj(), tensor.is_neg(),
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def become(tensor: LazyTensor, other: LazyTensor) -> LazyTensor:
 
 def resize(tensor: LazyTensor, type_: TensorType) -> LazyTensor:
     """Give `tensor` another size on its storage, which grows if it must."""
-    type_ = type_.at_offset(tensor.storage_offset())
+    type_ = type_.at_offset(int(tensor.storage_offset()))
     if type_.nbytes > tensor._lazy_storage.type.nbytes:
         _grow(tensor._lazy_storage, type_)
     return become(tensor, wrap_window(tensor._lazy_storage, type_))

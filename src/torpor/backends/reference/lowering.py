@@ -57,7 +57,7 @@ class ReferenceLowering(LoweringContext):
     def lower(self, node: Node) -> None:
         spec = spec_of(node.op.target)
         args = [self._argument(arg) for arg in node.args]
-        outputs = []
+        outputs: list[int] = []
         for output in node.outputs:
             self.emitted[output] = register = self._register()
             outputs.append(register)

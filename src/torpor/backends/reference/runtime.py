@@ -120,7 +120,7 @@ def _failed_operand(instruction: Instruction, env: list[Any]) -> Failure | None:
     for arg in instruction.args:
         for item in arg if type(arg) is list else (arg,):
             if type(item) is Register and type(env[item]) is Failure:
-                return env[item]  # type: ignore[no-any-return]
+                return env[item]  # type: ignore[no-any-return]  # registers hold anything
     return None
 
 

@@ -20,7 +20,7 @@ def recorded_graph(tensors: Sequence[torch.Tensor]) -> Graph:
         if not isinstance(tensor, LazyTensor):
             raise TypeError(f"expected lazy tensors, got {type(tensor).__name__}")
     with TRACE.lock:
-        values = [value_of(tensor) for tensor in tensors]  # type: ignore[arg-type]
+        values = [value_of(tensor) for tensor in tensors]  # type: ignore[arg-type]  # checked above
         return Graph.of(values, TRACE.computed)
 
 
