@@ -31,7 +31,6 @@ from benchmarks.report import table
 from benchmarks.systems import SYSTEMS, System
 from benchmarks.tracing import WARM_UP
 from torpor.trace.dispatch import recorder_of
-from torpor.trace.tensor import LazyTensor
 
 VIEWS = ("phases", "ops", "perf", "python", "source")
 

@@ -70,7 +70,7 @@ def measure(
         for turn in range(repeat):
             for row, worker in zip(rows, workers):
                 if not row.error and turn % row.every == 0:
-                    row.steps.append(worker.step())
+                    row.steps.append(worker.step() if row.every > 1 else worker.second_step())
             advance(f"round {turn + 1} of {repeat}")
         for row, worker in zip(rows, workers):
             _count(row, worker)

@@ -103,11 +103,6 @@ def set_op_attribute(op: OpOverload, name: str, value: Any) -> None:
     setattr(op, name, value)
 
 
-def op_attribute(op: OpOverload, name: str) -> Any:
-    """What `set_op_attribute` kept, or None."""
-    return getattr(op, name, None)
-
-
 def is_composite(op: OpOverload) -> bool:
     """The op is made of other ops, also for autograd: torch normally never shows it to us."""
     return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))

@@ -36,7 +36,7 @@ def blocks(page: Path) -> list[tuple[str, str | None]]:
 
 
 def run(script: Path) -> str:
-    """What a script prints in a process of its own: nodes remember the line that made them first."""
+    """What a script prints in a process of its own: nodes keep the line that made them first."""
     source = Path(torpor.__file__).resolve().parents[1]
     path = os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

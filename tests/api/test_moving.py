@@ -104,6 +104,13 @@ def test_a_concrete_lazy_tensor_moves_to_the_lazy_device_and_back(concrete: Put)
     assert_same(again, X + 1)
 
 
+def test_a_tensor_on_the_meta_device_is_a_plain_one(put: Put) -> None:
+    """torch itself goes there, in forward-mode differentiation for one, to ask for shapes."""
+    for made in (put(X).to("meta"), torch.empty_like(put(X), device="meta")):
+        assert type(made) is Tensor
+        assert (made.device.type, made.shape, made.stride()) == ("meta", X.shape, X.stride())
+
+
 def test_a_move_may_change_the_dtype_at_once(put: Put) -> None:
     agree(put, lambda x: [x.to(x.device, d) for d in (torch.int64, torch.float16)], X)
     assert_same(X.to("lazy", torch.float64), X.double())

@@ -176,7 +176,8 @@ def _check_dtypes(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: 
 
 
 _DTYPE_ERROR = re.compile(
-    r"dtype|out of range|can't be cast|not implemented for|scalar type|not support|[Ii]nteger|[Cc]omplex"
+    r"dtype|out of range|can't be cast|not implemented for|scalar type|not support"
+    r"|[Ii]nteger|[Cc]omplex"
 )
 
 

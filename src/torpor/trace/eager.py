@@ -27,7 +27,6 @@ from torpor.trace.wrap import (
     wrap_window,
 )
 
-
 Read = Callable[[LazyTensor], torch.Tensor]
 
 

@@ -174,7 +174,8 @@ LazyTensor.data = property(_get_data, _set_data)  # type: ignore[assignment]  # 
 @method
 def __copy__(self: LazyTensor) -> LazyTensor:
     """Another tensor on the same storage."""
-    result = same_storage(self).requires_grad_(self.requires_grad)
+    result = same_storage(self)
+    result.requires_grad_(self.requires_grad)
     result.__dict__.update(self.__dict__)
     return result
 

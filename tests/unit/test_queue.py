@@ -1,0 +1,164 @@
+"""A device's queue: in order, on a thread of its own, errors told once."""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from torpor import config
+from torpor.backend.data import BackendData
+from torpor.backend.device import BackendDevice, BackendDeviceType
+from torpor.execute.queue import MAX_JOBS, DeviceQueue, Job, queue_of, queues
+from torpor.ir.types import TensorType
+
+DEVICE = BackendDevice(BackendDeviceType("cpu"), 0)
+TYPE = TensorType.contiguous((), torch.float32, torch.device("cpu"))
+PATIENCE = 30
+
+
+@pytest.fixture(params=[True, False], ids=["async", "sync"])
+def either(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DeviceQueue]:
+    """A queue with a thread, and one that runs jobs where they are submitted."""
+    monkeypatch.setattr(config, "async_queue", request.param)
+    made = DeviceQueue(DEVICE)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def threaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceQueue]:
+    monkeypatch.setattr(config, "async_queue", True)
+    made = DeviceQueue(DEVICE)
+    yield made
+    made.stop()
+
+
+def failing(error: BaseException) -> Callable[[], None]:
+    def run() -> None:
+        raise error
+
+    return run
+
+
+def test_jobs_run_in_the_order_of_submission(either: DeviceQueue) -> None:
+    ran: list[int] = []
+    for number in range(3 * MAX_JOBS):
+        either.submit(Job(lambda number=number: ran.append(number), []))
+    either.wait()
+    assert ran == list(range(3 * MAX_JOBS))
+
+
+def test_jobs_run_on_a_thread_of_torpors_own(threaded: DeviceQueue) -> None:
+    names: list[str] = []
+    threaded.submit(Job(lambda: names.append(threading.current_thread().name), []))
+    threaded.wait()
+    assert names == ["torpor-cpu:0"]
+
+
+def test_without_the_asynchronous_queue_the_caller_runs_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(config, "async_queue", False)
+    where: list[threading.Thread] = []
+    DeviceQueue(DEVICE).submit(Job(lambda: where.append(threading.current_thread()), []))
+    assert where == [threading.current_thread()]
+
+
+def test_a_job_that_waits_holds_up_whoever_submits_too_many(threaded: DeviceQueue) -> None:
+    gate = threading.Event()
+    for _ in range(MAX_JOBS + 1):  # one runs, the others wait
+        threaded.submit(Job(lambda: gate.wait(PATIENCE) and None, []))
+    submitted = threading.Event()
+
+    def submit() -> None:
+        threaded.submit(Job(lambda: None, []))
+        submitted.set()
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    assert not submitted.wait(0.05)
+    gate.set()
+    thread.join(PATIENCE)
+    assert submitted.is_set()
+
+
+def test_a_result_is_there_when_its_job_has_run(either: DeviceQueue) -> None:
+    result = BackendData(DEVICE, TYPE)
+    filled = BackendData(DEVICE, TYPE, torch.ones(()))
+    either.submit(Job(lambda: result.assign(filled), [result]))
+    assert result.wait() is result
+    assert result.has_value
+
+
+def test_an_error_reaches_every_result_and_the_queue_goes_on(either: DeviceQueue) -> None:
+    results = [BackendData(DEVICE, TYPE) for _ in range(2)]
+    error = ValueError("broken")
+    either.submit(Job(failing(error), results))
+    after: list[int] = []
+    either.submit(Job(lambda: after.append(1), []))
+    either.wait()
+    assert [result.error for result in results] == [error, error]
+    assert after == [1]
+
+
+def test_an_error_nobody_was_told_of_is_raised_once(either: DeviceQueue) -> None:
+    either.submit(Job(failing(ValueError("first")), [BackendData(DEVICE, TYPE)]))
+    either.submit(Job(failing(ValueError("second")), [BackendData(DEVICE, TYPE)]))
+    either.wait()
+    with pytest.raises(ValueError, match="first"):
+        either.raise_error()
+    either.raise_error()
+
+
+def test_an_error_that_a_reader_was_told_of_is_not_raised_again(either: DeviceQueue) -> None:
+    result = BackendData(DEVICE, TYPE)
+    either.submit(Job(failing(ValueError("broken")), [result]))
+    with pytest.raises(ValueError, match="broken"):
+        result.wait()
+    either.wait()
+    either.raise_error()
+
+
+def test_an_idle_queue_keeps_nothing_of_the_last_job(either: DeviceQueue) -> None:
+    buffer = torch.ones(1)
+    gone = weakref.ref(buffer)
+    either.submit(Job(lambda buffer=buffer: buffer.sum() and None, []))
+    del buffer
+    either.wait()
+    assert gone() is None
+
+
+def test_a_stopped_queue_has_finished_its_jobs_and_starts_again(threaded: DeviceQueue) -> None:
+    ran: list[int] = []
+    threaded.submit(Job(lambda: ran.append(1), []))
+    threaded.stop()
+    assert ran == [1]
+    threaded.submit(Job(lambda: ran.append(2), []))
+    threaded.wait()
+    assert ran == [1, 2]
+
+
+def test_kernels_use_as_many_threads_as_the_program_that_recorded_them(
+    threaded: DeviceQueue,
+) -> None:
+    before = torch.get_num_threads()
+    found: list[int] = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            threaded.submit(Job(lambda: found.append(torch.get_num_threads()), []))
+        threaded.wait()
+    finally:
+        torch.set_num_threads(before)
+    assert found == [1, 2]
+
+
+def test_a_device_has_one_queue() -> None:
+    device = BackendDevice(BackendDeviceType("cpu"), 7)
+    assert queue_of(device) is queue_of(BackendDevice(BackendDeviceType("cpu"), 7))
+    assert queues(device) == [queue_of(device)]
+    assert queue_of(device) in queues()

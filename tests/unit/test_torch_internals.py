@@ -1,0 +1,335 @@
+"""What `torpor._torch` takes from inside torch still is what torpor takes it for.
+
+One test for each name of that module, `test_<name>` first in its name: the ones that fail under a
+new torch say what has moved.
+"""
+
+import ast
+import importlib
+import inspect
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import torpor
+from tests.comparison import loads_jit_decompositions
+from torpor import _torch
+from torpor.trace.tensor import LazyTensor
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def lazy() -> Iterator[torch.Tensor]:
+    yield torch.ones(2, device="lazy")
+    torpor.sync(wait=True)
+
+
+def test_every_name_has_a_test() -> None:
+    tree = ast.parse(inspect.getsource(_torch))
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names += [target.id for target in targets if isinstance(target, ast.Name)]
+    tests = [name for name in globals() if name.startswith("test_")]
+    public = [name for name in names if not name.startswith("_")]
+    untested = [n for n in public if not any(t.startswith(f"test_{n}".lower()) for t in tests)]
+    assert len(public) > 25
+    assert untested == []
+
+
+# -- tensors without memory ------------------------------------------------------------------------
+
+
+def test_make_wrapper_takes_sizes_strides_offset_dtype_layout_and_device() -> None:
+    arguments = ((2, 3), (1, 2), 4, None, torch.float16, torch.strided, torch.device("lazy:0"))
+    made = _torch.make_wrapper(LazyTensor, *arguments)
+    assert type(made) is LazyTensor
+    assert (tuple(made.shape), made.stride(), made.storage_offset()) == ((2, 3), (1, 2), 4)
+    assert (made.dtype, made.device) == (torch.float16, torch.device("lazy:0"))
+
+
+def test_disabled_torch_function_is_what_torch_gives_a_class_that_wants_no_calls() -> None:
+    assert _torch.disabled_torch_function is torch._C._disabled_torch_function_impl
+    assert LazyTensor.__torch_function__ is _torch.disabled_torch_function
+
+
+def test_set_conj_marks_a_tensor() -> None:
+    tensor = torch.tensor([1 + 2j])
+    _torch.set_conj(tensor, True)
+    assert tensor.is_conj()
+    assert tensor.item() == 1 - 2j
+
+
+def test_set_neg_marks_a_tensor() -> None:
+    tensor = torch.tensor([1.0])
+    _torch.set_neg(tensor, True)
+    assert tensor.is_neg()
+    assert tensor.item() == -1
+
+
+def test_set_metadata_gives_a_tensor_the_sizes_of_another() -> None:
+    tensor, other = torch.zeros(2), torch.ones(3, 4, dtype=torch.int32)
+    _torch.set_metadata(tensor, other)
+    assert tensor.shape == (3, 4)
+    assert tensor.dtype == torch.int32
+    assert tensor.data_ptr() == other.data_ptr()
+
+
+# -- trees -----------------------------------------------------------------------------------------
+
+
+def test_tree_map_looks_into_lists_tuples_and_dicts() -> None:
+    tree = {"a": [1, (2,)], "b": 3}
+    assert _torch.tree_map(lambda n: -n, tree) == {"a": [-1, (-2,)], "b": -3}
+
+
+def test_tree_leaves_lists_what_is_in_there() -> None:
+    assert _torch.tree_leaves(([1, {"a": 2}], 3)) == [1, 2, 3]
+
+
+# -- modes -----------------------------------------------------------------------------------------
+
+
+class Seen(_torch.DispatchMode):  # type: ignore[misc]  # torch does not annotate it
+    """Notes every op that passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append((func, torch.is_grad_enabled()))
+        return func(*args, **(kwargs or {}))
+
+
+def test_dispatchmode_sees_every_op_below_autograd() -> None:
+    with Seen() as seen:
+        torch.ones(2, requires_grad=True) + 1
+    assert [op for op, _ in seen.ops] == [aten.ones.default, aten.add.Tensor]
+
+
+def test_without_modes_hides_a_mode() -> None:
+    with Seen() as seen, _torch.without_modes():
+        torch.ones(2)
+    assert seen.ops == []
+
+
+def test_without_torch_function_switches_the_default_device_off() -> None:
+    with torch.device("meta"), _torch.without_torch_function():
+        assert torch.ones(2).device.type == "cpu"
+
+
+def test_kernels_run_below_autograd_with_the_grad_mode_on() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    with torch.no_grad(), Seen() as seen, _torch.kernels():
+        result = leaf * 2
+    assert not result.requires_grad
+    assert seen.ops == [(aten.mul.Tensor, True)]
+
+
+# -- fake tensors ----------------------------------------------------------------------------------
+
+
+def test_fake_mode_infers_types_with_no_numbers() -> None:
+    with _torch.fake_mode():
+        result = torch.empty(2, 3) @ torch.empty(3, 4)
+    assert result.shape == (2, 4)
+    assert _torch.fake_mode() is _torch.fake_mode()
+
+
+def test_quiet_fakes_silences_the_logger_of_fake_tensors_and_no_longer() -> None:
+    from torch._subclasses import fake_tensor
+
+    assert fake_tensor.log.name == "torch._subclasses.fake_tensor"
+    with _torch.quiet_fakes():
+        assert logging.getLogger(fake_tensor.log.name).disabled
+    assert not logging.getLogger(fake_tensor.log.name).disabled
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.item, torch.nonzero])
+def test_data_dependent_errors_are_what_fakes_raise_for_numbers(read: Any) -> None:
+    with _torch.quiet_fakes(), _torch.fake_mode():
+        tensor = torch.empty(1)
+        with pytest.raises(_torch.data_dependent_errors()):
+            read(tensor)
+
+
+def test_unsupported_errors_are_what_fakes_raise_for_an_op_without_a_rule() -> None:
+    library = torch.library.Library("torpor_internals", "FRAGMENT")
+    library.define("no_rule(Tensor x) -> Tensor")
+    library.impl("no_rule", lambda x: x.clone(), "CPU")
+    with _torch.quiet_fakes(), _torch.fake_mode():
+        tensor = torch.empty(1)
+        with pytest.raises(_torch.unsupported_errors()):
+            torch.ops.torpor_internals.no_rule(tensor)
+
+
+# -- ops -------------------------------------------------------------------------------------------
+
+
+def test_opoverload_has_what_a_spec_is_read_from() -> None:
+    op = aten.add_.Tensor
+    assert isinstance(op, _torch.OpOverload)
+    assert (str(op), op.name()) == ("aten.add_.Tensor", "aten::add_.Tensor")
+    assert (op.namespace, op._opname, op._schema.name) == ("aten", "add_", "aten::add_")
+    assert op._schema.arguments[0].alias_info.is_write
+    assert callable(op.decompose)
+
+
+def test_set_op_attribute_keeps_something_on_an_op() -> None:
+    op = aten.mul.Tensor
+    _torch.set_op_attribute(op, "_torpor_internals_test", 7)
+    assert torch.ops.aten.mul.Tensor._torpor_internals_test == 7
+    del op._torpor_internals_test
+
+
+def test_is_composite_tells_ops_that_are_made_of_others() -> None:
+    assert _torch.is_composite(aten.dropout.default)
+    assert not _torch.is_composite(aten.add.Tensor)
+
+
+def test_factory_ops_are_all_there() -> None:
+    found = {str(op) for op in _torch.factory_ops()}
+    assert {"aten.empty.memory_format", "aten.empty_strided.default"} <= found
+    missing = [n for n in _torch._FACTORIES if not hasattr(aten, n.partition(".")[0])]
+    assert missing == []
+
+
+def test_composite_ops_with_cpu_kernels_are_composite() -> None:
+    found = _torch.composite_ops_with_cpu_kernels()
+    assert aten.silu_backward.default in found
+    assert all(_torch.is_composite(op) for op in found)
+
+
+def test_the_dispatch_keys_of_the_lazy_device_exist() -> None:
+    assert torch.device("lazy").type == "lazy"
+    for key in ("Lazy", "AutogradLazy", "AutogradCPU", "AutogradCUDA"):
+        assert torch._C._dispatch_key_parse(key) is not None
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_rebuild_tensor_and_typed_storage_are_two_halves_of_a_saved_tensor() -> None:
+    tensor = torch.arange(6.0).view(2, 3)
+    storage = _torch.typed_storage(tensor)
+    made = _torch.rebuild_tensor(storage, 0, (2, 3), (3, 1), False, {})
+    assert torch.equal(made, tensor)
+
+
+def test_rebuild_parameter_makes_a_parameter() -> None:
+    made = _torch.rebuild_parameter(torch.ones(2), True, {})
+    assert type(made) is nn.Parameter
+    assert made.requires_grad
+
+
+def test_typed_storage_is_what_torch_save_writes() -> None:
+    assert _torch.typed_storage(torch.ones(2))._is_shared() is False
+    assert _torch.typed_storage(torch.ones(2)).dtype is torch.float32
+
+
+# -- modules, optimizers, devices ------------------------------------------------------------------
+
+
+def test_register_step_hook_is_told_of_every_optimizer_step() -> None:
+    steps: list[Any] = []
+    handle = _torch.register_step_hook(lambda optimizer, args, kwargs: steps.append(optimizer))
+    try:
+        weight = nn.Parameter(torch.ones(1))
+        weight.grad = torch.ones(1)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        optimizer.step()
+    finally:
+        handle.remove()
+    optimizer.step()
+    assert steps == [optimizer]
+
+
+def test_wrap_module_call_surrounds_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)  # put back at the end
+    calls: list[str] = []
+
+    def around(call: Any) -> Any:
+        def wrapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            calls.append(type(module).__name__)
+            return call(module, *args, **kwargs)
+
+        return wrapped
+
+    _torch.wrap_module_call(around)
+    nn.Sequential(nn.ReLU())(torch.ones(1))
+    assert calls == ["Sequential", "ReLU"]
+
+
+@pytest.mark.parametrize("name", _torch._SAME_BITS)
+def test_prefer_foreach_changes_the_choice_for_lazy_tensors_alone(
+    name: str, lazy: torch.Tensor
+) -> None:
+    choose = importlib.import_module(f"torch.optim.{name}")._default_to_fused_or_foreach
+    assert choose([lazy, lazy], False) == (False, True)
+    assert choose([lazy, lazy], True) == (False, False)
+    assert choose([torch.ones(1)], False) == (False, False)
+
+
+def test_prefer_foreach_lists_the_lazy_device(lazy: torch.Tensor) -> None:
+    from torch.utils import _foreach_utils
+
+    assert "lazy" in _foreach_utils._get_foreach_kernels_supported_devices()
+    assert _foreach_utils._has_foreach_support([lazy], lazy.device)
+
+
+def test_register_device_module_makes_a_namespace_and_keeps_it() -> None:
+    module = torch.get_device_module("lazy")
+    _torch.register_device_module("lazy", object())
+    assert torch.get_device_module("lazy") is module
+
+
+def test_accept_lazy_autocast_leaves_other_devices_alone() -> None:
+    assert torch.is_autocast_enabled("lazy") is False
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.is_autocast_enabled("cpu") is True
+
+
+def test_accept_lazy_attention_leaves_other_devices_alone(lazy: torch.Tensor) -> None:
+    from torch.nn.modules import activation
+
+    assert activation._check_arg_device(lazy)
+    assert activation._check_arg_device(None)
+    assert not activation._check_arg_device(torch.ones(1, device="meta"))
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def test_attention_switches_follow_sdpa_kernel() -> None:
+    with sdpa_kernel(SDPBackend.MATH):
+        flash, math, _ = _torch.attention_switches()
+    assert (flash, math) == (False, True)
+
+
+def test_attention_choice_is_the_number_of_a_kernel() -> None:
+    query = torch.zeros(1, 2, 4, 8)
+    choice = _torch.attention_choice(query, query, query, True, None)
+    assert choice == SDPBackend.FLASH_ATTENTION.value
+    with sdpa_kernel(SDPBackend.MATH):
+        choice = _torch.attention_choice(query, query, query, True, 0.5)
+    assert choice == SDPBackend.MATH.value
+
+
+# -- derivatives -----------------------------------------------------------------------------------
+
+
+@loads_jit_decompositions
+def test_has_tangent_finds_a_forward_mode_derivative() -> None:
+    from torch.autograd import forward_ad
+
+    assert not _torch.has_tangent(torch.ones(1))
+    with forward_ad.dual_level():
+        assert not _torch.has_tangent(torch.ones(1))
+        assert _torch.has_tangent(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
