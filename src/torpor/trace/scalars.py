@@ -27,16 +27,27 @@ MAX_KEYS = 64
 
 
 class Place:
-    """Where numbers are met: in which step last, which ones, and which arguments are promoted."""
+    """Where numbers are met: under which keys, this step and before, and which are promoted."""
 
-    __slots__ = ("epoch", "keys", "promoted", "slots", "slots_epoch")
+    __slots__ = ("before", "epoch", "keys", "promoted", "slots", "slots_epoch")
 
     def __init__(self) -> None:
         self.epoch = TRACE.epoch
-        self.keys: list[tuple[Any, ...]] = []
+        self.keys: list[tuple[Any, ...]] = []  # of the step `epoch`
+        self.before: list[tuple[Any, ...]] = []  # of the last step before that
         self.promoted: set[int] = set()
         self.slots: dict[Any, Value] = {}  # numbers of this step that have a slot already
         self.slots_epoch = -1
+
+    def meet(self, key: tuple[Any, ...], positions: list[int]) -> set[int]:
+        """Remember `key`; the positions whose numbers the last step did not have here."""
+        if self.epoch != TRACE.epoch:
+            self.before, self.keys, self.epoch = self.keys, [], TRACE.epoch
+        if len(self.keys) < MAX_KEYS:
+            self.keys.append(key)
+        if not self.before:
+            return set()
+        return {p for p in positions if all(key[p] != known[p] for known in self.before)}
 
     def enter(self, number: Any) -> Value:
         """The run-time scalar of `number`; the same for the same number in the same step."""
@@ -82,27 +93,19 @@ def node_with_numbers(
     found = TABLE.find(spec.kind, key)
     if found is not None:
         return found
-    place = _place((spec.kind, *_blanked(key, bound, positions)))
-    like = _place((spec.kind, *types_in(_blanked(key, bound, positions))))
-    if not place.keys and _promotions.get("epoch") == TRACE.epoch:
-        place.promoted |= _changed(like, key, positions)
-    changed = _changed(place, key, positions)
+    blank = _blanked(key, bound, positions)
+    place, like = _place((spec.kind, *blank)), _place((spec.kind, *types_in(blank)))
+    is_new = not place.keys
+    changed = place.meet(key, positions)
+    likely = like.meet(key, positions)
+    if is_new and _promotions.get("epoch") == TRACE.epoch:
+        place.promoted |= likely  # it follows a promoted node, and places like it change too
     if not changed <= place.promoted:
         _promote(spec, place, changed)
-    if place.promoted:
-        _promotions["epoch"] = TRACE.epoch
-    for known in (place, like):
-        known.epoch = TRACE.epoch
-        known.keys.append(key)
-        del known.keys[:-MAX_KEYS]
-    return _promoted_node(spec, bound, place) if place.promoted else make_node(spec, key, bound)
-
-
-def _changed(place: Place, key: tuple[Any, ...], positions: list[int]) -> set[int]:
-    """Which numbers of `key` this place has not seen, if it was last met in an earlier step."""
-    if not place.keys or place.epoch == TRACE.epoch:
-        return set()
-    return {p for p in positions if all(key[p] != known[p] for known in place.keys)}
+    if not place.promoted:
+        return make_node(spec, key, bound)
+    _promotions["epoch"] = TRACE.epoch
+    return _promoted_node(spec, bound, place)
 
 
 def _blanked(key: tuple[Any, ...], bound: list[Any], positions: list[int]) -> tuple[Any, ...]:
@@ -127,8 +130,9 @@ def _promote(spec: OpSpec, place: Place, changed: set[int]) -> None:
     """From now on the numbers at `changed` are inputs; their constants must not be met again."""
     metrics.count("ScalarsPromoted", len(changed - place.promoted))
     place.promoted |= changed
-    for key in place.keys:
+    for key in (*place.before, *place.keys):
         spec.kind.nodes.pop(key, None)
+        spec.kind.old_nodes.pop(key, None)
 
 
 def _promoted_node(spec: OpSpec, bound: list[Any], place: Place) -> Node:
