@@ -123,11 +123,9 @@ def _tried_or(
     to: Physical,
     device: Any,
 ) -> Types:
-    """Types by trial; `types` where zeros are something the kernel refuses."""
+    """Types by trial; `types` where the kernel refuses what it is tried on."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _try(spec, bound, sample, to, device)
+        return _try(spec, bound, sample, to, device)
     except NotRecordable:
         raise
     except Exception:
@@ -184,10 +182,23 @@ _DTYPE_ERROR = re.compile(
 def _try(
     spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical, device: Any
 ) -> Types:
-    """Types by running the kernel once on zeros: for ops whose fake kernels do not know."""
-    zeros = _Zeros(to, sample)
-    with _torch.kernels():
-        args = [zeros.of(v, fresh=a.mutated) for a, v in zip(spec.arguments, bound, strict=True)]
+    """Types by running the kernel once: for ops whose fake kernels do not know.
+
+    Ones are what most kernels accept (pivots, diagonals); where they are out of range, zeros.
+    """
+    try:
+        return _try_with(_Filled(to, sample, 1), spec, bound, device)
+    except NotRecordable:
+        raise
+    except Exception:
+        return _try_with(_Filled(to, sample, 0), spec, bound, device)
+
+
+def _try_with(stand_ins: _Filled, spec: OpSpec, bound: list[Any], device: Any) -> Types:
+    with _torch.kernels(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pairs = zip(spec.arguments, bound, strict=True)
+        args = [stand_ins.of(v, fresh=a.mutated) for a, v in pairs]
         positional, keywords = spec.call_arguments(args)
         return _collect(spec, spec.target(*positional, **keywords), bound, args, device)
 
@@ -230,11 +241,17 @@ class _StandIns:
         raise NotImplementedError
 
 
-class _Zeros(_StandIns):
-    """Real tensors full of zeros."""
+class _Filled(_StandIns):
+    """Real tensors full of one number."""
+
+    def __init__(self, to: Physical, sample: dict[Value, Any], number: int) -> None:
+        super().__init__(to, sample)
+        self.number = number
 
     def tensor(self, type_: TensorType) -> torch.Tensor:
-        flat = torch.zeros((type_.span,), dtype=type_.dtype, device=self.to(type_.device))
+        flat = torch.full(
+            (type_.span,), self.number, dtype=type_.dtype, device=self.to(type_.device)
+        )
         return flat.as_strided(type_.shape, type_.stride)
 
 

@@ -211,10 +211,13 @@ def _matmul_out(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -
     """torch asks whether two tensors share memory, which wrappers cannot tell it."""
     if not any(type(t) is LazyTensor for t in (self, other, out)):
         return aten.matmul.out.decompose(self, other, out=out)  # type: ignore[no-any-return]
-    result = torch.matmul(self, other)
-    if out.shape != result.shape:
-        out.resize_(result.shape)
-    return out.copy_(result)
+    try:
+        return aten.matmul.out.decompose(self, other, out=out)  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        # it has written to a view of `out`, found no shared memory, and tries to copy
+        if "[aten.copy_.default]" not in str(error):
+            raise
+        return out
 
 
 for _key in ("AutogradLazy", "AutogradCPU", "AutogradCUDA"):
