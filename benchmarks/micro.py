@@ -19,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -34,6 +35,7 @@ from benchmarks.tracing import WARM_UP
 from torpor.trace.tensor import LazyTensor
 
 CALLS = 200  # of one op in a row; writes in place make a chain of this length
+COUNTED_CALLS = 20  # the same number of instructions each time, and valgrind is slow
 BEFORE = 20  # calls before those that count: leaves are numbered, caches are warm
 OPS = 20
 KINDS = ("torpor", "eager", "floor")
@@ -79,7 +81,7 @@ class Call:
         args, kwargs = pytree.tree_map(convert, (self.args, self.kwargs))
         return Call(self.op, args, kwargs)
 
-    def repeat(self, times: int = CALLS) -> None:
+    def repeat(self, times: int) -> None:
         """The work that is measured."""
         op, args, kwargs = self.op, self.args, self.kwargs
         for _ in range(times):
@@ -221,14 +223,15 @@ class Bench:
     def name(self) -> str:
         return str(self.call.op).removeprefix("aten.").removesuffix(".default")
 
-    def run(self, measure: Measure) -> dict[str, float]:
-        """Measure each kind once; the trace is empty before and after."""
+    def run(self, measure: Measure, times: int, *kinds: str) -> dict[str, float]:
+        """Measure one call of each kind; the trace is empty before and after."""
         Floor.answer = self.answer  # type: ignore[method-assign,assignment]
         result = {}
         with torch.no_grad():
-            for kind, call in self.kinds.items():
+            for kind in kinds:
+                call = self.kinds[kind]
                 call.repeat(BEFORE)
-                result[kind] = measure(call.repeat)
+                result[kind] = measure(partial(call.repeat, times)) / times
         torpor.sync(wait=True)
         return result
 
@@ -249,12 +252,12 @@ def nanoseconds(training: Training, benches: list[Bench], rounds: int) -> dict[s
     samples: list[list[dict[str, float]]] = [[] for _ in benches]
 
     def measure(work: Callable[[], object]) -> float:
-        return timed(work).cpu / CALLS * 1e9
+        return timed(work).cpu * 1e9
 
     for _ in range(WARM_UP + rounds):
         with no_gc():
             for bench, taken in zip(benches, samples):
-                taken.append(bench.run(measure))
+                taken.append(bench.run(measure, CALLS, *KINDS))
     inside = times_inside(training, rounds)
     return {
         "ops": [
@@ -277,9 +280,8 @@ def instructions(training: Training, benches: list[Bench]) -> dict[str, Any]:
     rows = []
     with no_gc():
         for bench in benches:
-            for _ in range(2):  # the second round meets every node again
-                bench.run(_unmeasured)
-            counted = bench.run(lambda work: counter.count(work) / CALLS)
+            for measure in (_unmeasured, _unmeasured, counter.count):  # writes meet their nodes
+                counted = bench.run(measure, COUNTED_CALLS, "torpor", "floor")
             rows.append({"op": bench.name, "calls": bench.calls} | counted)
         step, cut = counter.count(training.step), counter.count(torpor.sync)
     torpor.wait()

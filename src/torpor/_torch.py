@@ -243,3 +243,22 @@ def has_tangent(tensor: torch.Tensor) -> bool:
 
 def _level() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
+
+
+def on_default_dtype(changed: Callable[[], None]) -> None:
+    """Call `changed` whenever the default dtype changes: it decides result types unseen."""
+
+    def watch(name: str) -> None:
+        original = getattr(torch, name)
+
+        @functools.wraps(original)
+        def set_default(value: Any) -> None:
+            before = torch.get_default_dtype()
+            original(value)
+            if torch.get_default_dtype() is not before:
+                changed()
+
+        setattr(torch, name, set_default)
+
+    watch("set_default_dtype")
+    watch("set_default_tensor_type")

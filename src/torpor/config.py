@@ -24,7 +24,7 @@ cut_after_module: bool = _env_bool("CUT_AFTER_MODULE", True)
 """Cut the trace after the outermost module call made with gradients off."""
 
 max_trace_nodes: int = _env_int("MAX_TRACE_NODES", 150_000)
-"""A trace that has met this many new nodes is cut by itself."""
+"""A trace that has met this many new nodes, or holds this many results, is cut by itself."""
 
 max_interned_nodes: int = _env_int("MAX_INTERNED_NODES", 200_000)
 """Nodes kept for reuse: the intern table holds between one and two times this many."""

@@ -7,7 +7,7 @@ eagerly (an instruction only asks for what the shapes at hand allow), then repla
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,13 +30,12 @@ class Instruction:
     adds: bool = True
 
 
-@dataclass(repr=False)
 class Program:
-    """What ran eagerly, line by line, and what the reads between the lines gave."""
+    """Leaves, a seed and lines; it prints as what it does."""
 
-    leaves: list[Tensor]
-    seed: int
-    lines: list[Instruction] = field(default_factory=list)
+    def __init__(self, leaves: list[Tensor], seed: int) -> None:
+        self.leaves, self.seed = leaves, seed
+        self.lines: list[Instruction] = []
 
     def __repr__(self) -> str:
         leaves = [f"t{i} = leaf {tuple(t.shape)} {t.dtype}" for i, t in enumerate(self.leaves)]

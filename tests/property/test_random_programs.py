@@ -8,12 +8,15 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import torpor
 from tests.comparison import PLACES, Put, assert_same
 from tests.property.programs import ALIASING, EVERYTHING, Program, programs, run
+
+# A program put together at random may deserve eager's warnings (a cast from complex, say).
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 EXAMPLES = int(os.environ.get("TORPOR_PROPERTY_EXAMPLES", "0"))
 
@@ -28,7 +31,6 @@ placed = pytest.mark.parametrize("place", PLACES)
 
 
 def _compare(program: Program, place: str) -> None:
-    note(repr(program))
     torch.manual_seed(program.seed)
     eager = [leaf.clone() for leaf in program.leaves]
     expected = run(program, eager)

@@ -31,7 +31,8 @@ class Trace:
     """All that was recorded since the last cut."""
 
     __slots__ = (
-        "computed", "epoch", "leaf_storages", "leaves", "lock", "misses", "pending", "scalars",
+        "computed", "epoch", "leaf_storages", "leaf_values", "leaves", "lock", "misses",
+        "pending", "scalars",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -39,6 +40,7 @@ class Trace:
         self.pending: list[ref[LazyStorage]] = []  # storages that may need computing, dead or alive
         self.leaves: list[BackendData] = []  # buffer of each leaf slot
         self.leaf_storages: list[LazyStorage] = []
+        self.leaf_values: dict[BackendData, Value] = {}
         self.scalars: list[Any] = []  # number of each run-time scalar slot
         self.computed: dict[Value, BackendData] = {}  # values read before the cut
         self.epoch = 0
@@ -48,8 +50,10 @@ class Trace:
         """Number a storage with data among the leaves of this trace."""
         data = storage.data
         assert data is not None, "a storage has a value or data"
-        value = leaf(len(self.leaves), storage.type)
-        self.leaves.append(data)
+        value = self.leaf_values.get(data)
+        if value is None or value.type is not storage.type:
+            value = self.leaf_values[data] = leaf(len(self.leaves), storage.type)
+            self.leaves.append(data)
         self.leaf_storages.append(storage)
         storage.value = value
         return value
@@ -65,6 +69,10 @@ class Trace:
         if not storage.listed:
             storage.listed = True
             self.pending.append(ref(storage))
+
+    def prune(self) -> None:
+        """Drop listed storages that nobody holds any more."""
+        self.pending[:] = [reference for reference in self.pending if reference() is not None]
 
     def live(self) -> list[LazyStorage]:
         """Storages somebody still holds whose value is pending."""
@@ -87,6 +95,7 @@ class Trace:
         self.pending.clear()
         self.leaves.clear()
         self.leaf_storages.clear()
+        self.leaf_values.clear()
         self.scalars.clear()
         self.computed.clear()
         self.misses = 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torpor import metrics
+from torpor import config, metrics
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
 from torpor.backend.registry import get_backend, on_change
@@ -32,8 +32,10 @@ def cut(device: torch.device | None = None) -> None:
         if device is not None and any(s.type.device != device for s in live):
             compute([s for s in live if s.type.device == device])
             return
-        for group in _by_device(live):
-            _launch(group, [s.value for s in group])  # type: ignore[misc]  # live: values are set
+        groups = _by_device(live)
+        for group in groups:
+            several = len(groups) > 1
+            _launch(live if several else group, [s.value for s in group], partial=several)  # type: ignore[misc]  # live: values are set
         TRACE.reset()
     metrics.count("MarkStep")
 
@@ -44,6 +46,27 @@ def compute(storages: Sequence[LazyStorage]) -> None:
         wanted = [s for s in storages if s.data is None]
         for group in _by_device(wanted):
             _launch(TRACE.live(), [s.value for s in group if s.data is None], partial=True)  # type: ignore[misc]  # no data: values are set
+
+
+def rest() -> None:
+    """After a read: start a new trace if nothing in this one is pending, or if it is too long.
+
+    A program that only ever reads would otherwise record one trace for ever.
+    """
+    with TRACE.lock:
+        if not TRACE.leaves and not TRACE.pending:
+            return
+        if not TRACE.live():
+            TRACE.reset()
+        elif len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
+            cut()
+
+
+def trim() -> None:
+    """The trace lists as many storages as it may: forget dead ones, or cut it."""
+    TRACE.prune()
+    if len(TRACE.pending) > config.max_trace_nodes // 2:
+        cut()
 
 
 def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
@@ -61,7 +84,7 @@ def _launch(live: list[LazyStorage], wanted: list[Value], partial: bool = False)
         return
     backend = get_backend()
     device = backend.backend_device(wanted[0].type.device)
-    others = tuple(s.value for s in live if s.data is None) if partial else ()
+    others = tuple({s.value: None for s in live if s.data is None}) if partial else ()
     key = (backend, device, tuple(wanted), others, tuple(known))
     plan = PLANS.find(key)
     if plan is None:
@@ -102,6 +125,9 @@ def _submit(plan: Plan, backend: Backend) -> list[BackendData]:
     handles = [backend.placeholder(device, value.type) for value in plan.outputs]
 
     def run() -> None:
+        for argument in arguments:  # another device's queue may still be at it
+            if isinstance(argument, BackendData) and argument.done is not None:
+                argument.done.wait()
         results = backend.execute(plan.computation, arguments, device)
         _fill(handles, results, backend, plan)
         arguments.clear()

@@ -68,6 +68,11 @@ def infer(
     return known  # type: ignore[return-value]  # the refusal was raised above
 
 
+def forget() -> None:
+    """Forget every inference."""
+    _memo.clear()
+
+
 def types_in(key: tuple[Any, ...]) -> tuple[Any, ...]:
     """`key` with types in the place of values."""
     return tuple(
@@ -96,12 +101,10 @@ def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
         types = _collect(spec, result, bound, fake_args, device)
     if _is_resized(spec, bound, types):
         return _tried_or(types, spec, bound, sample, to, device)
-    _check_writes(spec, bound)
-    pointwise = torch.Tag.pointwise in spec.target.tags
-    if pointwise:
-        _check_broadcast(spec, bound)
-    if pointwise or spec.mutated or spec.target._opname in type_rules.UNCHECKED:
-        _check_dtypes(spec, bound, sample, to)
+    try:
+        _check(spec, bound, sample, to)
+    except Suspicious:
+        _confirm(spec, bound, sample, to)
     return types
 
 
@@ -134,6 +137,25 @@ def _tried_or(
 
 class Suspicious(Exception):
     """Fake tensors accept the op; eager probably does not. Ask eager before recording it."""
+
+
+def _check(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
+    """Look for what fake kernels overlook."""
+    _check_writes(spec, bound)
+    pointwise = torch.Tag.pointwise in spec.target.tags
+    if pointwise:
+        _check_broadcast(spec, bound)
+    checked = pointwise or spec.mutated or spec.target._opname in type_rules.UNCHECKED
+    if checked and spec.target.namespace == "aten":  # a custom op's kernel runs when it must
+        _check_dtypes(spec, bound, sample, to)
+
+
+def _confirm(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
+    """Let eager judge a suspicious op, on zeros of the very sizes and strides."""
+    try:
+        _try_with(_Filled(to, sample, 0), spec, bound, None)
+    except Exception as error:
+        raise Suspicious(str(error)) from None
 
 
 def _check_writes(spec: OpSpec, bound: list[Any]) -> None:
@@ -211,6 +233,10 @@ def _run_fake(spec: OpSpec, fake_args: list[Any]) -> Any:
         raise NotRecordable(f"result depends on numbers: {error}", fallback=False) from None
     except _torch.unsupported_errors() as error:
         raise NotRecordable(f"no fake kernel: {error}", fallback=True) from None
+    except RuntimeError as error:
+        if "no fake impl registered" in str(error):
+            raise NotRecordable(f"no fake kernel: {error}", fallback=True) from None
+        raise
 
 
 class _StandIns:

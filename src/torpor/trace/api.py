@@ -44,6 +44,7 @@ def _sync_tensors(tensors: list[LazyTensor], wait: bool) -> None:
     if wait:
         for tensor in tensors:
             _sync.read(tensor._lazy_storage)
+    _sync.rest()
 
 
 def wait(device: Any = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torpor import _torch
 from torpor.errors import annotate
 from torpor.execute import sync
-from torpor.ops.infer import DeviceMismatch, NotRecordable, Suspicious
+from torpor.ops.infer import DeviceMismatch, NotRecordable
 from torpor.ops.spec import Mode, OpSpec, spec_of
 from torpor.trace.eager import (
     count_fallback,
@@ -125,7 +125,7 @@ def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
         raise annotate(refusal, spec.name, str(site())) from None
     if isinstance(error, NotRecordable) and not error.fallback:
         count_sync(spec)
-    elif not isinstance(error, (WritesPlain, Suspicious)):
+    elif not isinstance(error, WritesPlain):
         count_fallback(spec)
     return result
 

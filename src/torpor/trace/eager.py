@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torpor import _torch, metrics
+from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.types import TensorType
 from torpor.ops import rules
@@ -80,6 +81,8 @@ def _blank(tensor: LazyTensor) -> torch.Tensor:
 def _run(spec: OpSpec, bound: list[Any], read: Read) -> Any:
     device = _virtual_device(bound)
     reals = _Reals(spec, bound, read)
+    if read is plain:
+        sync.rest()
     positional, keywords = spec.call_arguments(reals.arguments)
     with _torch.kernels():
         result = spec.target(*positional, **keywords)

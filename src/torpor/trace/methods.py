@@ -12,6 +12,7 @@ import torch
 
 from torpor import _torch, metrics
 from torpor.errors import UnsupportedError
+from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.trace.sharing import LOCATION
 from torpor.trace.site import site
@@ -34,7 +35,9 @@ def method(function: Callable[..., Any]) -> Callable[..., Any]:
 def _read(tensor: LazyTensor, what: str) -> torch.Tensor:
     """The numbers of `tensor`, counted as a sync caused by `what`."""
     metrics.count_line(f"Sync::{what}", str(site()))
-    return plain(tensor)
+    real = plain(tensor)
+    sync.rest()
+    return real
 
 
 # -- numbers leave -----------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from weakref import ref
 
 import torch
 
-from torpor import _torch, metrics
+from torpor import _torch, config, metrics
 from torpor.backend.registry import get_backend
 from torpor.errors import annotate
+from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import Node, Value
 from torpor.ops.infer import NotRecordable
@@ -377,15 +378,21 @@ def _result_lines(spec: OpSpec, names: list[str]) -> str:
     return f"        return finish(spec, node, {tuple_})\n"
 
 
+_TRIM = """\
+        if len(listed) > config.max_trace_nodes:
+            trim()
+"""
+
+
 def _fresh_lines(number: int) -> str:
     if number == 1:
-        return _FRESH.format(value="node.outputs[0]", n=0) + "        return r0\n"
+        return _FRESH.format(value="node.outputs[0]", n=0) + _TRIM + "        return r0\n"
     lines = "        outputs = node.outputs\n"
     for n in range(number):
         made = "    ".join(_FRESH.format(value=f"outputs[{n}]", n=n).splitlines(keepends=True))
         lines += f"        if outputs[{n}].type is None:\n            r{n} = None\n"
         lines += f"        else:\n    {made}"
-    return lines + f"        return ({', '.join(f'r{n}' for n in range(number))})\n"
+    return lines + _TRIM + f"        return ({', '.join(f'r{n}' for n in range(number))})\n"
 
 
 def _resizes(spec: OpSpec) -> bool:
@@ -486,12 +493,15 @@ def make_recorder(spec: OpSpec, may_leave: bool = False) -> Callable[..., Any]:
         "numbered": (lambda device, tensor: device) if may_leave else numbered,
         "opaque": NotRecordable("an argument cannot be part of a graph", fallback=True),
         "other_value": other_value,
+        "config": config,
+        "listed": TRACE.pending,
         "pending": TRACE.pending.append,
         "ref": ref,
         "release": TRACE.lock.release,
         "set_bits": set_bits,
         "shares": shares,
         "spec": spec,
+        "trim": sync.trim,
         "view_value": view_value,
         "wrap_value": wrap_value,
         "write": write,

@@ -9,6 +9,7 @@ import torch
 from torpor import _torch, metrics
 from torpor.backend.registry import get_backend
 from torpor.errors import UnsupportedError
+from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.types import TensorType, contiguous_strides
 from torpor.ops.spec import spec_of
@@ -46,7 +47,9 @@ _record_as_strided = make_recorder(spec_of(aten.as_strided.default))
 def item(tensor: LazyTensor) -> Any:
     """`x.item()`: the number itself."""
     count_sync(spec_of(aten._local_scalar_dense.default))
-    return plain(tensor).item()
+    number = plain(tensor).item()
+    sync.rest()
+    return number
 
 
 @special("aten._has_compatible_shallow_copy_type.default")
@@ -132,6 +135,7 @@ def to_copy(
     if device is not None and tensor.device.type == "lazy" and device.type != "lazy":
         metrics.count_line("Sync::_to_copy", str(site()))
         real = plain(tensor)
+        sync.rest()
         with _torch.without_torch_function():
             return aten._to_copy.default(
                 real, dtype=dtype, layout=layout, device=device, memory_format=memory_format

@@ -14,6 +14,7 @@ from torpor.backend.registry import get_backend
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import TABLE, Node, Value
 from torpor.ir.types import TensorType
+from torpor.ops.infer import forget as forget_inferences
 from torpor.ops.infer import infer
 from torpor.ops.keys import key_of
 from torpor.ops.spec import OpSpec, spec_of
@@ -50,6 +51,13 @@ def make_node(
     types = infer(spec, key, bound, sample or {}, physical)
     metrics.count_node(spec.name)
     return TABLE.add(spec.kind, key, tuple(bound), types, site())  # type: ignore[arg-type]  # None: no tensor
+
+
+def forget_types() -> None:
+    """Forget every node and inference: what ops make of the same arguments has changed."""
+    with TRACE.lock:
+        TABLE.clear()
+        forget_inferences()
 
 
 def apply(target: Any, bound: list[Any]) -> Node:
