@@ -122,6 +122,21 @@ def test_an_in_place_fallback_writes_its_argument(put: Put) -> None:
     agree(put, program, X)
 
 
+@pytest.mark.parametrize("cap", [1, 2, 3, 5])
+def test_an_in_place_fallback_runs_once_though_the_trace_is_cut_meanwhile(
+    put: Put, monkeypatch: pytest.MonkeyPatch, cap: int
+) -> None:
+    monkeypatch.setattr(torpor.config, "max_trace_nodes", cap)
+
+    def program(x: Tensor) -> object:
+        y = x + 1
+        bare.increment_(y[1:])
+        bare.increment_(y.t())
+        return y
+
+    agree(put, program, torch.zeros(3, 40 + cap))
+
+
 def test_a_fallback_of_a_pending_tensor_computes_it_once(put: Put) -> None:
     x = counted(put(X))
     result = bare.triple(x)

@@ -310,6 +310,33 @@ def test_the_cap_changes_no_result(put: Put, monkeypatch: pytest.MonkeyPatch) ->
         agree(put, program, nn.Linear(3, 3), X)
 
 
+CUT_IN_THE_MIDDLE = {
+    "draws": lambda x: (x.view(-1).uniform_(), x[0].normal_(), x.t()[1:].bernoulli_()),
+    "lists": lambda x: torch._foreach_add_([x[0], x[1], x.view(-1)[4:]], 1.0),
+    "outs": lambda x: torch.max(x.clone(), 0, out=(x[0], torch.empty_like(x[0]).long())),
+    "masks": lambda x: x[1:].masked_fill_(x[1:] > 2, 1).t()[0].add_(x[0, 0]),
+    "statistics": lambda x: torch.nn.functional.batch_norm(x.clone(), x[0], x[1], training=True),
+    "dropout": lambda x: x[1].copy_(torch.nn.functional.dropout(x[0] + 1)),
+}
+
+
+@pytest.mark.parametrize("cap", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", CUT_IN_THE_MIDDLE)
+def test_a_cut_in_the_middle_of_an_op_does_nothing_twice(
+    put: Put, monkeypatch: pytest.MonkeyPatch, name: str, cap: int
+) -> None:
+    """The cap counts new nodes, so the shape is one that nothing else uses."""
+    monkeypatch.setattr(torpor.config, "max_trace_nodes", cap)
+
+    def program(x: torch.Tensor) -> object:
+        y = x + 1
+        CUT_IN_THE_MIDDLE[name](y)
+        return y, y * 2, torch.rand_like(y)
+
+    columns = 31 + 10 * list(CUT_IN_THE_MIDDLE).index(name) + cap
+    agree(put, program, torch.arange(3.0 * columns).view(3, columns))
+
+
 # --- step closures ---------------------------------------------------------------------------
 
 

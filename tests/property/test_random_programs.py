@@ -51,6 +51,8 @@ def _plain_numbers(values: object) -> object:
     """NaN is no equal of itself: say it by name."""
     if isinstance(values, (list, tuple)):
         return [_plain_numbers(value) for value in values]
+    if isinstance(values, complex):
+        return _plain_numbers([values.real, values.imag])
     return "nan" if isinstance(values, float) and math.isnan(values) else values
 
 

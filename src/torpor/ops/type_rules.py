@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from torpor.ir.types import TensorType
+from torpor.ir.types import TensorType, contiguous_strides
 
 Rule = Callable[[list[Any]], tuple[TensorType | None, ...] | None]
 
@@ -25,12 +25,70 @@ def _same_as_first(bound: list[Any]) -> tuple[TensorType, ...]:
     return (bound[0].type,)
 
 
+def _view(bound: list[Any]) -> tuple[TensorType, ...] | None:
+    """`view`, stride for stride as torch computes it; None for what it refuses."""
+    source: TensorType = bound[0].type
+    shape = _full_size(source.numel, tuple(bound[1]))
+    stride = None if shape is None else view_strides(source.shape, source.stride, shape)
+    if shape is None or stride is None:
+        return None
+    return (
+        TensorType.of(
+            shape, stride, source.dtype, source.device, source.offset, source.conj, source.neg
+        ),
+    )
+
+
+def _full_size(numel: int, size: tuple[int, ...]) -> tuple[int, ...] | None:
+    """`size` with its -1 filled in; None if it does not hold `numel` elements."""
+    known = 1
+    for extent in size:
+        if extent >= 0:
+            known *= extent
+    if size.count(-1) == 1 and known and numel % known == 0:
+        size = tuple(numel // known if extent == -1 else extent for extent in size)
+        known = numel
+    return size if known == numel and min(size, default=0) >= 0 else None
+
+
+def view_strides(
+    old: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Strides of a view of size `new`; None if no strides can express it.
+
+    Dimensions of the old size are gathered into runs that lie in memory as one; each run must be
+    made of whole dimensions of the new size.
+    """
+    if old == new and 0 in old:
+        return strides
+    if 0 in old or not old:
+        return contiguous_strides(new)
+    result = [0] * len(new)
+    dim = len(new) - 1
+    base, run, made = strides[-1], 1, 1
+    for position in reversed(range(len(old))):
+        run *= old[position]
+        if position and (old[position - 1] == 1 or strides[position - 1] == run * base):
+            continue
+        while dim >= 0 and (made < run or new[dim] == 1):
+            result[dim] = made * base
+            made *= new[dim]
+            dim -= 1
+        if made != run:
+            return None
+        if position:
+            base, run, made = strides[position - 1], 1, 1
+    return tuple(result) if dim < 0 else None
+
+
 RULES: Final[dict[str, Rule]] = {
     "aten.as_strided.default": _as_strided,
     "aten.as_strided_scatter.default": _same_as_first,
     "aten.detach.default": _same_as_first,
     "aten.alias.default": _same_as_first,
     "aten.lift_fresh.default": _same_as_first,
+    "aten._unsafe_view.default": _view,
+    "aten.view.default": _view,
 }
 
 TRIED: Final = frozenset(

@@ -222,3 +222,30 @@ def _matmul_out(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -
 
 for _key in ("AutogradLazy", "AutogradCPU", "AutogradCUDA"):
     _library.impl(aten.matmul.out, _matmul_out, _key)
+
+
+def _write_out(packet: Any) -> None:
+    """An op whose `out=` forms lose their result when a tensor subclass is among the arguments."""
+    forms = [getattr(packet, name) for name in packet.overloads()]
+    for form in forms:
+        names = [a.name for a in form._schema.arguments]
+        if names[-1] != "out":
+            continue
+        plain_form = next(f for f in forms if [a.name for a in f._schema.arguments] == names[:-1])
+        _library.impl(form, _computing(form, plain_form), "AutogradLazy")
+        _library.impl(form, _computing(form, plain_form), "AutogradCPU")
+
+
+def _computing(form: Any, plain_form: Any) -> Callable[..., Any]:
+    def run(*args: Any, out: torch.Tensor, **kwargs: Any) -> Any:
+        if not any(type(t) is LazyTensor for t in (*args, out)):
+            return form.decompose(*args, out=out, **kwargs)
+        result = plain_form(*args, **kwargs)
+        if out.shape != result.shape:
+            out.resize_(result.shape)
+        return out.copy_(result)
+
+    return run
+
+
+_write_out(aten.linalg_matrix_rank)

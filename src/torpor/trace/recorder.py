@@ -216,7 +216,8 @@ def shares(storage: LazyStorage, tensors: Any) -> bool:
 def check_overlap(spec: OpSpec, args: tuple[Any, ...]) -> None:
     """Let eager judge an op that writes to memory it also reads, on zeros that overlap alike."""
     memories: dict[LazyStorage, torch.Tensor] = {}
-    real = [_stand_in(arg, memories) for arg in args]
+    made: dict[int, Any] = {}  # the same argument is the same stand-in
+    real = [made.setdefault(id(arg), _stand_in(arg, memories, made)) for arg in args]
     positional, keywords = spec.call_arguments(real)
     with _torch.kernels():
         try:
@@ -226,9 +227,9 @@ def check_overlap(spec: OpSpec, args: tuple[Any, ...]) -> None:
                 raise annotate(error, spec.name, str(site())) from None
 
 
-def _stand_in(arg: Any, memories: dict[LazyStorage, torch.Tensor]) -> Any:
+def _stand_in(arg: Any, memories: dict[LazyStorage, torch.Tensor], made: dict[int, Any]) -> Any:
     if isinstance(arg, (list, tuple)):
-        return [_stand_in(item, memories) for item in arg]
+        return [made.setdefault(id(item), _stand_in(item, memories, made)) for item in arg]
     if type(arg) is not LazyTensor:
         return physical(arg) if type(arg) is torch.device else arg
     storage = arg._lazy_storage
