@@ -62,8 +62,15 @@ def machine() -> str:
 
 
 def versions() -> str:
-    found = [f"{name} {metadata.version(name)}" for name in ("torpor", "torch")]
+    found = [f"{name} {_version(name)}" for name in ("torpor", "torch")]
     return ", ".join([*found, f"Python {platform.python_version()}"])
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "from source"
 
 
 def load() -> float:

@@ -42,6 +42,10 @@ def without_torch_function() -> AbstractContextManager[Any]:
     return _C.DisableTorchFunction()
 
 
+_BIT_KEYS = (_C.DispatchKey.Conjugate, _C.DispatchKey.Negative, _C.DispatchKey.ZeroTensor)
+"""What torch switches off while it calls us, and a kernel that makes a conjugate view needs."""
+
+
 @contextmanager
 def kernels() -> Iterator[None]:
     """Runs the body below autograd, where eager runs its kernels: the grad mode stays on.
@@ -49,7 +53,11 @@ def kernels() -> Iterator[None]:
     Some kernels look at the grad mode and keep something for backward only if it is on.
     """
     with _C.DisableTorchFunction(), torch.enable_grad(), _C._AutoDispatchBelowAutograd():
-        yield
+        excluded = _C._dispatch_tls_local_exclude_set()
+        for key in _BIT_KEYS:
+            excluded = excluded.remove(key)
+        with _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded):
+            yield
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.ops.subjects import Subject
+from tests.ops.subjects import Subject, carried
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def _metadata_difference(expected: Tensor, actual: Tensor, subject: Subject) -> 
         return "shape"
     if expected.layout != actual.layout:
         return "layout"
-    if torch.device(subject.device(expected.device)).type != actual.device.type:
+    device = subject.device(expected.device) if carried(expected) else expected.device
+    if torch.device(device).type != actual.device.type:
         return "device"
     if expected.requires_grad != actual.requires_grad:
         return "requires_grad"

@@ -57,6 +57,11 @@ class Subject:
         return {}
 
 
+def carried(tensor: Tensor) -> bool:
+    """A lazy tensor can stand for it: sparse and meta tensors stay what they are."""
+    return tensor.layout == torch.strided and tensor.device.type != "meta"
+
+
 class Concrete(Subject):
     """`torpor.lazy(t)`: lazy, while `t.device` stays `cpu`."""
 
@@ -70,13 +75,15 @@ class Concrete(Subject):
         torpor.use("reference")
 
     def enter(self, plain: Tensor) -> Tensor:
-        return self.torpor.lazy(plain.to(plain.device, copy=True))
+        copy = plain.to(plain.device, copy=True)
+        return self.torpor.lazy(copy) if carried(plain) else copy
 
     def factories(self) -> contextlib.AbstractContextManager[Any]:
         return self.torpor.mode()
 
     def owns(self, tensor: Tensor) -> bool:
-        return self.torpor.is_lazy(tensor)
+        # autograd makes the gradient of an argument without influence itself: plain zeros
+        return self.torpor.is_lazy(tensor) or not carried(tensor) or not tensor.any()
 
     def sync(self, tensors: Sequence[Tensor]) -> None:
         lazy = [t for t in tensors if self.torpor.is_lazy(t)]
@@ -100,7 +107,7 @@ class Lazy(Concrete):
     name = "lazy"
 
     def enter(self, plain: Tensor) -> Tensor:
-        return plain.to("lazy")
+        return plain.to("lazy") if carried(plain) else plain.to(plain.device, copy=True)
 
     def device(self, device: str | torch.device) -> str | torch.device:
         return torch.device("lazy") if torch.device(device).type == "cpu" else device

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.ops.exclusions import EXCLUSIONS, LIMIT
+from tests.ops.known import KNOWN
 from tests.ops.sweep import check_entry, entries
 
 SHOWN = 30
@@ -22,6 +23,9 @@ def test_entry_equals_eager(
     result = check_entry(entries()[entry], mode)
     failures, result.failures = result.failures, result.failures[:SHOWN]
     record_property("op_db", json.dumps(result.to_json()))
+    if entry in KNOWN and mode in KNOWN[entry][0]:
+        assert failures, f"{entry} equals eager now: take it off tests/ops/known.py"
+        pytest.xfail(KNOWN[entry][1])
     if failures:
         more = f"\n... and {len(failures) - SHOWN} more" if len(failures) > SHOWN else ""
         pytest.fail("\n".join(map(str, failures[:SHOWN])) + more, pytrace=False)
