@@ -333,3 +333,18 @@ def test_has_tangent_finds_a_forward_mode_derivative() -> None:
     with forward_ad.dual_level():
         assert not _torch.has_tangent(torch.ones(1))
         assert _torch.has_tangent(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
+
+
+def test_on_default_dtype_is_told_of_changes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("set_default_dtype", "set_default_tensor_type"):
+        monkeypatch.setattr(torch, name, getattr(torch, name))  # put back afterwards
+    told: list[torch.dtype] = []
+    _torch.on_default_dtype(lambda: told.append(torch.get_default_dtype()))
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(before)
+        assert told == []
+        torch.set_default_dtype(torch.float64)
+        assert told == [torch.float64]
+    finally:
+        torch.set_default_dtype(before)
