@@ -186,7 +186,10 @@ def _check_dtypes(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: 
     units = _Units(to, sample)
     with _torch.kernels(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        args = [units.of(v, fresh=a.mutated) for a, v in zip(spec.arguments, bound, strict=True)]
+        args = [
+            units.out(v) if a.mutated and a.keyword_only else units.of(v, fresh=a.mutated)
+            for a, v in zip(spec.arguments, bound, strict=True)
+        ]
         positional, keywords = spec.call_arguments(args)
         try:
             spec.target(*positional, **keywords)
@@ -282,7 +285,14 @@ class _Filled(_StandIns):
 
 
 class _Units(_StandIns):
-    """Real tensors in which every size is 1."""
+    """Real tensors in which every size is 1; `out=` tensors are empty, and resized in silence."""
+
+    def out(self, arg: Any) -> Any:
+        if type(arg) is tuple:
+            return [self.out(item) for item in arg]
+        if type(arg) is not Value:
+            return arg
+        return torch.empty((0,), dtype=arg.type.dtype, device=self.to(arg.type.device))
 
     def tensor(self, type_: TensorType) -> torch.Tensor:
         return torch.ones((1,) * len(type_.shape), dtype=type_.dtype, device=self.to(type_.device))

@@ -18,10 +18,15 @@ from torpor.trace.eager import (
     run_random,
     try_on_zeros,
 )
-from torpor.trace.recorder import ForeignTensor, LeavesDevice, WritesPlain, make_recorder
+from torpor.trace.recorder import (
+    CutFirst,
+    ForeignTensor,
+    LeavesDevice,
+    WritesPlain,
+    make_recorder,
+)
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
-from torpor.trace.values import CutFirst
 
 Recorder = Callable[..., Any]
 F = TypeVar("F", bound=Recorder)

@@ -34,6 +34,10 @@ _ALIASES = frozenset({"aten.alias.default", "aten.detach.default", "aten.lift_fr
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
+class CutFirst(Exception):
+    """The trace is as long as it may get: cut it, then record the op again."""
+
+
 class ForeignTensor(Exception):
     """Another tensor subclass is among the arguments: let it have its turn."""
 
@@ -73,7 +77,8 @@ class LeavesDevice(Exception):
 
 def numbered(device: torch.device, tensor: Any) -> torch.device:
     """`device` with its number, which tensors on it have."""
-    if type(tensor) is LazyTensor and tensor.device.type == "lazy" and device.type != "lazy":
+    leaves = type(tensor) is LazyTensor and "lazy" == tensor.device.type != device.type
+    if leaves or (device.type == "meta" and type(tensor) is LazyTensor):
         raise LeavesDevice
     if device.type == "lazy" and device.index is None:
         return torch.device("lazy", get_backend().default_device_ordinal)
@@ -109,6 +114,8 @@ def _make_miss(spec: OpSpec) -> Callable[[tuple[Any, ...], tuple[Any, ...]], Nod
     kinds = tuple(a.kind for a in spec.arguments)
 
     def miss(key: tuple[Any, ...], raw: tuple[Any, ...]) -> Node:
+        if TRACE.misses > config.max_trace_nodes:
+            raise CutFirst  # nothing of this op has happened yet
         bound = [_bound(kind, k, r) for kind, k, r in zip(kinds, key, raw, strict=True)]
         positions = promotable_positions(spec, bound)
         if positions:

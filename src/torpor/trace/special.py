@@ -132,6 +132,10 @@ def to_copy(
     """`x.to(...)`: stays lazy between lazy devices, leaves as a plain tensor otherwise."""
     if device is not None and device.type == "lazy":
         device = torch.device("lazy", get_backend().backend_device(device).ordinal)
+    if device is not None and device.type == "meta":
+        return torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=device
+        )
     if device is not None and tensor.device.type == "lazy" and device.type != "lazy":
         metrics.count_line("Sync::_to_copy", str(site()))
         real = plain(tensor)

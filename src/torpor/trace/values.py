@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torpor import config, metrics
+from torpor import metrics
 from torpor.backend.registry import get_backend
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import TABLE, Node, Value
@@ -26,10 +26,6 @@ from torpor.trace.tensor import LazyTensor, View
 aten = torch.ops.aten
 
 
-class CutFirst(Exception):
-    """The trace is as long as it may get: cut it, then record the op again."""
-
-
 def physical(device: torch.device) -> torch.device:
     """The torch device that does the work behind `device`."""
     return get_backend().backend_device(device).torch_device
@@ -43,8 +39,6 @@ def make_node(
 ) -> Node:
     """A node that was not met before: infer its types, remember the user's line."""
     TRACE.misses += 1
-    if TRACE.misses > config.max_trace_nodes:
-        raise CutFirst
     found = TABLE.find(spec.kind, key)
     if found is not None:
         return found
@@ -167,8 +161,6 @@ def _invert(view: View, base: Value, new: Value) -> Value | None:
         return new
     try:
         value = apply(target, bound).outputs[0]
-    except CutFirst:
-        raise
     except Exception:  # the neat inverse does not hold for these strides; the general one does
         return None
     return value if value.type is base.type else None
