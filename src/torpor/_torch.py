@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -270,3 +271,12 @@ def on_default_dtype(changed: Callable[[], None]) -> None:
 
     watch("set_default_dtype")
     watch("set_default_tensor_type")
+
+
+def accept_lazy_losses() -> None:
+    """Let `linear_cross_entropy` choose on the device `lazy` what it chooses on the CPU."""
+    name = "torch.nn.modules.linear_cross_entropy_options"
+    if importlib.util.find_spec(name) is None:  # torch 2.11 does not have it
+        return
+    table = importlib.import_module(name)._AUTO_DEFAULTS
+    table.update({("lazy", dtype): v for (device, dtype), v in [*table.items()] if device == "cpu"})

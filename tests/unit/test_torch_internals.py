@@ -304,6 +304,14 @@ def test_accept_lazy_attention_leaves_other_devices_alone(lazy: torch.Tensor) ->
     assert not activation._check_arg_device(torch.ones(1, device="meta"))
 
 
+def test_accept_lazy_losses_copies_the_cpus_choices(lazy: torch.Tensor) -> None:
+    options = pytest.importorskip("torch.nn.modules.linear_cross_entropy_options")
+    table = options._AUTO_DEFAULTS
+    chosen = {dtype: value for (device, dtype), value in table.items() if device == "cpu"}
+    assert chosen
+    assert all(table["lazy", dtype] == value for dtype, value in chosen.items())
+
+
 # -- attention -------------------------------------------------------------------------------------
 
 

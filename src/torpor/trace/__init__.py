@@ -13,6 +13,7 @@ hooks.install()
 _torch.accept_lazy_autocast()
 _torch.on_default_dtype(values.forget_types)
 _torch.accept_lazy_attention()
+_torch.accept_lazy_losses()
 _torch.prefer_foreach(LazyTensor)
 _torch.register_device_module("lazy", device_module)
 

@@ -17,6 +17,7 @@ from torpor.trace.dispatch import special
 from torpor.trace.special import record_to_copy
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import physical
+from torpor.trace.wrap import plain_copy
 
 aten = torch.ops.aten
 _library = torch.library.Library("aten", "IMPL")
@@ -168,14 +169,19 @@ for _packet in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
     _recurrent(_packet.data)
 
 
-@_override(aten.tensor_split.tensor_indices_or_sections)
-def tensor_split(
+def _tensor_split(
     self: torch.Tensor, tensor_indices_or_sections: torch.Tensor, dim: int = 0
 ) -> list[torch.Tensor]:
-    """The places to split at are numbers; on every device torch wants them on the CPU."""
-    places = tensor_indices_or_sections.cpu()
+    """The places to split at are numbers; torch reads them from a plain tensor on the CPU."""
+    places = tensor_indices_or_sections
+    if type(places) is LazyTensor:
+        places = plain_copy(places).cpu()
     op = aten.tensor_split.tensor_indices_or_sections
-    return op.decompose(self, places, dim)  # type: ignore[no-any-return]  # ops have no types
+    return op.decompose(self, places, dim)  # type: ignore[no-any-return]  # torch leaves it untyped
+
+
+for _key in ("AutogradLazy", "AutogradCPU", "AutogradCUDA"):
+    _library.impl(aten.tensor_split.tensor_indices_or_sections, _tensor_split, _key)
 
 
 def _only_numbers(op: Any, compute: Callable[..., Any]) -> None:
