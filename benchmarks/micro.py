@@ -159,12 +159,14 @@ def times_inside(training: Training, rounds: int) -> dict[Any, float]:
 class Floor(torch.Tensor):
     """A tensor whose ops do the least that a subclass can do."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     answer: Callable[[tuple[Any, ...]], Any]
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, op: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return cls.answer(args)
 
 
@@ -178,7 +180,7 @@ def wrapper_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def floor_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    wrapped: torch.Tensor = make_wrapper(Floor, *wrapper_of(tensor))  # type: ignore[arg-type]
+    wrapped: torch.Tensor = make_wrapper(Floor, *wrapper_of(tensor))
     return wrapped
 
 
@@ -225,7 +227,7 @@ class Bench:
 
     def run(self, measure: Measure, times: int, *kinds: str) -> dict[str, float]:
         """Measure one call of each kind; the trace is empty before and after."""
-        Floor.answer = self.answer  # type: ignore[method-assign,assignment]
+        Floor.answer = self.answer
         result = {}
         with torch.no_grad():
             for kind in kinds:

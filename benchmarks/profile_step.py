@@ -24,13 +24,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import micro
 from benchmarks.clock import Time, medians, no_gc, timed
 from benchmarks.gpt import OPTIMIZERS, Size, Training
 from benchmarks.report import table
 from benchmarks.systems import SYSTEMS, System
 from benchmarks.tracing import WARM_UP
-from torpor.trace.dispatch import recorder_of
 
 VIEWS = ("phases", "ops", "perf", "python", "source")
 
@@ -83,6 +81,8 @@ def show_phases(subject: Subject, steps: int) -> None:
 
 
 def show_ops(subject: Subject, steps: int, limit: int) -> None:
+    from benchmarks import micro  # loads torpor, which excludes torch._lazy
+
     counts, _ = micro.census(subject.training)
     inside = micro.times_inside(subject.training, steps)
     cost = {op: inside[op] * count for op, count in counts.items()}
@@ -95,16 +95,12 @@ def show_ops(subject: Subject, steps: int, limit: int) -> None:
 
 
 def show_python(subject: Subject, steps: int, limit: int, sort: str) -> None:
-    for title, names in (("the step", ("step",)), ("the cut", ("cut",))):
-        profile = cProfile.Profile()
-        for _ in range(steps):
-            profile.enable() if "step" in names else None
-            subject.training.step()
-            profile.disable()
-            profile.enable() if "cut" in names else None
-            subject.system.cut()
-            profile.disable()
-            subject.system.wait()
+    profiles = {"the step": cProfile.Profile(), "the cut": cProfile.Profile()}
+    for _ in range(steps):
+        profiles["the step"].runcall(subject.training.step)
+        profiles["the cut"].runcall(subject.system.cut)
+        subject.system.wait()
+    for title, profile in profiles.items():
         print(f"cProfile of {title}, {steps} times")
         pstats.Stats(profile).strip_dirs().sort_stats(sort).print_stats(limit)
 
@@ -144,12 +140,13 @@ def _print_perf(data: str, what: str, limit: int) -> None:
 
 def show_source(subject: Subject, limit: int) -> None:
     """The recorders of the most frequent ops, as they were generated."""
+    from benchmarks import micro  # loads torpor, which excludes torch._lazy
     from torpor.ops.spec import spec_of
     from torpor.trace.recorder import source
 
     counts, _ = micro.census(subject.training)
     for op, count in counts.most_common(limit):
-        print(f"# {op}: {count} calls a step, {recorder_of(op).__name__}\n{source(spec_of(op))}")
+        print(f"# {op}: {count} calls a step\n{source(spec_of(op))}")
 
 
 # -- command -----------------------------------------------------------------------------------

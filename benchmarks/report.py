@@ -152,7 +152,7 @@ def _ops(results: Results) -> str:
         "ns per op, same call repeated", "calls", "torpor", "floor", "above", "eager", "/eager",
         "in step", "instr.", "floor", "above",
     )  # fmt: skip
-    rows = [
+    rows: list[Row] = [
         (name, *_times(times.get(name)), *_counts(counts.get(name))) for name in times or counts
     ]
     if results.ops:
@@ -185,7 +185,7 @@ def _counts(row: dict[str, Any] | None) -> Row:
 
 def _sum(ops: dict[str, Any]) -> Row:
     def total(kind: str) -> float:
-        return sum(float(row[kind]) * row["calls"] for row in ops["ops"])
+        return float(sum(row[kind] * row["calls"] for row in ops["ops"]))
 
     calls = sum(row["calls"] for row in ops["ops"])
     whole = {"calls": calls} | {k: total(k) / 1e3 for k in ("torpor", "floor", "eager", "inside")}
@@ -218,7 +218,7 @@ def plot(results: Results) -> str:
     """A picture of the bars; says where it is, or why there is none."""
     found = bars(results)
     try:
-        from matplotlib import pyplot
+        from matplotlib import pyplot  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         return "no picture: matplotlib is not installed"
     if not found:

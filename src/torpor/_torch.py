@@ -280,3 +280,11 @@ def accept_lazy_losses() -> None:
         return
     table = importlib.import_module(name)._AUTO_DEFAULTS
     table.update({("lazy", dtype): v for (device, dtype), v in [*table.items()] if device == "cpu"})
+
+
+def has_no_memory(storage: torch.UntypedStorage) -> bool:
+    """The storage of a wrapper: it has a size and no memory behind it."""
+    try:
+        return storage.data_ptr() == 0
+    except RuntimeError:  # torch 2.13 refuses to tell a null address
+        return True

@@ -356,3 +356,8 @@ def test_on_default_dtype_is_told_of_changes_alone(monkeypatch: pytest.MonkeyPat
         assert told == [torch.float64]
     finally:
         torch.set_default_dtype(before)
+
+
+def test_has_no_memory_tells_a_wrappers_storage_from_a_real_one(lazy: torch.Tensor) -> None:
+    assert not _torch.has_no_memory(torch.ones(2).untyped_storage())
+    assert _torch.has_no_memory(torch.Tensor.untyped_storage(lazy))

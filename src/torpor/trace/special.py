@@ -284,6 +284,11 @@ def set_storage(
             f"and itemsize {tensor.dtype.itemsize} are out of bounds for storage of size "
             f"{memory.nbytes()}"
         )
+    if memory.nbytes() and _torch.has_no_memory(memory):
+        raise UnsupportedError(
+            "set_ to the memory of a lazy tensor: torch hands over a storage that has none; "
+            "use `x.set_(y.as_strided(size, stride, offset))` instead"
+        )
     loaded = isinstance(memory, LoadedStorage)
     real = torch.empty((0,), dtype=tensor.dtype, device="cpu" if loaded else memory.device)
     with _torch.without_torch_function():
