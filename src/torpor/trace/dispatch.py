@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torpor import _torch
-from torpor.errors import annotate
+from torpor.errors import TorporError, annotate
 from torpor.execute import sync
 from torpor.ops.infer import DeviceMismatch, NotRecordable
 from torpor.ops.spec import Mode, OpSpec, spec_of
@@ -120,8 +120,8 @@ def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
 
     A mistake is recognised on zeros of the same types, so that it makes nothing run.
     """
-    if getattr(error, "_torpor_annotated", False):
-        raise error
+    if isinstance(error, TorporError) or getattr(error, "_torpor_annotated", False):
+        raise annotate(error, spec.name, str(site()))
     try:
         if not isinstance(error, (NotRecordable, WritesPlain)):
             try_on_zeros(spec, args, kwargs)
