@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +11,22 @@ from torch import nn
 
 import torpor
 from tests.comparison import Put, agree, assert_same, plain
+from torpor.execute.sync import PLANS
+from torpor.ir.node import TABLE
 
 CHAIN = 100_000
 DEEP_AUTOGRAD = 10_000
 THREADS = 8
 PAGE = 4096
+
+
+@pytest.fixture(autouse=True)
+def small_garbage() -> Iterator[None]:
+    """Millions of nodes of the last test would make every garbage collection of the next slow."""
+    yield
+    TABLE.clear()
+    PLANS.clear()
+    gc.collect()
 
 
 @pytest.fixture
