@@ -22,7 +22,6 @@ from torpor.ops.spec import ArgKind, OpSpec
 from torpor.trace.values import make_node
 
 _NUMBERS = (float, int)
-MAX_PLACES = 100_000
 MAX_KEYS = 64
 
 
@@ -60,7 +59,6 @@ class Place:
         return value
 
 
-_places: dict[tuple[Any, ...], Place] = {}
 _promotions: dict[str, int] = {}  # the step in which a promoted place was last met
 
 
@@ -94,7 +92,8 @@ def node_with_numbers(
     if found is not None:
         return found
     blank = _blanked(key, bound, positions)
-    place, like = _place((spec.kind, *blank)), _place((spec.kind, *types_in(blank)))
+    place = _places.find((spec.kind, *blank))
+    like = _places.find((spec.kind, *types_in(blank)))
     is_new = not place.keys
     changed = place.meet(key, positions)
     likely = like.meet(key, positions)
@@ -117,13 +116,25 @@ def _blanked(key: tuple[Any, ...], bound: list[Any], positions: list[int]) -> tu
     return tuple(blank)
 
 
-def _place(name: tuple[Any, ...]) -> Place:
-    place = _places.get(name)
-    if place is None:
-        if len(_places) >= MAX_PLACES:
-            _places.clear()
-        place = _places[name] = Place()
-    return place
+class _Places:
+    """Places by name, in two generations as the intern table: a place keeps its operands alive."""
+
+    def __init__(self) -> None:
+        self.young: dict[tuple[Any, ...], Place] = {}
+        self.old: dict[tuple[Any, ...], Place] = {}
+
+    def find(self, name: tuple[Any, ...]) -> Place:
+        """The place of that name, made on first use."""
+        place = self.young.get(name)
+        if place is None:
+            if len(self.young) >= config.max_interned_nodes // 4:
+                self.old, self.young = self.young, {}
+            place = self.old.pop(name) if name in self.old else Place()
+            self.young[name] = place
+        return place
+
+
+_places = _Places()
 
 
 def _promote(spec: OpSpec, place: Place, changed: set[int]) -> None:
