@@ -73,7 +73,9 @@ def fake_mode() -> Any:
     """The fake-tensor mode that infers types with no numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return FakeTensorMode(allow_non_fake_inputs=False)
+    mode = FakeTensorMode(allow_non_fake_inputs=False)
+    mode.cache_enabled = False  # torch's cache has no bound; `ops.infer` keeps one that has
+    return mode
 
 
 @contextmanager
