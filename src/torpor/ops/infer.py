@@ -7,6 +7,7 @@ layers pay once.
 
 from __future__ import annotations
 
+import abc
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -242,7 +243,7 @@ def _run_fake(spec: OpSpec, fake_args: list[Any]) -> Any:
         raise
 
 
-class _StandIns:
+class _StandIns(abc.ABC):
     """Makes tensors of the types of values, on the physical device."""
 
     def __init__(self, to: Physical, sample: dict[Value, Any]) -> None:
@@ -266,8 +267,9 @@ class _StandIns:
             return self.to(arg)
         return arg
 
+    @abc.abstractmethod
     def tensor(self, type_: TensorType) -> torch.Tensor:
-        raise NotImplementedError
+        """A tensor of that type."""
 
 
 class _Filled(_StandIns):

@@ -218,10 +218,10 @@ def _wrap_one(returned: Any, value: Any, bound: list[Any], device: torch.device 
     source = bound[returned.argument] if returned.kind is ReturnKind.VIEW else None
     if isinstance(source, LazyTensor):
         return wrap_window(source._lazy_storage, TensorType.of_tensor(value, device))
-    return wrap_data(_own(value, bound), device)
+    return wrap_data(_own(value), device)
 
 
-def _own(value: torch.Tensor, bound: list[Any]) -> torch.Tensor:
+def _own(value: torch.Tensor) -> torch.Tensor:
     """`value`, or a copy of it where it might share memory with something torpor must not see."""
     return value if value.storage_offset() == 0 and not value._is_view() else clone_plain(value)
 

@@ -27,9 +27,7 @@ class Instruction:
 
     __slots__ = ("args", "checked", "dead", "node", "outputs", "reuse", "spec")
 
-    def __init__(
-        self, node: Node, spec: OpSpec, args: list[Any], outputs: list[int], device: torch.device
-    ) -> None:
+    def __init__(self, node: Node, spec: OpSpec, args: list[Any], outputs: list[int]) -> None:
         self.node = node
         self.spec = spec
         self.args = args  # registers in the place of values
@@ -61,7 +59,7 @@ class ReferenceLowering(LoweringContext):
         for output in node.outputs:
             self.emitted[output] = register = self._register()
             outputs.append(register)
-        self.instructions.append(Instruction(node, spec, args, outputs, self.device.torch_device))
+        self.instructions.append(Instruction(node, spec, args, outputs))
 
     def _argument(self, arg: Any) -> Any:
         if type(arg) is Value:

@@ -99,8 +99,6 @@ def _fits(tensor: torch.Tensor, type_: TensorType) -> bool:
 def with_layout(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
     """A copy of `tensor` in memory of its own with the strides of `type_`."""
     copy = torch.empty_strided(type_.shape, type_.stride, dtype=tensor.dtype, device=tensor.device)
-    if type_.span != type_.numel and 0 not in type_.stride:
-        copy.untyped_storage()  # holes stay whatever they are
     if 0 in type_.stride and type_.numel:
         return _copy_expanded(tensor, copy, type_)
     return copy.copy_(tensor)
