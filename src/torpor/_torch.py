@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -26,6 +27,23 @@ DispatchMode: Any = TorchDispatchMode  # its methods are not annotated
 
 make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 """Makes a tensor with sizes, strides, dtype and device, and no memory."""
+
+
+@functools.cache
+def lazy_keys(device_type: str) -> tuple[Any, ...]:
+    """Further arguments of `make_wrapper` that put a tensor on a concrete device under `Lazy` too.
+
+    Then autograd treats it as it treats tensors on the device `lazy`, and plain tensors on the
+    same device know nothing of torpor.
+    """
+    if device_type == "lazy":
+        return ()
+    keys = _C.DispatchKeySet(_C.DispatchKey.Lazy)
+    autocast = getattr(_C.DispatchKey, f"Autocast{device_type.upper()}", None)
+    if autocast is not None:
+        keys = keys.add(autocast)
+    return (False, False, None, False, False, keys)
+
 
 disabled_torch_function = _C._disabled_torch_function_impl
 set_conj: Callable[[torch.Tensor, bool], None] = _C._set_conj
@@ -59,6 +77,50 @@ def kernels() -> Iterator[None]:
             excluded = excluded.remove(key)
         with _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded):
             yield
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """Runs the body below autograd: a composite op on lazy tensors reaches us whole."""
+    return _C._AutoDispatchBelowAutograd()
+
+
+_AUTOGRAD_KEYS = (
+    _C.DispatchKey.AutogradFunctionality,
+    _C.DispatchKey.AutogradOther, _C.DispatchKey.AutogradNestedTensor,
+)  # fmt: skip
+
+
+@contextmanager
+def above_autograd() -> Iterator[None]:
+    """Runs the body where the user's code runs: autograd sees its ops again.
+
+    In inference mode that is below autograd too, but not below the bookkeeping of views.
+    """
+    excluded = _C._dispatch_tls_local_exclude_set()
+    keys = () if torch.is_inference_mode_enabled() else _AUTOGRAD_KEYS
+    for key in (_C.DispatchKey.ADInplaceOrView, *keys, *_BIT_KEYS):
+        excluded = excluded.remove(key)
+    included = _C._dispatch_tls_local_include_set()
+    with _C._ForceDispatchKeyGuard(included, excluded):
+        yield
+
+
+_PYTHON_KEYS = (_C.DispatchKey.Python, _C.DispatchKey.PythonTLSSnapshot)
+
+
+def is_python_off() -> bool:
+    """torch does not ask tensor subclasses now: `torch.tensor` reads the items of a list so."""
+    return bool(_C._dispatch_tls_is_dispatch_key_excluded(_C.DispatchKey.Python))
+
+
+@contextmanager
+def python_on() -> Iterator[None]:
+    """Runs the body with tensor subclasses asked again."""
+    excluded = _C._dispatch_tls_local_exclude_set()
+    for key in _PYTHON_KEYS:
+        excluded = excluded.remove(key)
+    with _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded):
+        yield
 
 
 @contextmanager
@@ -117,6 +179,67 @@ def set_op_attribute(op: OpOverload, name: str, value: Any) -> None:
 def is_composite(op: OpOverload) -> bool:
     """The op is made of other ops, also for autograd: torch normally never shows it to us."""
     return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+class Kernels:
+    """Kernels for ops of torch under one dispatch key, put in place and taken away together."""
+
+    def __init__(self, key: str, kernels: dict[OpOverload, Callable[..., Any]]) -> None:
+        self._key = key
+        self._kernels = kernels
+        self._library: torch.library.Library | None = None
+
+    def set(self, active: bool) -> None:
+        """Put the kernels in place, or take them away."""
+        if active and self._library is None:
+            self._library = torch.library.Library("aten", "IMPL")
+            for op, kernel in self._kernels.items():
+                self._library.impl(op, kernel, self._key)
+        elif not active and self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+
+def on_higher_derivatives(
+    forward_mode: AbstractContextManager[Any], again: AbstractContextManager[Any]
+) -> None:
+    """Enter `forward_mode` in every forward-mode level, `again` in every backward with a graph."""
+    forward_ad: Any = torch.autograd.forward_ad
+    enter, leave = forward_ad.enter_dual_level, forward_ad.exit_dual_level
+
+    @functools.wraps(enter)
+    def enter_dual_level() -> Any:
+        level = enter()
+        forward_mode.__enter__()
+        return level
+
+    @functools.wraps(leave)
+    def exit_dual_level(*, level: int | None = None) -> None:
+        leave(level=level)
+        forward_mode.__exit__(None, None, None)
+
+    forward_ad.enter_dual_level, forward_ad.exit_dual_level = enter_dual_level, exit_dual_level
+    engine = torch.autograd.graph._engine_run_backward
+
+    @functools.wraps(engine)
+    def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if args[2]:  # gradients, keep_graph, create_graph, ...
+            with again:
+                return engine(outputs, *args, **kwargs)
+        return engine(outputs, *args, **kwargs)
+
+    for module in (torch.autograd, torch.autograd.graph):  # one imports it from the other by name
+        setattr(module, "_engine_run_backward", run_backward)  # noqa: B010  # untyped names
+
+
+def take_apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run a composite op as eager takes it apart; NotImplemented if it is none.
+
+    `OpOverload.decompose` prefers forms written for compilers, whose bits and messages differ.
+    """
+    if not is_composite(op):
+        return NotImplemented
+    return op._op_dk(_C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 _FACTORIES = (
@@ -256,6 +379,17 @@ def _level() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def is_transforming() -> bool:
+    """A function transform (`torch.func`) is at work."""
+    return bool(_C._are_functorch_transforms_active())
+
+
+def kernel(op: OpOverload, key: str) -> Callable[..., Any]:
+    """The kernel that `op` has for a dispatch key now; called with the keys it is called with."""
+    found: Callable[..., Any] = torch.library.get_kernel(op, key).call_boxed
+    return found
+
+
 def on_default_dtype(changed: Callable[[], None]) -> None:
     """Call `changed` whenever the default dtype changes: it decides result types unseen."""
 
@@ -275,13 +409,32 @@ def on_default_dtype(changed: Callable[[], None]) -> None:
     watch("set_default_tensor_type")
 
 
-def accept_lazy_losses() -> None:
-    """Let `linear_cross_entropy` choose on the device `lazy` what it chooses on the CPU."""
-    name = "torch.nn.modules.linear_cross_entropy_options"
-    if importlib.util.find_spec(name) is None:  # torch 2.11 does not have it
+def accept_lazy_losses(
+    physical: Callable[[torch.device], torch.device], prepare: Callable[[OpOverload], None]
+) -> None:
+    """Let `linear_cross_entropy` choose on the device `lazy` what it chooses on the physical one.
+
+    `prepare` is called with the op behind it before its first use.
+    """
+    name = "torch.nn.modules.linear_cross_entropy"
+    if importlib.util.find_spec(f"{name}_options") is None:  # torch 2.11 does not have it
         return
-    table = importlib.import_module(name)._AUTO_DEFAULTS
-    table.update({("lazy", dtype): v for (device, dtype), v in [*table.items()] if device == "cpu"})
+    options = importlib.import_module(f"{name}_options").LinearCrossEntropyOptions
+    original = options._adjust
+
+    @functools.cache
+    def first_use() -> None:
+        importlib.import_module(name)
+        prepare(torch.ops.torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default)
+
+    @functools.wraps(original)
+    def adjust(self: Any, *args: Any, device: torch.device | None = None, **kwargs: Any) -> Any:
+        first_use()
+        if device is not None and device.type == "lazy":
+            device = physical(device)
+        return original(self, *args, device=device, **kwargs)
+
+    options._adjust = adjust
 
 
 def has_no_memory(storage: torch.UntypedStorage) -> bool:
@@ -290,3 +443,192 @@ def has_no_memory(storage: torch.UntypedStorage) -> bool:
         return storage.data_ptr() == 0
     except RuntimeError:  # torch 2.13 refuses to tell a null address
         return True
+
+
+_SCRIPT_INTS: Any = _C.ListType(_C.IntType.get())
+_SCRIPT_TENSORS: Any = _C.ListType(_C.TensorType.get())
+_SCRIPT_LAYOUTS: Any = _C.ListType(_SCRIPT_INTS)
+
+SCRIPT_TYPES: dict[str, Any] = {
+    "Tensor": _C.TensorType.get(),
+    "Tensor[]": _SCRIPT_TENSORS,
+    "int": _C.IntType.get(),
+    "int[]": _SCRIPT_INTS,
+    "int[][]": _SCRIPT_LAYOUTS,
+    "(Tensor[], int[][], int[])": _C.TupleType([_SCRIPT_TENSORS, _SCRIPT_LAYOUTS, _SCRIPT_INTS]),
+}
+"""Types of values in a TorchScript graph; others are taken from the schemas of ops."""
+
+SCRIPT_MEMORY_FORMATS: dict[torch.memory_format, int] = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+"""The numbers that stand for memory formats in a TorchScript graph."""
+
+
+@functools.cache
+def script_dtype(dtype: torch.dtype) -> int:
+    """The number that stands for a dtype in a TorchScript graph."""
+    graph = script_graph()  # its nodes live as long as it does
+    return int(graph.insertConstant(dtype).node().i("value"))
+
+
+def script_graph() -> Any:
+    """An empty TorchScript graph."""
+    return _C.Graph()
+
+
+def script_function(name: str, graph: Any) -> Callable[..., Any]:
+    """A TorchScript graph with an executor of its own, to be called with its inputs."""
+    return _C._create_function_from_graph(name, graph)
+
+
+@contextmanager
+def script_as_drawn() -> Iterator[None]:
+    """Lets TorchScript run graphs on this thread as they are drawn: nothing fused or dropped."""
+    before = _C._get_graph_executor_optimize()
+    _C._set_graph_executor_optimize(False)
+    try:
+        yield
+    finally:
+        _C._set_graph_executor_optimize(before)
+
+
+def op_table() -> list[Any]:
+    """torch's own table of operators with sample inputs; needs numpy and expecttest."""
+    module = importlib.import_module("torch.testing._internal.common_methods_invocations")
+    return list(module.op_db)
+
+
+# -- compilers of fx graphs ------------------------------------------------------------------------
+
+
+def new_fake_mode() -> Any:
+    """A fake-tensor mode of its own, for one trace."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=False)
+
+
+def last_traced_node() -> torch.fx.Node:
+    """The node that `make_fx` added last to the graph it is tracing on this thread."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    assert mode is not None, "called while make_fx traces"
+    graph = mode.tracer.graph
+    return next(iter(reversed(graph.nodes)), graph._root)
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """The ops that Inductor wants to be taken apart while tracing."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+def inductor_options() -> list[str]:
+    """Every setting of Inductor, by its dotted name."""
+    from torch._inductor import list_options
+
+    return list(list_options())
+
+
+def inductor_compile(
+    module: torch.fx.GraphModule,
+    inputs: list[torch.Tensor],
+    mode: Any,
+    options: dict[str, Any],
+    cuda_graphs: bool = False,
+    static_inputs: tuple[int, ...] = (),
+) -> Any:
+    """Compile a functional graph of ATen ops on fake inputs; the result takes a list of tensors.
+
+    `mode` is the inputs' fake-tensor mode. Results have the strides of the graph's own.
+    `static_inputs` are those whose address stays.
+    """
+    from torch._inductor import config as settings
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+
+    with settings.patch(options), tracing_with(mode), torch.no_grad():
+        with mode:
+            module = _recursive_joint_graph_passes(module) or module
+        (output,) = (node for node in module.graph.nodes if node.op == "output")
+        output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+        return compile_fx_inner(
+            module,
+            inputs,
+            cudagraphs=BoxedBool(cuda_graphs),
+            static_input_idxs=static_inputs,
+            is_inference=True,
+        )
+
+
+def tracing_with(mode: Any) -> AbstractContextManager[Any]:
+    """Tells compilers which fake-tensor mode the inputs of a graph are from."""
+    from torch._guards import TracingContext, tracing
+
+    return tracing(TracingContext(mode))
+
+
+_REFUSED_OP = re.compile(r"^\s*target: ([\w.]+)", re.MULTILINE)
+
+
+def ops_inductor_refused(error: BaseException) -> set[str]:
+    """The ATen ops that Inductor could not lower, read off its error."""
+    return set(_REFUSED_OP.findall(str(error)))
+
+
+def dynamo_backends() -> list[str]:
+    """The names of all of TorchDynamo's backends, those for debugging included."""
+    from torch._dynamo.backends.registry import list_backends
+
+    return [name for name in list_backends(exclude_tags=()) if name != "torpor"]
+
+
+def dynamo_compiler(name: str) -> Callable[..., Any]:
+    """The function behind a name of TorchDynamo's backends."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    return lookup_backend(name)
+
+
+def dynamo_training_backend(
+    compile_graph: Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """A TorchDynamo backend that compiles forward and backward graphs with `compile_graph`.
+
+    The graphs are functional graphs of ATen ops; a compiled one takes its inputs as one list.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compile_boxed(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        compiled = compile_graph(module, inputs)
+
+        def run(args: list[Any]) -> Any:
+            return compiled(args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
+        return run
+
+    return aot_autograd(fw_compiler=compile_boxed)
+
+
+@functools.lru_cache(maxsize=4096)
+def _wrapped_number(kind: type, text: str, number: Any) -> torch.Tensor:
+    with without_modes(), torch.inference_mode(False), above_autograd(), torch.enable_grad():
+        product = torch.ones((), requires_grad=True, device="cpu") * number
+        kept: torch.Tensor = product.grad_fn._saved_other  # type: ignore[union-attr]  # it has one
+        return kept
+
+
+def wrapped_number(number: Any) -> torch.Tensor:
+    """The tensor that stands for a Python number among the arguments of an op; do not write to it.
+
+    It gives way in type promotion, as the number does: no `torch.tensor(number)` is like it. Torch
+    shows it nowhere but in what autograd keeps of a product.
+    """
+    return _wrapped_number(type(number), repr(number), number)

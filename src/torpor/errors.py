@@ -7,6 +7,8 @@
     ├── UnsupportedError            a thing a lazy tensor cannot do, with what to do instead
     └── StepError                   a graph failed while running and eager has no type of its own
 
+    TorporWarning                   the program goes on, slower than it should
+
 An operation that eager PyTorch refuses is refused with eager's own exception type: `annotate` adds
 the recorded line and the graph line to that exception and leaves its type alone.
 """
@@ -38,6 +40,10 @@ class StepError(TorporError):
     """A recorded graph failed while running."""
 
 
+class TorporWarning(UserWarning):
+    """The program goes on, but not the way it was asked to."""
+
+
 def annotate(
     error: BaseException, op: str, site: str | None = None, graph_line: str | None = None
 ) -> BaseException:
@@ -51,4 +57,17 @@ def annotate(
         lines.append(f"  in graph:    {graph_line}")
     error.args = ("\n".join(lines), *error.args[1:])
     error._torpor_annotated = True  # type: ignore[attr-defined]  # a mark on a foreign exception
+    return error
+
+
+def tell_run(error: BaseException, graph: str, backend: str, site: str | None) -> BaseException:
+    """Add which graph ran on which backend to `error`; a second time changes nothing."""
+    if getattr(error, "_torpor_run", False):
+        return error
+    lines = [str(error.args[0]) if error.args else type(error).__name__]
+    if site and not getattr(error, "_torpor_annotated", False):
+        lines.append(f"  recorded at: {site}")
+    lines.append(f"  running:     {graph} on backend {backend!r}")
+    error.args = ("\n".join(lines), *error.args[1:])
+    error._torpor_annotated = error._torpor_run = True  # type: ignore[attr-defined]  # as above
     return error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _lock = threading.Lock()
@@ -19,6 +19,7 @@ _new_nodes: Counter[str] = Counter()
 _timers: dict[str, list[float]] = {}
 _lines: dict[str, Counter[str]] = {}
 _MAX_SAMPLES = 4096
+_reports: list[Callable[[], str]] = []
 
 
 def op_cell(name: str, overload: str = "") -> list[int]:
@@ -108,15 +109,20 @@ def _summary(samples: list[float]) -> dict[str, float]:
     }
 
 
+def add_report(text: Callable[[], str]) -> None:
+    """Let `text()` stand at the end of every report."""
+    _reports.append(text)
+
+
 def report() -> str:
-    """Counters and timers as an aligned text table."""
+    """Counters and timers as an aligned text table, then what others have to report."""
     rows = [f"{name:<44} {value:>12,}" for name, value in sorted(counters().items())]
     rows += [
         f"{name:<44} {t['count']:>12,.0f}  total {t['total'] * 1e3:10.2f} ms"
         f"  p50 {t['p50'] * 1e6:10.1f} us  p99 {t['p99'] * 1e6:10.1f} us"
         for name, t in sorted(timers().items())
     ]
-    return "\n".join(rows)
+    return "\n".join([*rows, *filter(None, (text() for text in _reports))])
 
 
 def reset() -> None:

@@ -158,12 +158,7 @@ def _counterparts() -> list[str]:
 
 @pytest.mark.parametrize("name", _counterparts())
 def test_a_counterpart_in_the_table_exists(name: str) -> None:
-    parts = name.split(".")
-    thing: Any = torpor
-    for end, part in enumerate(parts[1:], start=2):
-        if not hasattr(thing, part) and isinstance(thing, ModuleType):
-            importlib.import_module(".".join(parts[:end]))
-        thing = getattr(thing, part)
+    assert pkgutil.resolve_name(name) is not None
 
 
 # -- a training loop written for torch._lazy -------------------------------------------------------
@@ -228,8 +223,8 @@ def test_a_training_loop_compiles_little_and_reuses_nodes(
     assert value("UncachedCompile") + value("CachedCompile") == 10
     assert value("UncachedCompile") <= 3
     assert value("CreateLtcTensor") > 100
-    assert value("lazy::addmm") == 20
-    assert 10 <= value("IrNodeReused_torch::lazy::Addmm") <= 18
+    assert value("lazy::linear") == 20
+    assert 10 <= value("IrNodeReused_torch::lazy::Linear") <= 18
     assert not get_fallback_ops()
 
 

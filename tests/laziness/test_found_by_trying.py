@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import torpor
+from tests.comparison import Put, agree, line_below, message, raised_by
+from tests.instrumented_ops import gated, open_gate
 from torpor.execute.storage import TRACE
 
 
@@ -88,3 +92,122 @@ def test_moving_a_module_keeps_tied_weights_and_strides() -> None:
     assert model[1].weight is model[0].weight
     image = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     assert image.to("lazy").stride() == image.stride()
+
+
+def test_one_hot_stays_lazy_where_the_number_of_classes_is_given(put: Put) -> None:
+    classes = put(torch.tensor([[0, 2], [1, 1]]))
+    assert torpor.is_pending(F.one_hot(classes, 3))
+    agree(put, lambda c: (F.one_hot(c, 3), F.one_hot(c), F.one_hot(c.t(), 4)), torch.eye(2).long())
+
+
+def test_plain_tensors_are_taken_apart_as_without_torpor() -> None:
+    with pytest.raises(RuntimeError, match=r"^Class values must be smaller than num_classes\.$"):
+        F.one_hot(torch.tensor([7]), 3)
+
+
+def test_torch_tensor_reads_lazy_numbers_of_every_dtype(put: Put) -> None:
+    for dtype in (torch.float16, torch.int32, torch.bool, torch.complex64):
+        numbers = torch.arange(1, 4).to(dtype)
+        made, expected = (
+            torch.tensor([[x[0], x[1]], [x[1], x[2]]]) for x in (put(numbers), numbers)
+        )
+        assert made.dtype is expected.dtype is dtype
+        assert made.tolist() == expected.tolist()
+
+
+def test_moving_to_the_own_device_in_inference_mode_gives_the_same_tensor() -> None:
+    with torch.inference_mode():
+        x = torch.ones(2).to("lazy")
+        assert x.to("lazy") is x
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2])
+def test_prod_has_eagers_gradient_whatever_the_numbers(put: Put, zeros: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 5)
+    x.view(-1)[:zeros] = 0
+    x.requires_grad_()
+
+    def program(x: torch.Tensor) -> object:
+        (whole,) = torch.autograd.grad(x.prod(), x)
+        (rows,) = torch.autograd.grad(x.prod(1).sum(), x)
+        return whole, rows
+
+    agree(put, program, x)
+
+
+def test_prod_can_be_differentiated_twice(put: Put) -> None:
+    def program(x: torch.Tensor) -> object:
+        (first,) = torch.autograd.grad(x.prod(), x, create_graph=True)
+        return torch.autograd.grad(first.sum(), x)
+
+    agree(put, program, torch.tensor([1.0, 2.0, 3.0], requires_grad=True))
+
+
+def test_masked_fill_does_not_need_what_it_filled(put: Put) -> None:
+    def program(x: torch.Tensor, value: torch.Tensor) -> object:
+        kept = x * 1
+        filled = kept.masked_fill(kept > 0, value)
+        kept.zero_()
+        return torch.autograd.grad(filled.exp().sum(), (x, value))
+
+    x = torch.linspace(-1, 1, 33, requires_grad=True)
+    agree(put, program, x, torch.tensor(0.3, requires_grad=True))
+
+
+def test_the_gradient_of_a_sparse_result_is_lazy(put: Put) -> None:
+    x = put(torch.eye(3)).requires_grad_()
+    torch.sparse.sum(x.to_sparse()).backward()
+    assert torpor.is_lazy(x.grad)
+    assert x.grad.device == x.device
+
+
+def test_solving_from_the_right_gives_a_conjugate_view(put: Put) -> None:
+    def program(lu: torch.Tensor, pivots: torch.Tensor, b: torch.Tensor) -> object:
+        x = torch.linalg.lu_solve(lu, pivots, b, left=False)
+        return x, x.is_conj(), x.conj(), x * 2
+
+    lu, pivots = torch.linalg.lu_factor(torch.randn(3, 3, dtype=torch.complex64))
+    agree(put, program, lu, pivots, torch.randn(2, 3, dtype=torch.complex64))
+
+
+def test_an_in_place_op_that_would_have_to_grow_is_refused_when_recorded(put: Put) -> None:
+    with pytest.raises(RuntimeError, match="2D tensor expected"):
+        put(torch.tensor(1.0)).addr_(put(torch.ones(2)), put(torch.ones(3)))
+
+
+def test_a_tensor_keeps_its_size_when_a_view_makes_the_storage_grow(put: Put) -> None:
+    base = put(torch.arange(4.0))
+    alias, view = base.detach(), base[1:]
+    view.resize_(20)
+    base.add_(1)
+    assert base.tolist() == alias.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert view[:3].tolist() == [2.0, 3.0, 4.0]
+    assert (base * 2).shape == (4,)
+
+
+def test_a_running_graph_keeps_its_lines_when_others_record_its_ops(put: Put) -> None:
+    table = put(torch.ones(3, 13))
+    line = line_below()
+    failing = F.embedding(gated(put(torch.tensor([7]))), table)
+    torpor.sync()
+    other = F.embedding(gated(put(torch.tensor([1]))), table)
+    torpor.sync()
+    open_gate()
+    assert line in message(raised_by(failing.tolist))
+    assert other.tolist() == [[1.0] * 13]
+
+
+def test_matmul_of_a_batch_of_one_is_recorded_as_eager_computes_it(put: Put) -> None:
+    x, y = put(torch.ones(4, 5, 5)), put(torch.ones(1, 5, 5))
+    assert "aten.bmm.default" in torpor.graph(torch.matmul(x, y))
+
+
+def test_matmul_of_a_batch_of_one_into_a_tensor_has_eagers_bits(put: Put) -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> object:
+        buffer = torch.zeros(4, 5, 10, device=x.device)
+        torch.matmul(x, y, out=buffer[..., ::2])
+        return buffer
+
+    x = torch.randn(4, 5, 5, generator=torch.Generator().manual_seed(0))
+    agree(put, program, x, x[:1].clone())

@@ -8,8 +8,9 @@ import ast
 import importlib
 import inspect
 import logging
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -131,6 +132,54 @@ def test_kernels_run_below_autograd_with_the_grad_mode_on() -> None:
         result = leaf * 2
     assert not result.requires_grad
     assert seen.ops == [(aten.mul.Tensor, True)]
+
+
+class Number:
+    """What `torch.tensor` reads as a number, and how torch is set up meanwhile."""
+
+    seen: ClassVar[list[bool]] = []
+
+    def __float__(self) -> float:
+        self.seen.append(_torch.is_python_off())
+        with _torch.python_on():
+            self.seen.append(_torch.is_python_off())
+        return 1.0
+
+
+def test_is_python_off_inside_torch_tensor() -> None:
+    torch.tensor([Number()], dtype=torch.float32)
+    assert Number.seen[-2]
+    assert not _torch.is_python_off()
+
+
+def test_python_on_inside_torch_tensor() -> None:
+    torch.tensor([Number()], dtype=torch.float32)
+    assert not Number.seen[-1]
+
+
+def test_below_autograd_brings_a_composite_op_whole() -> None:
+    index = torch.tensor([0, 1])
+    with Seen() as seen, _torch.below_autograd():
+        torch.ops.aten.one_hot.default(index, 2)
+    assert [op for op, _ in seen.ops] == [aten.one_hot.default]
+
+
+def test_take_apart_runs_eagers_own_form() -> None:
+    with pytest.raises(RuntimeError, match=r"^Class values must be smaller than num_classes"):
+        _torch.take_apart(aten.one_hot.default, torch.tensor([7]), 3)
+    assert _torch.take_apart(aten.exp.default, torch.ones(2)) is NotImplemented
+
+
+def test_is_transforming_inside_vmap() -> None:
+    seen = []
+    torch.vmap(lambda x: seen.append(_torch.is_transforming()) or x)(torch.ones(2))
+    assert seen == [True]
+    assert not _torch.is_transforming()
+
+
+def test_kernel_is_what_an_op_runs() -> None:
+    keys = torch._C._dispatch_keys(torch.ones(2))
+    assert _torch.kernel(aten.neg.default, "CPU")(keys, torch.ones(2)).tolist() == [-1, -1]
 
 
 # -- fake tensors ----------------------------------------------------------------------------------
@@ -304,12 +353,13 @@ def test_accept_lazy_attention_leaves_other_devices_alone(lazy: torch.Tensor) ->
     assert not activation._check_arg_device(torch.ones(1, device="meta"))
 
 
-def test_accept_lazy_losses_copies_the_cpus_choices(lazy: torch.Tensor) -> None:
-    options = pytest.importorskip("torch.nn.modules.linear_cross_entropy_options")
-    table = options._AUTO_DEFAULTS
-    chosen = {dtype: value for (device, dtype), value in table.items() if device == "cpu"}
-    assert chosen
-    assert all(table["lazy", dtype] == value for dtype, value in chosen.items())
+def test_accept_lazy_losses_chooses_as_on_the_physical_device(lazy: torch.Tensor) -> None:
+    module = pytest.importorskip("torch.nn.modules.linear_cross_entropy_options")
+    sizes = (8, 4, 16, torch.bfloat16)
+    chosen = module.LinearCrossEntropyOptions()._adjust(*sizes, device=lazy.device)
+    expected = module.LinearCrossEntropyOptions()._adjust(*sizes, device=torch.device("cpu"))
+    assert chosen == expected
+    assert chosen.acc_dtype is torch.float32
 
 
 # -- attention -------------------------------------------------------------------------------------
@@ -361,3 +411,180 @@ def test_on_default_dtype_is_told_of_changes_alone(monkeypatch: pytest.MonkeyPat
 def test_has_no_memory_tells_a_wrappers_storage_from_a_real_one(lazy: torch.Tensor) -> None:
     assert not _torch.has_no_memory(torch.ones(2).untyped_storage())
     assert _torch.has_no_memory(torch.Tensor.untyped_storage(lazy))
+
+
+def test_above_autograd_makes_a_kernels_ops_differentiable_again() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with _torch.below_autograd():
+        assert (x * 2).grad_fn is None
+        with _torch.above_autograd():
+            assert (x * 2).grad_fn is not None
+        assert (x * 2).grad_fn is None
+
+
+def test_Kernels_are_put_in_place_and_taken_away() -> None:
+    kernels = _torch.Kernels("MTIA", {torch.ops.aten.erfinv.default: lambda x: x})
+
+    def there() -> bool:
+        return torch._C._dispatch_has_kernel_for_dispatch_key("aten::erfinv", "MTIA")
+
+    assert not there()
+    kernels.set(True)
+    kernels.set(True)
+    assert there()
+    kernels.set(False)
+    kernels.set(False)
+    assert not there()
+
+
+@loads_jit_decompositions
+def test_on_higher_derivatives_tells_of_levels_and_of_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward_ad = torch.autograd.forward_ad
+    for name in ("enter_dual_level", "exit_dual_level"):
+        monkeypatch.setattr(forward_ad, name, getattr(forward_ad, name))
+    for module in (torch.autograd, torch.autograd.graph):
+        monkeypatch.setattr(module, "_engine_run_backward", module._engine_run_backward)
+    told: list[str] = []
+
+    class Again:  # a context that can be entered again and again
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> None:
+            told.append(f"into {self.name}")
+
+        def __exit__(self, *_: object) -> None:
+            told.append(f"out of {self.name}")
+
+    _torch.on_higher_derivatives(Again("forward mode"), Again("again"))
+    with forward_ad.dual_level():
+        assert told == ["into forward mode"]
+    assert told == ["into forward mode", "out of forward mode"]
+    told.clear()
+    x = torch.ones(2, requires_grad=True)
+    (x * x).sum().backward()
+    assert told == []
+    torch.autograd.grad((x * x).sum(), x, create_graph=True)
+    with warnings.catch_warnings():  # torch warns of the cycle this makes
+        warnings.simplefilter("ignore")
+        (x * x).sum().backward(create_graph=True)
+    x.grad = None
+    assert told == ["into again", "out of again"] * 2
+    told.clear()
+    torch.func.jvp(lambda t: t * t, (torch.ones(2),), (torch.ones(2),))
+    assert told == ["into forward mode", "out of forward mode"]
+
+
+def test_op_table_has_samples_for_every_entry_by_name() -> None:
+    table = {entry.formatted_name: entry for entry in _torch.op_table()}
+    assert len(table) > 500
+    sample = next(iter(table["add"].sample_inputs("cpu", torch.float32)))
+    assert isinstance(sample.input, torch.Tensor)
+
+
+# -- TorchScript graphs ----------------------------------------------------------------------------
+
+
+def _identity_graph(type_: Any) -> Any:
+    graph = _torch.script_graph()
+    value = graph.addInput()
+    value.setType(type_)
+    graph.registerOutput(value)
+    return graph
+
+
+def _clone_graph(memory_format: int) -> Any:
+    graph = _torch.script_graph()
+    inputs = [graph.addInput(), graph.insertConstant(memory_format)]
+    graph.registerOutput(graph.insertNode(graph.create("aten::clone", inputs, 1)).output())
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Tensor", torch.ones(2)),
+        ("Tensor[]", [torch.ones(2)]),
+        ("int", 3),
+        ("int[]", [3, 4]),
+        ("int[][]", [[3], []]),
+        ("(Tensor[], int[][], int[])", ([], [[1]], [2])),
+    ],
+)
+def test_script_types_are_what_their_names_say(name: str, value: Any) -> None:
+    function = _torch.script_function("f", _identity_graph(_torch.SCRIPT_TYPES[name]))
+    assert str(function(value)) == str(value)
+    with pytest.raises(RuntimeError, match="Expected a value of type"):
+        function("none of them")
+
+
+@pytest.mark.parametrize("memory_format", _torch.SCRIPT_MEMORY_FORMATS)
+def test_script_memory_formats_are_torchs_numbers(memory_format: torch.memory_format) -> None:
+    shape = (2, 3, 4, 5, 6) if "3d" in str(memory_format) else (2, 3, 4, 5)
+    tensor = torch.ones(shape).transpose(0, 1)
+    function = _torch.script_function(
+        "f", _clone_graph(_torch.SCRIPT_MEMORY_FORMATS[memory_format])
+    )
+    assert function(tensor).stride() == tensor.clone(memory_format=memory_format).stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, torch.bfloat16])
+def test_script_dtype_is_the_number_a_graph_gives(dtype: torch.dtype) -> None:
+    graph = _torch.script_graph()
+    node = graph.insertNode(graph.create("prim::dtype", [graph.addInput()], 1))
+    node.output().setType(_torch.SCRIPT_TYPES["int"])
+    graph.registerOutput(node.output())
+    assert _torch.script_function("f", graph)(torch.ones(1).to(dtype)) == _torch.script_dtype(dtype)
+
+
+def test_script_graph_is_empty() -> None:
+    graph = _torch.script_graph()
+    assert (list(graph.nodes()), list(graph.inputs()), list(graph.outputs())) == ([], [], [])
+
+
+def test_script_function_runs_a_graph_on_its_inputs() -> None:
+    graph = _torch.script_graph()
+    inputs = [graph.addInput(), graph.addInput()]
+    graph.registerOutput(graph.insertNode(graph.create("aten::mul", inputs, 1)).output())
+    assert _torch.script_function("f", graph)(
+        torch.full((2,), 3.0), torch.full((2,), 2.0)
+    ).tolist() == [
+        6.0,
+        6.0,
+    ]
+
+
+def test_script_as_drawn_keeps_ops_nobody_looks_at_and_is_undone() -> None:
+    """Batch norm writes to its statistics, and its schema denies it: dropped, they would be old."""
+    graph = _torch.script_graph()
+    x, mean, variance = (graph.addInput() for _ in range(3))
+    none, training = graph.insertConstant(None), graph.insertConstant(True)
+    numbers = [graph.insertConstant(0.5), graph.insertConstant(1e-5)]
+    inputs = [x, none, none, mean, variance, training, *numbers]
+    graph.insertNode(graph.create("aten::native_batch_norm", inputs, 3))
+    graph.registerOutput(mean)
+    function = _torch.script_function("f", graph)
+    before = torch._C._get_graph_executor_optimize()
+    with _torch.script_as_drawn():
+        result = function(torch.ones(2, 3), torch.zeros(3), torch.ones(3))
+    assert result.tolist() == [0.5] * 3
+    assert torch._C._get_graph_executor_optimize() is before
+
+
+@pytest.mark.parametrize("number", [2, 0.1, True, 1j, -0.0, float("nan"), 2**62 + 1])
+def test_wrapped_number_gives_way_in_type_promotion_as_the_number_does(number: Any) -> None:
+    wrapped = _torch.wrapped_number(number)
+    assert repr(wrapped.item()) == repr(number)
+    assert not wrapped.requires_grad
+    for dtype in (torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.complex64):
+        tensor = torch.ones((), dtype=dtype)
+        assert (tensor * wrapped).dtype == (tensor * number).dtype
+
+
+def test_wrapped_number_is_plain_in_any_mode() -> None:
+    with torpor.mode(), torch.no_grad(), torch.device("meta"):
+        wrapped = _torch.wrapped_number(0.125)
+    assert type(wrapped) is torch.Tensor
+    assert wrapped.device.type == "cpu"

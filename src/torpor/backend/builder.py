@@ -1,15 +1,30 @@
-"""Nodes the core builds itself, outside any recorded op."""
+"""Nodes the core and backends build themselves, outside any recorded op."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torpor.ir.node import Value, leaf, scalar
+import torch
+
+from torpor.ir.node import TABLE, Node, Value, leaf, scalar
 from torpor.ir.types import TensorType
+from torpor.ops.infer import infer
+from torpor.ops.keys import key_of
+from torpor.ops.spec import spec_of
+
+aten = torch.ops.aten
 
 
 class IrBuilder:
-    """Builds leaves and run-time scalars; a backend may derive from it."""
+    """Builds leaves, run-time scalars and nodes; a backend may derive from it.
+
+    The core asks it for every leaf and every run-time scalar of a trace. `physical` maps a device
+    to the torch device behind it; without it nodes can be built on real devices only.
+    """
+
+    def __init__(self, physical: Callable[[torch.device], torch.device] | None = None) -> None:
+        self._physical = physical or _itself
 
     def device_data(self, slot: int, type_: TensorType) -> Value:
         """The `slot`-th buffer of a trace."""
@@ -18,3 +33,39 @@ class IrBuilder:
     def scalar(self, slot: int, number: Any) -> Value:
         """The `slot`-th run-time number of a trace."""
         return scalar(slot, type(number))
+
+    def expand(self, value: Value, size: Sequence[int]) -> Value:
+        """`value` with dimensions of size 1 repeated up to `size`."""
+        return self.generic(aten.expand.default, [value, tuple(size), False]).outputs[0]
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        """`value` in another dtype; itself if it has that dtype already."""
+        if value.type.dtype == dtype:
+            return value
+        bound = [value, dtype, None, None, None, False, None]
+        return self.generic(aten._to_copy.default, bound).outputs[0]
+
+    def tensor_list(self, values: Sequence[Value]) -> tuple[Value, ...]:
+        """An argument that is a list of tensors."""
+        return tuple(values)
+
+    def generic(self, target: Any, bound: list[Any], site: Any = None) -> Node:
+        """The node of any op on `bound`, its arguments in schema order: found or made."""
+        spec = spec_of(target)
+        key = key_of(spec, bound)
+        node = TABLE.find(spec.kind, key)
+        if node is None:
+            types = infer(spec, key, bound, {}, self._physical)
+            node = TABLE.add(spec.kind, key, tuple(bound), types, site)  # type: ignore[arg-type]  # None: no tensor
+        return node
+
+    def size(self, value: Value, dim: int) -> int:
+        """The size of `value` along `dim`. Sizes are numbers, and so is what is made of them."""
+        shape = value.type.shape
+        if not -len(shape) <= dim < len(shape):
+            raise IndexError(f"no dimension {dim} in {value.type!r}")
+        return shape[dim]  # type: ignore[no-any-return]  # the value of a tensor
+
+
+def _itself(device: torch.device) -> torch.device:
+    return device

@@ -32,6 +32,9 @@ class Backend(abc.ABC):
 
     name: str = "unnamed"
 
+    scalars_as_data: bool = False
+    """Run-time numbers are given to `execute` as data (`data_from_scalar`), not as numbers."""
+
     def __init__(self) -> None:
         self._default_type = BackendDeviceType("cpu")
         self._default_ordinal = 0
@@ -82,7 +85,7 @@ class Backend(abc.ABC):
 
     def ir_builder(self) -> IrBuilder:
         """Builds the nodes the core itself needs."""
-        return IrBuilder()
+        return IrBuilder(lambda device: self.backend_device(device).torch_device)
 
     def lowering_context(
         self,
@@ -147,9 +150,9 @@ class Backend(abc.ABC):
         if device.type == "lazy":
             ordinal = self.default_device_ordinal if device.index is None else device.index
             if not 0 <= ordinal < self.device_count():
+                known = ", ".join(map(str, self.devices())) or "none"
                 raise RuntimeError(
-                    f"no device lazy:{ordinal}: backend {self.name!r} has {self.device_count()} "
-                    f"devices of type {self.default_device_type}"
+                    f"no device lazy:{ordinal}: the devices of backend {self.name!r} are {known}"
                 )
             return BackendDevice(self.default_device_type, ordinal)
         return BackendDevice(BackendDeviceType(device.type), device.index or 0)

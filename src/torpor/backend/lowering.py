@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torpor import metrics
 from torpor.backend.device import BackendDevice
 from torpor.errors import BackendError
 from torpor.ir.graph import Graph
@@ -26,6 +27,7 @@ class Computation:
     parameter_names: tuple[str, ...]
     program: Any = None
     aliases: dict[int, int] = field(default_factory=dict)  # donated parameter -> result
+    devices: tuple[str, ...] = ()  # what `Backend.compilation_devices` says; () is `device` alone
 
     @property
     def parameter_types(self) -> tuple[Any, ...]:
@@ -62,6 +64,7 @@ class LoweringContext:
         self.parameter_names: list[str] = []
         self.results: list[Value] = []
         self.aliases: dict[int, int] = {}
+        self.devices: tuple[str, ...] = ()
 
     def add_parameter(self, value: Value, name: str | None = None) -> int:
         """Make `value` an input; the position it has among them."""
@@ -91,9 +94,22 @@ class LoweringContext:
         """Let `result` be written over the buffer of `parameter`, which is donated."""
         self.aliases[parameter] = result
 
+    def fell_back(self, node: Node) -> None:
+        """Count that `node` is run by a kernel of eager's: `fallback::<op>`, with its line."""
+        metrics.count_line(f"fallback::{node.op.name}", str(node.site))
+
+    def decomposed(self, node: Node) -> None:
+        """Count that `node` is run as several simpler ops: `decomposed::<op>`, with its line."""
+        metrics.count_line(f"decomposed::{node.op.name}", str(node.site))
+
     def build(self) -> Computation:
         """Everything lowered so far, ready to be compiled."""
         graph = Graph(self.parameters, self.post_order, self.results)
         return Computation(
-            self.name, self.device, graph, tuple(self.parameter_names), aliases=self.aliases
+            self.name,
+            self.device,
+            graph,
+            tuple(self.parameter_names),
+            aliases=self.aliases,
+            devices=self.devices,
         )

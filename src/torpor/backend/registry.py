@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Any
+from weakref import WeakSet
 
+from torpor import metrics
 from torpor.backend.interface import Backend
 from torpor.errors import BackendError
 
 Factory = Callable[..., Backend]
+Available = Callable[[], str | None]  # None, or why the backend cannot be used here
 ENTRY_POINT_GROUP = "torpor.backends"
 
 _factories: dict[str, Factory] = {}
+_available: dict[str, Available] = {}
+_initialized: WeakSet[Backend] = WeakSet()  # those to tell of the end of the process
 _active: Backend | None = None
 _listeners: list[Callable[[Backend | None, Backend], None]] = []
 
 
-def register(name: str, factory: Factory) -> None:
-    """Make `factory(**options)` the maker of the backend `name`."""
+def register(name: str, factory: Factory, available: Available | None = None) -> None:
+    """Make `factory(**options)` the maker of the backend `name`.
+
+    A name like "dynamo:NAME" stands for a family: `factory("x", **options)` makes "dynamo:x".
+    `available()` says None where the backend can be used, else why not; without it the attribute
+    `available` of the factory is asked, if it has one.
+    """
     if not name or not isinstance(name, str):
         raise BackendError(f"a backend needs a name, not {name!r}")
+    if not callable(factory):
+        raise BackendError(f"backend {name!r} needs a factory to call, not {factory!r}")
     _factories[name] = factory
+    _available.pop(name, None)
+    if available is not None:
+        _available[name] = available
 
 
 def _found() -> dict[str, Factory]:
@@ -37,28 +52,61 @@ def _loader(point: Any) -> Factory:
     def load(**options: Any) -> Backend:
         return point.load()(**options)  # type: ignore[no-any-return]  # from an entry point
 
+    def available() -> str | None:
+        return _reason(getattr(point.load(), "available", None))
+
+    load.available = available  # type: ignore[attr-defined]  # asked by `_why_not`
     return load
+
+
+def _reason(available: Available | None) -> str | None:
+    return None if available is None else available()
+
+
+def _why_not(name: str, factory: Factory) -> str | None:
+    """Why the backend `name` cannot be used here; None if it can."""
+    try:
+        return _reason(_available.get(name) or getattr(factory, "available", None))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _listed(name: str, found: dict[str, Factory]) -> tuple[str, tuple[str, ...]]:
+    """The name under which a backend is listed, and its name in the family if that is one's."""
+    family, colon, member = name.partition(":")
+    if colon and member and name not in found and f"{family}:NAME" in found:
+        return f"{family}:NAME", (member,)
+    return name, ()
 
 
 def make(name: str, **options: Any) -> Backend:
     """A new backend of that name, initialised."""
     found = _found()
-    if name not in found:
+    listed, member = _listed(name, found)
+    if listed not in found:
         close = difflib.get_close_matches(name, found, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise BackendError(f"no backend {name!r}: there are {', '.join(sorted(found))}{hint}")
+    reason = _why_not(listed, found[listed])
+    if reason is not None:
+        raise BackendError(f"backend {name!r} could not be made: {reason}")
     try:
-        backend = found[name](**options)
+        backend = found[listed](*member, **options)
+        if not isinstance(backend, Backend):
+            raise TypeError(f"its factory gave a {type(backend).__name__}, not a Backend")
+        backend.name = name
+        backend.initialize()
     except Exception as error:
         raise BackendError(f"backend {name!r} could not be made: {error}") from error
-    backend.name = name
-    backend.initialize()
+    _initialized.add(backend)
     return backend
 
 
 def backends() -> dict[str, str]:
-    """Every known backend and whether it is available, or why not."""
-    return dict.fromkeys(sorted(_found()), "available")
+    """Every known backend: "available", or why it is not."""
+    return {
+        name: _why_not(name, factory) or "available" for name, factory in sorted(_found().items())
+    }
 
 
 def on_change(listener: Callable[[Backend | None, Backend], None]) -> None:
@@ -90,3 +138,16 @@ def get_backend() -> Backend:
 def has_backend() -> bool:
     """A backend is active already."""
     return _active is not None
+
+
+def retire() -> Iterator[Backend]:
+    """Every backend that was made and is still there, each for the last time."""
+    while _initialized:
+        yield _initialized.pop()
+
+
+def _report_of_active() -> str:
+    return "" if _active is None else _active.metric_report()
+
+
+metrics.add_report(_report_of_active)

@@ -14,4 +14,31 @@ def _reference(**options: Any) -> Backend:
     return ReferenceBackend(**options)
 
 
+def _torchscript(**options: Any) -> Backend:
+    from torpor.backends.torchscript import TSBackend
+
+    return TSBackend(**options)
+
+
+def _inductor(**options: Any) -> Backend:
+    from torpor.backends.inductor import InductorBackend
+
+    return InductorBackend(**options)
+
+
+def _inductor_available() -> str | None:
+    from torpor.backends.inductor.runtime import unavailable
+
+    return unavailable()
+
+
+def _dynamo(name: str, **options: Any) -> Backend:
+    from torpor.backends.dynamo import DynamoBackend
+
+    return DynamoBackend(name, **options)
+
+
 register("reference", _reference)
+register("inductor", _inductor, _inductor_available)
+register("dynamo:NAME", _dynamo)
+register("torchscript", _torchscript)

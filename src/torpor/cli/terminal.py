@@ -78,7 +78,7 @@ def _rich_bar(label: str, total: int) -> Iterator[Advance]:
         rich.progress.TextColumn("{task.fields[status]}"),
         rich.progress.TimeElapsedColumn(),
     )
-    console = rich.console.Console(stderr=True)
+    console = rich.console.Console(file=sys.stderr)  # also if somebody redirects it meanwhile
     with rich.progress.Progress(*columns, console=console) as bars:
         task = bars.add_task(label, total=total, status="")
         yield lambda status: bars.update(task, advance=1, status=status)
@@ -87,7 +87,7 @@ def _rich_bar(label: str, total: int) -> Iterator[Advance]:
 @contextmanager
 def _plain_bar(label: str, total: int) -> Iterator[Advance]:
     """On a terminal one line is redrawn; in a log a line appears for every quarter done."""
-    redraw = sys.stderr.isatty()
+    stream, redraw = sys.stderr, sys.stderr.isatty()
     done = 0
 
     def advance(status: str) -> None:
@@ -99,8 +99,8 @@ def _plain_bar(label: str, total: int) -> Iterator[Advance]:
         bar = "#" * filled + "." * (30 - filled)
         start, end = ("\r", "") if redraw else ("", "\n")
         line = f"{start}{label:<8} [{bar}] {done}/{total}  {status}"
-        print(line, end=end, file=sys.stderr, flush=True)
+        print(line, end=end, file=stream, flush=True)
 
     yield advance
     if redraw:
-        print(file=sys.stderr)
+        print(file=stream)

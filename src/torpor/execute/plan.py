@@ -14,31 +14,45 @@ from torpor import config, metrics
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
+from torpor.errors import CompileError
+from torpor.execute.compilation import StandIn, compile_graph, warn_once
 from torpor.ir.graph import Graph
-from torpor.ir.node import LEAF, SCALAR, Value
+from torpor.ir.node import LEAF, SCALAR, Node, Value
 from torpor.ir.verify import verify
+from torpor.ops.spec import spec_of
 
 
 class Plan:
-    """A compiled graph, and where its inputs come from."""
+    """A compiled graph, what runs it, and where its inputs come from."""
 
-    __slots__ = ("computation", "inputs", "outputs", "positions")
+    __slots__ = ("checked", "computation", "fragile", "inputs", "outputs", "positions", "runner")
 
-    def __init__(self, computation: Computation, graph: Graph) -> None:
+    def __init__(
+        self, computation: Computation, graph: Graph, backend: Backend, runner: Backend | StandIn
+    ) -> None:
         self.computation = computation
+        self.runner = runner
         self.outputs = graph.outputs
         self.positions = {value: i for i, value in enumerate(graph.outputs)}
-        self.inputs = tuple(_source(value) for value in graph.inputs)
+        self.inputs = tuple(_source(value, backend) for value in graph.inputs)
+        self.checked = False  # a run of it has returned what its types promise
+        self.fragile = tuple(filter(_may_fail, graph.nodes))
 
 
-LEAVES, SCALARS, COMPUTED = 0, 1, 2
+def _may_fail(node: Node) -> bool:
+    return node.op.target is not None and spec_of(node.op.target).may_fail
 
 
-def _source(value: Value) -> tuple[int, Any]:
-    if value.node.op is LEAF:
-        return LEAVES, value.node.args[0]
-    if value.node.op is SCALAR:
-        return SCALARS, value.node.args[0]
+LEAVES, SCALARS, COMPUTED, CARRIED, SCALAR_DATA = 0, 1, 2, 3, 4
+
+
+def _source(value: Value, backend: Backend) -> tuple[int, Any]:
+    node = value.node
+    if node.op is LEAF:
+        data = backend.data_of(node)
+        return (LEAVES, node.args[0]) if data is None else (CARRIED, data)
+    if node.op is SCALAR:
+        return SCALAR_DATA if backend.scalars_as_data else SCALARS, node.args[0]
     return COMPUTED, value
 
 
@@ -67,7 +81,7 @@ class PlanCache:
         if config.verify_graphs:
             verify(graph)
         with metrics.timer("Compile"):
-            plan = Plan(compile_graph(graph, f"graph{self.serial}", backend, device), graph)
+            plan = _compiled(graph, f"graph{self.serial}", backend, device)
         self.plans[key] = plan
         while len(self.plans) > config.max_cached_plans:
             self.plans.popitem(last=False)
@@ -78,17 +92,17 @@ class PlanCache:
         self.plans.clear()
 
 
-def compile_graph(graph: Graph, name: str, backend: Backend, device: BackendDevice) -> Computation:
-    """Lower and compile `graph`."""
-    context = backend.lowering_context(name, device, graph.nodes)
-    for value in graph.inputs:
-        context.add_parameter(value)
-    for node in graph.nodes:
-        context.lower(node)
-    for value in graph.outputs:
-        context.add_result(value)
-    (computation,) = backend.compile([context.build()])
-    return computation
+def _compiled(graph: Graph, name: str, backend: Backend, device: BackendDevice) -> Plan:
+    """A plan on `backend`; on the reference backend, with a warning, where that cannot compile."""
+    try:
+        return Plan(compile_graph(graph, name, backend, device), graph, backend, backend)
+    except CompileError as error:
+        metrics.count("CompileFailed")
+        if config.strict or backend.name == "reference":
+            raise
+        stand_in = StandIn(graph, name, backend, device, error)
+        warn_once(backend, error)
+        return Plan(stand_in.computation, graph, backend, stand_in)
 
 
 def needed_graph(wanted: Sequence[Value], live: Sequence[Value], known: Collection[Value]) -> Graph:

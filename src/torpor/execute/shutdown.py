@@ -1,11 +1,11 @@
-"""The end of the process: queues run dry, then the backend is told."""
+"""The end of the process: queues run dry, then every backend is told."""
 
 from __future__ import annotations
 
 import atexit
 import sys
 
-from torpor.backend.registry import get_backend, has_backend
+from torpor.backend.registry import retire
 from torpor.execute import closures
 from torpor.execute.queue import queues
 
@@ -18,8 +18,12 @@ def _shut_down() -> None:
         if device_queue.error is not None:
             text = f"torpor: a graph failed and nobody asked: {device_queue.error}"
             print(text, file=sys.stderr)  # noqa: T201  # no caller is left to raise to
-    if has_backend():
-        get_backend().prepare_to_exit()
+    for backend in retire():
+        try:
+            backend.prepare_to_exit()
+        except Exception as error:
+            text = f"torpor: backend {backend.name!r} failed at exit: {error}"
+            print(text, file=sys.stderr)  # noqa: T201  # no caller is left to raise to
 
 
 atexit.register(_shut_down)

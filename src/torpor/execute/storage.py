@@ -6,8 +6,9 @@ import threading
 from typing import Any
 from weakref import ref
 
+from torpor.backend.builder import IrBuilder
 from torpor.backend.data import BackendData
-from torpor.ir.node import Value, leaf, scalar
+from torpor.ir.node import Value
 from torpor.ir.types import TensorType
 
 
@@ -31,12 +32,13 @@ class Trace:
     """All that was recorded since the last cut."""
 
     __slots__ = (
-        "computed", "epoch", "leaf_storages", "leaf_values", "leaves", "lock", "misses",
+        "builder", "computed", "epoch", "leaf_storages", "leaf_values", "leaves", "lock", "misses",
         "pending", "scalars",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.builder = IrBuilder()  # the active backend's own, once there is one
         self.pending: list[ref[LazyStorage]] = []  # storages that may need computing, dead or alive
         self.leaves: list[BackendData] = []  # buffer of each leaf slot
         self.leaf_storages: list[LazyStorage] = []
@@ -52,7 +54,9 @@ class Trace:
         assert data is not None, "a storage has a value or data"
         value = self.leaf_values.get(data)
         if value is None or value.type is not storage.type:
-            value = self.leaf_values[data] = leaf(len(self.leaves), storage.type)
+            value = self.leaf_values[data] = self.builder.device_data(
+                len(self.leaves), storage.type
+            )
             self.leaves.append(data)
         self.leaf_storages.append(storage)
         storage.value = value
@@ -60,7 +64,7 @@ class Trace:
 
     def scalar_value(self, number: Any) -> Value:
         """Number a Python number among the run-time scalars of this trace."""
-        value = scalar(len(self.scalars), type(number))
+        value = self.builder.scalar(len(self.scalars), number)
         self.scalars.append(number)
         return value
 

@@ -6,6 +6,7 @@ comes for free on the way, and leaves the rest of the trace pending.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +16,21 @@ from torpor import config, metrics
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
 from torpor.backend.registry import get_backend, on_change
-from torpor.errors import BackendError
-from torpor.execute.plan import COMPUTED, LEAVES, Plan, PlanCache, needed_graph
+from torpor.errors import CompileError, tell_run
+from torpor.execute.plan import (
+    CARRIED,
+    COMPUTED,
+    LEAVES,
+    SCALARS,
+    Plan,
+    PlanCache,
+    needed_graph,
+)
 from torpor.execute.queue import Job, queue_of, queues
+from torpor.execute.results import checked
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.graph import Graph
+from torpor.ir.lines import recorded_by
 from torpor.ir.node import LEAF, Value
 
 PLANS = PlanCache()
@@ -115,37 +126,43 @@ def _settle(live: list[LazyStorage]) -> dict[Value, BackendData]:
 
 def _submit(plan: Plan, backend: Backend) -> list[BackendData]:
     """Queue one run of `plan`; handles for its outputs."""
+    device = plan.computation.device
     arguments = [
         TRACE.leaves[place] if source == LEAVES
         else TRACE.computed[place] if source == COMPUTED
-        else TRACE.scalars[place]
+        else TRACE.scalars[place] if source == SCALARS
+        else place if source == CARRIED
+        else backend.data_from_scalar(TRACE.scalars[place], device)
         for source, place in plan.inputs
     ]  # fmt: skip
-    device = plan.computation.device
     handles = [backend.placeholder(device, value.type) for value in plan.outputs]
+    lines = [(node, node.site) for node in plan.fragile]
 
     def run() -> None:
         for argument in arguments:  # another device's queue may still be at it
             if isinstance(argument, BackendData) and argument.done is not None:
                 argument.done.wait()
-        results = backend.execute(plan.computation, arguments, device)
-        _fill(handles, results, backend, plan)
+        try:
+            with recorded_by(lines):
+                results = plan.runner.execute(plan.computation, arguments, device)
+            if not plan.checked:
+                results = checked(results, plan, backend)
+        except Exception as error:
+            raise told(error, plan, backend) from error.__cause__
+        for handle, result in zip(handles, results, strict=True):
+            if result.error is not None:
+                told(result.error, plan, backend)
+            handle.assign(result)
         arguments.clear()
 
     queue_of(device).submit(Job(run, handles))
     return handles
 
 
-def _fill(
-    handles: list[BackendData], results: list[BackendData], backend: Backend, plan: Plan
-) -> None:
-    if len(results) != len(handles):
-        raise BackendError(
-            f"backend {backend.name!r} returned {len(results)} results for "
-            f"{plan.computation.name}, which has {len(handles)}"
-        )
-    for handle, result in zip(handles, results, strict=True):
-        handle.assign(result)
+def told(error: BaseException, plan: Plan, backend: Backend) -> BaseException:
+    """`error`, which says now which graph failed on which backend, and whose line that was."""
+    site = next((v.node.site for v in plan.outputs if v.node.site is not None), None)
+    return tell_run(error, plan.computation.name, backend.name, None if site is None else str(site))
 
 
 def wait(device: torch.device | None = None) -> None:
@@ -163,11 +180,16 @@ def raise_errors(device: torch.device | None = None) -> None:
 
 
 def _finish_before_change(old: Backend | None, new: Backend) -> None:
-    """Before the backend changes: finish what is pending, and forget what it compiled."""
+    """Before the backend changes: finish what is pending, and forget what it compiled.
+
+    What the old backend cannot compile stays pending: the new one gets it.
+    """
     if old is not None and old is not new:
-        cut()
+        with contextlib.suppress(CompileError):
+            cut()
         wait()
         PLANS.clear()
+    TRACE.builder = new.ir_builder()
 
 
 on_change(_finish_before_change)

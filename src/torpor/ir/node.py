@@ -58,8 +58,8 @@ class Node:
     """One recorded op. Interned: compare with `is`.
 
     `args` are the op's arguments in the order of its schema, with values in the place of
-    tensors and tuples in the place of lists. `site` (where the user recorded it first) stands
-    beside the node's identity, not in it.
+    tensors and tuples in the place of lists. `site` (where the user recorded it: first, or
+    last if its kernel may fail) stands beside the node's identity, not in it.
     """
 
     __slots__ = ("__weakref__", "args", "key", "op", "operands", "outputs", "site")

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Final
 from weakref import WeakValueDictionary
 
 import torch
+
+from torpor import _torch
+
+_waiting_for_complex: list[Callable[[], None]] = []
+
+
+def on_first_complex(act: Callable[[], None]) -> None:
+    """Call `act` when the first complex type is made."""
+    _waiting_for_complex.append(act)
+
+
+def _tell_of_complex() -> None:
+    while _waiting_for_complex:
+        _waiting_for_complex.pop()()
 
 
 class TensorType:
@@ -50,7 +65,12 @@ class TensorType:
             found.numel = 1
             for size in shape:
                 found.numel *= size
-            found.wrapper = (shape, stride, offset, None, dtype, torch.strided, device)
+            found.wrapper = (
+                shape, stride, offset, None, dtype, torch.strided, device,
+                *_torch.lazy_keys(device.type),
+            )  # fmt: skip
+            if dtype.is_complex:
+                _tell_of_complex()
             with _lock:
                 found = _types.setdefault(key, found)
         return found

@@ -20,6 +20,7 @@ from torpor.ir.node import Value
 from torpor.ir.types import ScalarType, TensorType
 from torpor.ops import type_rules
 from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
+from torpor.ops.strides import restrided
 
 Types = tuple[TensorType | None, ...]
 Physical = Callable[[torch.device], torch.device]
@@ -54,6 +55,14 @@ def infer(
     `key` is the op's intern key; `bound` its arguments with values for tensors; `sample` a number
     for each run-time scalar; `to` maps a device to the physical one behind it.
     """
+    if spec.target._opname.startswith("_foreach_"):
+        return _infer_items(spec, key, bound, sample, to)
+    return _remembered(spec, key, bound, sample, to)
+
+
+def _remembered(
+    spec: OpSpec, key: tuple[Any, ...], bound: list[Any], sample: dict[Value, Any], to: Physical
+) -> Types:
     memo_key = (spec.kind, types_in(key))
     known = _memo.get(memo_key)
     if known is None:
@@ -67,6 +76,32 @@ def infer(
     if type(known) is NotRecordable:
         raise known
     return known  # type: ignore[return-value]  # the refusal was raised above
+
+
+_LISTS = (ArgKind.TENSORS, ArgKind.SCALARS)
+
+
+def _infer_items(
+    spec: OpSpec, key: tuple[Any, ...], bound: list[Any], sample: dict[Value, Any], to: Physical
+) -> Types:
+    """Types of an op that does the same to each item of its lists: one of a kind is enough."""
+    lists = [i for i, a in enumerate(spec.arguments) if a.kind in _LISTS and bound[i] is not None]
+    length = len(bound[lists[0]])
+    if any(len(bound[i]) != length for i in lists):
+        return _remembered(spec, key, bound, sample, to)
+    kinds: dict[Any, int] = {}  # of items, numbered as they are met
+    kind_of = [
+        kinds.setdefault(kind, len(kinds))
+        for kind in zip(*(types_in(key[i]) for i in lists), strict=True)
+    ]
+    first = [kind_of.index(kind) for kind in range(len(kinds))]
+    one_key, one_bound = list(key), list(bound)
+    for i in lists:
+        one_key[i] = tuple([key[i][item] for item in first])
+        one_bound[i] = tuple([bound[i][item] for item in first])
+    types = _remembered(spec, tuple(one_key), one_bound, sample, to)
+    runs = range(0, len(types), max(len(kinds), 1))  # one run of types for each list of outputs
+    return tuple([types[run + kind] for run in runs for kind in kind_of])
 
 
 def forget() -> None:
@@ -100,13 +135,39 @@ def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
         ]
         result = _run_fake(spec, fake_args)
         types = _collect(spec, result, bound, fake_args, device)
+    if _is_grown(spec, bound, types):
+        types = _try(spec, bound, sample, to, device)
+        if _is_grown(spec, bound, types):
+            raise NotRecordable(f"{spec.name} resizes what it writes to", fallback=True)
     if _is_resized(spec, bound, types):
         return _tried_or(types, spec, bound, sample, to, device)
     try:
         _check(spec, bound, sample, to)
     except Suspicious:
         _confirm(spec, bound, sample, to)
-    return types
+    if _is_empty(spec, bound, types):
+        return _tried_or(types, spec, bound, sample, to, device)
+    return restrided(spec, bound, types)
+
+
+def _is_grown(spec: OpSpec, bound: list[Any], types: Types) -> bool:
+    """A tensor written to in place changes its size: eager mostly refuses, and knows best."""
+    if len(spec.mutated) != 1 or spec.arguments[spec.mutated[0]].keyword_only:
+        return False
+    old, new = bound[spec.mutated[0]], types[-1]
+    return type(old) is Value and new is not None and new.shape != old.type.shape
+
+
+_EMPTY_TRIAL: Final = 4096
+"""Elements of the operands up to which a kernel is run for the strides of an empty result."""
+
+
+def _is_empty(spec: OpSpec, bound: list[Any], types: Types) -> bool:
+    """A result of no elements: fake kernels are careless about its strides."""
+    if spec.mutated or any(r.kind is not ReturnKind.FRESH for r in spec.returns):
+        return False
+    empty = any(type_ is not None and type_.numel == 0 for type_ in types)
+    return empty and sum(t.span for t in _operand_types(spec, bound)) <= _EMPTY_TRIAL
 
 
 def _is_resized(spec: OpSpec, bound: list[Any], types: Types) -> bool:
@@ -377,7 +438,9 @@ def _type(tensor: Any, device: torch.device | None, fresh: bool) -> TensorType |
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise NotRecordable(f"result has layout {tensor.layout}", fallback=True)
     type_ = TensorType.of_tensor(tensor, device)
-    return type_.at_offset(0) if fresh and type_.offset else type_
+    if fresh and (type_.offset or type_.conj or type_.neg):  # memory of its own holds the numbers
+        return TensorType.of(type_.shape, type_.stride, type_.dtype, type_.device)
+    return type_
 
 
 def _written(old: TensorType, new: torch.Tensor) -> TensorType:

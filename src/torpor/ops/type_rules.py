@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
+
 from torpor.ir.types import TensorType, contiguous_strides
 
 Rule = Callable[[list[Any]], tuple[TensorType | None, ...] | None]
@@ -37,6 +39,13 @@ def _view(bound: list[Any]) -> tuple[TensorType, ...] | None:
             shape, stride, source.dtype, source.device, source.offset, source.conj, source.neg
         ),
     )
+
+
+def _one_hot(bound: list[Any]) -> tuple[TensorType, ...] | None:
+    source: TensorType = bound[0].type
+    if source.dtype is not torch.int64 or bound[1] < 1:
+        return None
+    return (TensorType.contiguous((*source.shape, bound[1]), source.dtype, source.device),)
 
 
 def _full_size(numel: int, size: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -88,6 +97,7 @@ RULES: Final[dict[str, Rule]] = {
     "aten.alias.default": _same_as_first,
     "aten.lift_fresh.default": _same_as_first,
     "aten._unsafe_view.default": _view,
+    "aten.one_hot.default": _one_hot,
     "aten.view.default": _view,
 }
 

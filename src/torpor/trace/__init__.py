@@ -2,7 +2,7 @@
 
 from torpor import _torch
 from torpor.trace import composites as _composites  # noqa: F401  # registers its ops
-from torpor.trace import device_module, hooks, methods, values  # noqa: F401  # gives LazyTensor its methods
+from torpor.trace import device_module, gradients, hooks, methods, values, whole  # noqa: F401  # gives LazyTensor its methods
 from torpor.trace.devices import register_device
 from torpor.trace.sharing import register_location
 from torpor.trace.tensor import LazyTensor, is_lazy
@@ -10,10 +10,11 @@ from torpor.trace.tensor import LazyTensor, is_lazy
 register_device()
 register_location()
 hooks.install()
+whole.install()
 _torch.accept_lazy_autocast()
 _torch.on_default_dtype(values.forget_types)
 _torch.accept_lazy_attention()
-_torch.accept_lazy_losses()
+_torch.accept_lazy_losses(values.physical, gradients.keep_lazy)
 _torch.prefer_foreach(LazyTensor)
 _torch.register_device_module("lazy", device_module)
 

@@ -12,7 +12,7 @@ from torpor.backend.interface import Backend, MemoryInfo
 from torpor.backend.registry import activate, get_backend, make
 from torpor.execute import closures, shutdown  # noqa: F401  # registers itself at exit
 from torpor.execute import sync as _sync
-from torpor.execute.plan import compile_graph
+from torpor.execute.compilation import compile_graph
 from torpor.execute.storage import TRACE
 from torpor.ir.dot import dot
 from torpor.ir.graph import Graph

@@ -13,18 +13,52 @@ from typing import Any
 import torch
 
 from torpor import _torch
+from torpor.ops.spec import spec_of
+from torpor.trace.devices import lazy_device
 from torpor.trace.dispatch import special
+from torpor.trace.eager import count_sync, run_eager
+from torpor.trace.recorder import make_recorder
 from torpor.trace.special import record_to_copy
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import physical
-from torpor.trace.wrap import plain_copy
+from torpor.trace.wrap import plain_copy, wrap_plainly
 
 aten = torch.ops.aten
 _library = torch.library.Library("aten", "IMPL")
 
 
-class Retyped(torch.autograd.Function):
-    """The same numbers on the physical device, still lazy, or back on the virtual one."""
+class Physical(torch.autograd.Function):
+    """The same numbers on the physical device, as a tensor torch takes for an ordinary one there.
+
+    It is still lazy; but where torch looks for the backend of a tensor, it finds the device's.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor: LazyTensor, device: torch.device) -> Any:
+        there: Any = tensor if tensor.device == device else record_to_copy(tensor, device=device)
+        return wrap_plainly(there)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.device = inputs[0].device
+        ctx.to = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return _moved(grad, ctx.device), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any, _: Any) -> Any:
+        return _physical(tangent, ctx.to)
+
+
+_physical: Callable[[Any, torch.device], Any] = Physical.apply
+
+
+class Moved(torch.autograd.Function):
+    """The same numbers on another device, still lazy: from the physical to the virtual one."""
 
     generate_vmap_rule = True
 
@@ -39,30 +73,39 @@ class Retyped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return _retyped(grad, ctx.device), None
+        return _moved(grad, ctx.device), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Any, _: Any) -> Any:
-        return _retyped(tangent, ctx.to)
+        return _moved(tangent, ctx.to)
 
 
-_retyped: Callable[[Any, torch.device], Any] = Retyped.apply
+_move: Callable[[Any, torch.device], Any] = Moved.apply
 
 
-def _retype(things: Any, device: torch.device) -> Any:
-    def one(thing: Any) -> Any:
-        if isinstance(thing, LazyTensor) and thing.device != device:
-            return _retyped(thing, device)
-        return thing
+def _moved(tensor: Any, device: torch.device) -> Any:
+    return tensor if tensor.device == device else _move(tensor, device)
 
-    return _torch.tree_map(one, things)
+
+def _each(change: Callable[[Any, torch.device], Any], things: Any, device: torch.device) -> Any:
+    return _torch.tree_map(lambda t: change(t, device) if isinstance(t, LazyTensor) else t, things)
 
 
 def _physically(op: Any, tensor: torch.Tensor, args: tuple[Any, ...], **kwargs: Any) -> Any:
     """`op` in the form it has on the physical device."""
-    there = physical(tensor.device)
-    args, kwargs = _retype((args, kwargs), there)
-    return _retype(op(*args, **kwargs), tensor.device)
+    args, kwargs = _each(_physical, (args, kwargs), physical(tensor.device))
+    return _each(_moved, _taken_apart(op, *args, **kwargs), tensor.device)
+
+
+_EAGER_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, LazyTensor)
+
+
+def _taken_apart(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """`op` as eager takes it apart; a compiler's own tensors get the form written for them."""
+    tensors = [t for t in _torch.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    if all(type(t) in _EAGER_TYPES for t in tensors):
+        return _torch.take_apart(op, *args, **kwargs)
+    return op.decompose(*args, **kwargs)
 
 
 def _override(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -73,10 +116,7 @@ def _override(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         @special(str(op))
         def whole(*args: Any, **kwargs: Any) -> Any:  # inference tensors bring it to us whole
-            leaves = _torch.tree_leaves((args, kwargs))
-            if any(isinstance(t, torch.Tensor) and t.device.type == "lazy" for t in leaves):
-                return function(*args, **kwargs)
-            return op.decompose(*args, **kwargs)
+            return function(*args, **kwargs)
 
         return function
 
@@ -177,11 +217,10 @@ def _tensor_split(
     if type(places) is LazyTensor:
         places = plain_copy(places).cpu()
     op = aten.tensor_split.tensor_indices_or_sections
-    return op.decompose(self, places, dim)  # type: ignore[no-any-return]  # torch leaves it untyped
+    return _taken_apart(op, self, places, dim)  # type: ignore[no-any-return]  # ops have no types
 
 
-for _key in ("AutogradLazy", "AutogradCPU", "AutogradCUDA"):
-    _library.impl(aten.tensor_split.tensor_indices_or_sections, _tensor_split, _key)
+_library.impl(aten.tensor_split.tensor_indices_or_sections, _tensor_split, "AutogradLazy")
 
 
 def _only_numbers(op: Any, compute: Callable[..., Any]) -> None:
@@ -195,10 +234,9 @@ def _only_numbers(op: Any, compute: Callable[..., Any]) -> None:
         differentiable = tensor.requires_grad and torch.is_grad_enabled()
         if type(tensor) is LazyTensor and not differentiable and not _torch.has_tangent(tensor):
             return compute(tensor, *args, **kwargs)
-        return op.decompose(tensor, *args, **kwargs)
+        return _taken_apart(op, tensor, *args, **kwargs)
 
-    for key in ("AutogradLazy", "AutogradCPU", "AutogradCUDA"):
-        _library.impl(op, run, key)
+    _library.impl(op, run, "AutogradLazy")
 
 
 def _svdvals(tensor: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
@@ -213,12 +251,22 @@ _only_numbers(aten.linalg_svdvals.default, _svdvals)
 _only_numbers(aten.linalg_eigvalsh.default, _eigvalsh)
 
 
+def expanded_batch(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`tensor`, as eager gives it to `bmm` where its batch of one meets a larger one.
+
+    For a tensor subclass torch drops that dimension and calls `mm`, whose last bits differ.
+    """
+    one = tensor.dim() == other.dim() == 3 and tensor.shape[0] == 1 != other.shape[0]
+    return tensor.expand(other.shape[0], -1, -1) if one and not tensor.requires_grad else tensor
+
+
 def _matmul_out(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """torch asks whether two tensors share memory, which wrappers cannot tell it."""
     if not any(type(t) is LazyTensor for t in (self, other, out)):
-        return aten.matmul.out.decompose(self, other, out=out)  # type: ignore[no-any-return]
+        return _taken_apart(aten.matmul.out, self, other, out=out)  # type: ignore[no-any-return]
+    self, other = expanded_batch(self, other), expanded_batch(other, self)
     try:
-        return aten.matmul.out.decompose(self, other, out=out)  # type: ignore[no-any-return]
+        return _taken_apart(aten.matmul.out, self, other, out=out)  # type: ignore[no-any-return]
     except RuntimeError as error:
         # it has written to a view of `out`, found no shared memory, and tries to copy
         if "[aten.copy_.default]" not in str(error):
@@ -226,8 +274,7 @@ def _matmul_out(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -
         return out
 
 
-for _key in ("AutogradLazy", "AutogradCPU", "AutogradCUDA"):
-    _library.impl(aten.matmul.out, _matmul_out, _key)
+_library.impl(aten.matmul.out, _matmul_out, "AutogradLazy")
 
 
 def _write_out(packet: Any) -> None:
@@ -239,13 +286,12 @@ def _write_out(packet: Any) -> None:
             continue
         plain_form = next(f for f in forms if [a.name for a in f._schema.arguments] == names[:-1])
         _library.impl(form, _computing(form, plain_form), "AutogradLazy")
-        _library.impl(form, _computing(form, plain_form), "AutogradCPU")
 
 
 def _computing(form: Any, plain_form: Any) -> Callable[..., Any]:
     def run(*args: Any, out: torch.Tensor, **kwargs: Any) -> Any:
         if not any(type(t) is LazyTensor for t in (*args, out)):
-            return form.decompose(*args, out=out, **kwargs)
+            return _taken_apart(form, *args, out=out, **kwargs)
         result = plain_form(*args, **kwargs)
         if out.shape != result.shape:
             out.resize_(result.shape)
@@ -255,3 +301,45 @@ def _computing(form: Any, plain_form: Any) -> Callable[..., Any]:
 
 
 _write_out(aten.linalg_matrix_rank)
+
+
+def _recorded_whole(op: Any) -> None:
+    """An op that torch takes apart for tensor subclasses in a form without eager's checks.
+
+    It becomes one node, which the physical device computes in its own form, checks included.
+    """
+
+    def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if type(tensor) is not LazyTensor:
+            return _taken_apart(op, tensor, *args, **kwargs)
+        with _torch.below_autograd():
+            return op(tensor, *args, **kwargs)
+
+    _library.impl(op, run, "AutogradLazy")
+
+
+_recorded_whole(aten.one_hot.default)
+
+
+@special("aten.one_hot.default")
+def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> Any:
+    """One column for each class; how many there are may have to be read from the numbers."""
+    if num_classes > 0:
+        return _record_one_hot(tensor, num_classes)
+    spec = spec_of(aten.one_hot.default)
+    count_sync(spec)
+    return run_eager(spec, (tensor, num_classes), {})
+
+
+_record_one_hot = make_recorder(spec_of(aten.one_hot.default))
+
+
+@special("aten.to.dtype_layout")
+def _to(self: torch.Tensor, *, device: torch.device | None = None, **kwargs: Any) -> Any:
+    """torch takes `lazy` and `lazy:0` for two devices, and would copy from one to the other."""
+    if device is not None and device.type == "lazy":
+        device = lazy_device(device)
+    return _taken_apart(aten.to.dtype_layout, self, device=device, **kwargs)
+
+
+_library.impl(aten.to.dtype_layout, _to, "AutogradLazy")

@@ -76,7 +76,7 @@ def _at_once(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 def _decompose(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A composite op that reached us whole, as happens to inference tensors."""
-    result = spec.target.decompose(*args, **kwargs)
+    result = _torch.take_apart(spec.target, *args, **kwargs)
     if result is NotImplemented:
         return make_recorder(spec)(*args, **kwargs)
     return result

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from torpor import _torch, metrics
+from torpor.backend.registry import get_backend
+from torpor.errors import annotate
 from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.types import TensorType
@@ -84,8 +86,11 @@ def _run(spec: OpSpec, bound: list[Any], read: Read) -> Any:
     if read is plain:
         sync.rest()
     positional, keywords = spec.call_arguments(reals.arguments)
-    with _torch.kernels():
-        result = spec.target(*positional, **keywords)
+    try:
+        with _torch.kernels():
+            result = spec.target(*positional, **keywords)
+    except Exception as error:  # eager's own words about the very numbers: nobody need ask again
+        raise annotate(error, spec.name, str(site())) from None
     reals.write_back()
     results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
     wrapped = [
@@ -105,7 +110,7 @@ class _Reals:
     """
 
     def __init__(self, spec: OpSpec, bound: list[Any], read: Read) -> None:
-        self.read = read
+        self.read = _read_for_fallback if read is plain else read
         self.written: list[tuple[LazyTensor, torch.Tensor]] = []
         self.memories: dict[LazyStorage, torch.Tensor] = {}
         self.shared = _shared_storages(spec, bound) if read is plain else set()
@@ -128,13 +133,13 @@ class _Reals:
         if tensor._lazy_storage in self.shared:
             return self._look(tensor)
         real = self.read(tensor)
-        return _writable(real) if mutated and self.read is plain else real
+        return _writable(real) if mutated and self.read is _read_for_fallback else real
 
     def _look(self, tensor: LazyTensor) -> torch.Tensor:
         storage = tensor._lazy_storage
         memory = self.memories.get(storage)
         if memory is None:
-            memory = self.memories[storage] = _writable(plain(wrap_storage(storage)))
+            memory = self.memories[storage] = _writable(_read_for_fallback(wrap_storage(storage)))
         return window(
             memory,
             tensor.dtype,
@@ -152,6 +157,15 @@ class _Reals:
                 write_data(tensor, real)
         for storage, memory in self.memories.items():
             write_data(wrap_storage(storage), memory)
+
+
+def _read_for_fallback(tensor: LazyTensor) -> torch.Tensor:
+    """The numbers of `tensor` where the backend wants single ops to run: mostly where they are."""
+    real = plain(tensor)
+    kind = get_backend().eager_fallback_device_type()
+    if tensor.device.type != "lazy" or real.device.type == kind:
+        return real
+    return real.to(kind)
 
 
 def _shared_storages(spec: OpSpec, bound: list[Any]) -> set[LazyStorage]:
@@ -218,6 +232,11 @@ def _wrap_one(returned: Any, value: Any, bound: list[Any], device: torch.device 
     source = bound[returned.argument] if returned.kind is ReturnKind.VIEW else None
     if isinstance(source, LazyTensor):
         return wrap_window(source._lazy_storage, TensorType.of_tensor(value, device))
+    return wrap_result(value, device)
+
+
+def wrap_result(value: torch.Tensor, device: torch.device) -> LazyTensor:
+    """A lazy tensor on `device` with the numbers of a result that eager has just made."""
     return wrap_data(_own(value), device)
 
 

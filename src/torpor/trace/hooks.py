@@ -50,11 +50,16 @@ def _around_call(call: Callable[..., Any]) -> Callable[..., Any]:
             result = call(self, *args, **kwargs)
         finally:
             calls.inside = False
-        if not is_grad_enabled() and config.cut_after_module and TRACE.pending:
+        if not is_grad_enabled() and config.cut_after_module and TRACE.pending and _is_users():
             sync()
         return result
 
     return __call__
+
+
+def _is_users() -> bool:
+    """This thread is none of torpor's own, which call the modules of compilers."""
+    return not threading.current_thread().name.startswith("torpor-")
 
 
 def install() -> None:

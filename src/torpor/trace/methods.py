@@ -40,6 +40,35 @@ def _read(tensor: LazyTensor, what: str) -> torch.Tensor:
     return real
 
 
+# -- tensors made like this one, by torch's oldest functions: they look at dispatch keys -----------
+
+
+@method
+def new_tensor(
+    self: LazyTensor, data: Any, *, dtype: Any = None, device: Any = None, **options: Any
+) -> Any:
+    """A lazy tensor with the numbers of `data`, on this tensor's device unless told."""
+    return _made_like(self, torch.Tensor.new_tensor, data, dtype=dtype, device=device, **options)
+
+
+@method
+def new(self: LazyTensor, *args: Any, device: Any = None) -> Any:
+    """A lazy tensor of this one's dtype and device, as `torch.Tensor.new` makes it."""
+    return _made_like(self, torch.Tensor.new, *args, device=device)
+
+
+def _made_like(self: LazyTensor, make: Any, *args: Any, device: Any, **options: Any) -> Any:
+    chosen = self.device if device is None else torch.device(device)
+    if chosen.type == "lazy":
+        if device is not None:
+            options["device"] = chosen
+        return make(self, *args, **options)
+    args = tuple(plain(a) if isinstance(a, LazyTensor) else a for a in args)
+    requires_grad = options.pop("requires_grad", False)
+    like = torch.empty((0,), dtype=self.dtype, device=chosen)
+    return wrap_data(make(like, *args, **options), chosen).requires_grad_(requires_grad)
+
+
 # -- numbers leave -----------------------------------------------------------------------------
 
 
@@ -71,6 +100,24 @@ def __array__(self: LazyTensor, dtype: Any = None, copy: Any = None) -> Any:
 def tolist(self: LazyTensor) -> Any:
     """The numbers as nested lists."""
     return _read(self, "tolist").tolist()
+
+
+def _asked(name: str) -> None:
+    """Let a conversion ask the tensor even where torch goes straight to the memory it lacks."""
+    original = getattr(torch.Tensor, name)
+
+    @functools.wraps(original)
+    def convert(self: LazyTensor) -> Any:
+        if not _torch.is_python_off():
+            return original(self)
+        with _torch.python_on():
+            return original(self)
+
+    setattr(LazyTensor, name, convert)
+
+
+for _name in ("__bool__", "__complex__", "__float__", "__index__", "__int__"):
+    _asked(_name)
 
 
 @method

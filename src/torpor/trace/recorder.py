@@ -28,7 +28,7 @@ from torpor.trace.scalars import node_with_numbers, promotable_positions
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor, View
 from torpor.trace.values import make_node, physical, root_value, view_value, write
-from torpor.trace.wrap import data_storage, resize, set_bits, wrap_value, wrap_view
+from torpor.trace.wrap import data_storage, resize, set_bits, wrap_like, wrap_value, wrap_view
 
 _ALIASES = frozenset({"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"})
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -189,13 +189,14 @@ def view_of(tensor: LazyTensor, node: Node, value: Value) -> LazyTensor:
     """A tensor that views `tensor` by `node`."""
     storage = tensor._lazy_storage
     view = View(tensor._lazy_view, node, value.index, root_value(storage), value)
-    return wrap_view(storage, view)
+    return wrap_view(storage, view, tensor)
 
 
 def rewrite(tensor: LazyTensor, new: Value) -> None:
     """Write `new` to `tensor`, which takes another size first if the op resized it (`out=`)."""
     type_ = new.type
-    if tuple(tensor.shape) != type_.shape:
+    restrided = type_.numel == 0 and tensor.stride() != type_.stride
+    if tuple(tensor.shape) != type_.shape or restrided:
         resize(tensor, type_)
     write(tensor, new)
 
@@ -331,7 +332,7 @@ _FRESH = """\
 _VIEW = """\
         v = node.outputs[0]
         t = v.type
-        r = make_wrapper(LazyTensor, *t.wrapper)
+        r = wrap_like({tensor}, t) if inference() else make_wrapper(LazyTensor, *t.wrapper)
         r._lazy_storage = s0
         r._lazy_view = {view}
         if t.conj or t.neg:
@@ -375,7 +376,8 @@ def _result_lines(spec: OpSpec, names: list[str]) -> str:
         return "        return [wrap_value(v) for v in node.outputs]\n"
     if only == (ReturnKind.VIEW, False) and spec.returns[0].argument == 0:
         alias = spec.name in _ALIASES
-        return _VIEW.format(view="w0" if alias else "View(w0, node, 0, s0.value, v)")
+        view = "w0" if alias else "View(w0, node, 0, s0.value, v)"
+        return _VIEW.format(tensor=names[0], view=view)
     if spec.mutated == (0,) and not _resizes(spec):
         is_list = spec.arguments[0].kind is ArgKind.TENSORS
         if is_list and not kinds:
@@ -449,10 +451,15 @@ def _overlap_line(spec: OpSpec, names: list[str]) -> str:
     return f"        if {condition}:\n            check_overlap(spec, {raw})\n"
 
 
-def source(spec: OpSpec) -> str:
-    """The recorder of an op, as Python source."""
+_NOTE_LINE = "        node.site = site()\n"
+
+
+def source(spec: OpSpec, also: str = "") -> str:
+    """The recorder of an op, as Python source; `also` is a further part of its key."""
     parameters, names = _parameters(spec)
     key_lines, keys = _key_lines(spec, names)
+    if also:
+        keys.append(also)
     checks = "".join(_check_line(spec, names, i) for i in _kept_arguments(spec))
     key = f"({', '.join(keys)}{',' if len(keys) == 1 else ''})"
     raw = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
@@ -468,16 +475,20 @@ def source(spec: OpSpec) -> str:
         "        node = nodes.get(key)\n"
         "        if node is None:\n"
         f"            node = miss(key, {raw})\n"
+        f"{_NOTE_LINE if spec.may_fail else ''}"
         f"{_result_lines(spec, names)}"
         "    finally:\n"
         "        release()\n"
     )
 
 
-def make_recorder(spec: OpSpec, may_leave: bool = False) -> Callable[..., Any]:
+def make_recorder(
+    spec: OpSpec, may_leave: bool = False, also: str = "", **other: Any
+) -> Callable[..., Any]:
     """Compile the recorder of an op that becomes a node.
 
-    With `may_leave`, a tensor on `lazy` may stay lazy on the physical device.
+    With `may_leave`, a tensor on `lazy` may stay lazy on the physical device. `also` is a further
+    part of its key; `other` replaces names it uses.
     """
     names: dict[str, Any] = {
         "LazyStorage": LazyStorage,
@@ -492,6 +503,7 @@ def make_recorder(spec: OpSpec, may_leave: bool = False) -> Callable[..., Any]:
         ),
         "enlist": TRACE.enlist,
         "finish": finish,
+        "inference": torch.is_inference_mode_enabled,
         "leaf_value": TRACE.leaf_value,
         "list_values": list_values,
         "make_wrapper": _torch.make_wrapper,
@@ -508,14 +520,16 @@ def make_recorder(spec: OpSpec, may_leave: bool = False) -> Callable[..., Any]:
         "release": TRACE.lock.release,
         "set_bits": set_bits,
         "shares": shares,
+        "site": site,
         "spec": spec,
         "trim": sync.trim,
         "view_value": view_value,
+        "wrap_like": wrap_like,
         "wrap_value": wrap_value,
         "write": write,
     }
-    names |= {f"d{i}": a.default for i, a in enumerate(spec.arguments)}
-    exec(compile(source(spec), f"<torpor recorder {spec.name}>", "exec"), names)
+    names |= {f"d{i}": a.default for i, a in enumerate(spec.arguments)} | other
+    exec(compile(source(spec, also), f"<torpor recorder {spec.name}>", "exec"), names)
     return names["record"]  # type: ignore[no-any-return]  # made by exec
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from torpor import config, metrics
 from torpor.execute.storage import TRACE
+from torpor.ir.memo import Memo
 from torpor.ir.node import TABLE, Node, Value
 from torpor.ops.infer import types_in
 from torpor.ops.keys import key_of, number_key
@@ -92,8 +93,8 @@ def node_with_numbers(
     if found is not None:
         return found
     blank = _blanked(key, bound, positions)
-    place = _places.find((spec.kind, *blank))
-    like = _places.find((spec.kind, *types_in(blank)))
+    place = _place((spec.kind, *blank))
+    like = _place((spec.kind, *types_in(blank)))
     is_new = not place.keys
     changed = place.meet(key, positions)
     likely = like.meet(key, positions)
@@ -116,25 +117,12 @@ def _blanked(key: tuple[Any, ...], bound: list[Any], positions: list[int]) -> tu
     return tuple(blank)
 
 
-class _Places:
-    """Places by name, in two generations as the intern table: a place keeps its operands alive."""
-
-    def __init__(self) -> None:
-        self.young: dict[tuple[Any, ...], Place] = {}
-        self.old: dict[tuple[Any, ...], Place] = {}
-
-    def find(self, name: tuple[Any, ...]) -> Place:
-        """The place of that name, made on first use."""
-        place = self.young.get(name)
-        if place is None:
-            if len(self.young) >= config.max_interned_nodes // 4:
-                self.old, self.young = self.young, {}
-            place = self.old.pop(name) if name in self.old else Place()
-            self.young[name] = place
-        return place
+_places: Memo[Place] = Memo()
 
 
-_places = _Places()
+def _place(name: tuple[Any, ...]) -> Place:
+    """The place of that name, made on first use."""
+    return _places.find(name) or _places.add(name, Place())
 
 
 def _promote(spec: OpSpec, place: Place, changed: set[int]) -> None:

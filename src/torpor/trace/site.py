@@ -13,7 +13,7 @@ _SKIPPED = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
 )
-_is_ours: dict[CodeType, bool] = {}
+_known: dict[int, tuple[CodeType, bool]] = {}  # by identity: hashing code is slow
 
 
 class Site:
@@ -34,20 +34,22 @@ class Site:
         return f"{os.path.basename(self.file)}:{self.line}   {text}".rstrip()
 
 
-def _skipped(code: CodeType) -> bool:
-    known = _is_ours.get(code)
-    if known is None:
-        name = code.co_filename
-        known = _is_ours[code] = name.startswith(_SKIPPED) or name.startswith("<torpor")
+def _learn(code: CodeType) -> tuple[CodeType, bool]:
+    name = code.co_filename
+    if len(_known) > 10_000:  # a program that makes code for ever
+        _known.clear()
+    known = code, name.startswith(_SKIPPED) or name.startswith("<torpor")
+    _known[id(code)] = known  # keeps the code alive, and with it the identity
     return known
 
 
 def site() -> Site | None:
     """The innermost line on the stack that is neither torch's nor torpor's."""
     frame: FrameType | None = sys._getframe(1)
+    get = _known.get
     while frame is not None:
         code = frame.f_code
-        if not _skipped(code):
+        if not (get(id(code)) or _learn(code))[1]:
             return Site(code, frame.f_lineno)
         frame = frame.f_back
     return None

@@ -309,3 +309,32 @@ def histc(tensor: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
 
 
 _record_histc = make_recorder(spec_of(aten.histc.default))
+
+
+@special("aten.linalg_lu_solve.default")
+def linalg_lu_solve(
+    LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False
+) -> Any:
+    """Solved from the right, complex numbers lie conjugated in memory, and the tensor says so."""
+    result = _record_lu_solve(LU, pivots, B, left=left, adjoint=adjoint)
+    if left or not result.is_complex():
+        return result
+    return _record_conj(_record_conj_physical(result))
+
+
+@special("aten.linalg_lu_solve.out")
+def linalg_lu_solve_out(
+    LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False, out: Any
+) -> Any:
+    """The same in `out`, unless its strides are not those the kernel writes with."""
+    expected = _record_lu_solve(LU, pivots, B, left=left, adjoint=adjoint)
+    _record_lu_solve_out(LU, pivots, B, left=left, adjoint=adjoint, out=out)
+    if left or not expected.is_complex() or out.stride() != expected.stride():
+        return out
+    return copy_(become(out, _record_conj(out)), expected)
+
+
+_record_lu_solve = make_recorder(spec_of(aten.linalg_lu_solve.default))
+_record_lu_solve_out = make_recorder(spec_of(aten.linalg_lu_solve.out))
+_record_conj = make_recorder(spec_of(aten._conj.default))
+_record_conj_physical = make_recorder(spec_of(aten._conj_physical.default))

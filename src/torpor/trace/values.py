@@ -12,6 +12,7 @@ import torch
 from torpor import metrics
 from torpor.backend.registry import get_backend
 from torpor.execute.storage import TRACE, LazyStorage
+from torpor.ir.memo import forget_memos
 from torpor.ir.node import TABLE, Node, Value
 from torpor.ir.types import TensorType
 from torpor.ops.infer import forget as forget_inferences
@@ -52,6 +53,7 @@ def forget_types() -> None:
     with TRACE.lock:
         TABLE.clear()
         forget_inferences()
+        forget_memos()
 
 
 def apply(target: Any, bound: list[Any]) -> Node:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import torch
 
 from torpor import _torch
@@ -44,10 +47,28 @@ def wrap_value(value: Value) -> LazyTensor | None:
     return wrap_storage(storage)
 
 
-def wrap_view(storage: LazyStorage, view: View) -> LazyTensor:
-    """A tensor that looks at `storage` through `view`."""
+def wrap_like(viewed: torch.Tensor, type_: TensorType) -> LazyTensor:
+    """A wrapper that is an inference tensor only if `viewed` is one, whatever the mode."""
+    with torch.inference_mode(viewed.is_inference()):
+        return make_wrapper(LazyTensor, *type_.wrapper)  # type: ignore[no-any-return]  # made by torch
+
+
+def wrap_plainly(tensor: LazyTensor) -> LazyTensor:
+    """The same tensor under the dispatch keys of its device alone."""
+    type_ = TensorType.of_tensor(tensor)
+    alike = make_wrapper(LazyTensor, *type_.wrapper[:7])
+    alike._lazy_storage, alike._lazy_view = tensor._lazy_storage, tensor._lazy_view
+    set_bits(alike, type_)
+    return alike  # type: ignore[no-any-return]  # made by torch
+
+
+def wrap_view(storage: LazyStorage, view: View, viewed: torch.Tensor | None = None) -> LazyTensor:
+    """A tensor that looks at `storage` through `view`; `viewed` is the tensor it is a view of."""
     type_ = view.value.type
-    tensor = make_wrapper(LazyTensor, *type_.wrapper)
+    if viewed is not None and torch.is_inference_mode_enabled():
+        tensor: Any = wrap_like(viewed, type_)
+    else:
+        tensor = make_wrapper(LazyTensor, *type_.wrapper)
     tensor._lazy_storage = storage
     tensor._lazy_view = view
     if type_.conj or type_.neg:
@@ -144,5 +165,22 @@ def _grow(storage: LazyStorage, type_: TensorType) -> None:
     count = old.untyped_storage().nbytes() // type_.dtype.itemsize
     flat[:count].copy_(window(old, type_.dtype, (count,), (1,), 0))
     grown = data_storage(flat, type_.device)
+    before, tensors = storage.type, _whole_tensors(storage)
     with TRACE.lock:
         storage.type, storage.data, storage.value = grown.type, grown.data, None
+    for tensor in tensors:  # no longer all of it
+        tensor._lazy_view = wrap_window(storage, before)._lazy_view
+
+
+def _whole_tensors(storage: LazyStorage) -> list[LazyTensor]:
+    """Every tensor that is all of `storage`; a storage does not know them, so Python is asked."""
+    holders = gc.get_referrers(storage)
+    attributes = [h for h in holders if type(h) is dict and h.get("_lazy_storage") is storage]
+    holders += gc.get_referrers(*attributes)
+    return [
+        tensor
+        for tensor in holders
+        if type(tensor) is LazyTensor
+        and tensor._lazy_storage is storage
+        and tensor._lazy_view is None
+    ]

@@ -93,13 +93,13 @@ def plan_memory(instructions: list[Instruction], parameters: int, results: list[
     last_use: dict[int, int] = {}
     buffer_last_use: dict[int, int] = {}
     for position, instruction in enumerate(instructions):
-        for register in _registers(instruction.args):
+        for register in registers_in(instruction.args):
             last_use[register] = position
             buffer_last_use[buffer_of[register]] = position
     for register in results:
         last_use[register] = buffer_last_use[buffer_of[register]] = len(instructions)
     for position, instruction in enumerate(instructions):
-        used = {*_registers(instruction.args), *instruction.outputs}
+        used = {*registers_in(instruction.args), *instruction.outputs}
         instruction.dead = [r for r in used if last_use.get(r, position) == position]
         for argument in instruction.spec.mutated:
             written = instruction.args[argument]
@@ -118,7 +118,7 @@ def _may_reuse(
     buffer_last_use: dict[int, int],
 ) -> bool:
     buffer = buffer_of[written]
-    sharing = [r for r in _registers(instruction.args) if buffer_of[r] == buffer]
+    sharing = [r for r in registers_in(instruction.args) if buffer_of[r] == buffer]
     return buffer in owned and len(sharing) == 1 and buffer_last_use[buffer] == position
 
 
@@ -135,7 +135,8 @@ def _assign_buffers(instruction: Instruction, buffer_of: dict[int, int], owned: 
             owned.add(register)
 
 
-def _registers(args: list[Any]) -> list[int]:
+def registers_in(args: list[Any]) -> list[int]:
+    """The registers among the arguments of an instruction, lists looked into."""
     found: list[int] = []
     for arg in args:
         if type(arg) is Register:

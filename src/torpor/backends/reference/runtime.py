@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from torpor import _torch
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
+from torpor.backends.layout import clone_strided, own_memory, storages_of, with_layout
 from torpor.backends.reference.lowering import Instruction, Register
 from torpor.errors import StepError, annotate
+from torpor.ir.lines import line_of
 from torpor.ir.printer import print_node
 from torpor.ir.types import ScalarType, TensorType
 from torpor.ops.spec import ReturnKind
@@ -46,7 +46,7 @@ def run(
             failure = _failed_operand(instruction, env) if failed else None
             try:
                 if failure is None:
-                    _step(instruction, env)
+                    step(instruction, env)
             except Exception as error:
                 failure = Failure(_explain(error, instruction))
             if failure is not None:
@@ -55,11 +55,7 @@ def run(
                     env[register] = failure
             for register in instruction.dead:
                 env[register] = None
-    taken: set[int] = {
-        a.tensor.untyped_storage()._cdata
-        for a in arguments
-        if type(a) is BackendData and a.tensor is not None
-    }
+    taken = storages_of(arguments)
     return [_store(env[r], t, device, taken) for r, t in zip(results, types, strict=True)]
 
 
@@ -79,39 +75,7 @@ def _store(value: Any, type_: TensorType, device: BackendDevice, taken: set[int]
         return data
     if value is None:  # an undefined tensor, which the type rule did not foresee
         raise StepError(f"eager made no tensor where {type_!r} was promised")
-    storage = value.untyped_storage()._cdata
-    if storage in taken or not _fits(value, type_):
-        value = with_layout(value, type_)
-        storage = value.untyped_storage()._cdata
-    taken.add(storage)
-    return BackendData(device, type_, value)
-
-
-def _fits(tensor: torch.Tensor, type_: TensorType) -> bool:
-    return (
-        tensor.stride() == type_.stride
-        and tensor.storage_offset() == 0
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
-
-
-def with_layout(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
-    """A copy of `tensor` in memory of its own with the strides of `type_`."""
-    copy = torch.empty_strided(type_.shape, type_.stride, dtype=tensor.dtype, device=tensor.device)
-    if 0 in type_.stride and type_.numel:
-        return _copy_expanded(tensor, copy, type_)
-    return copy.copy_(tensor)
-
-
-def _copy_expanded(tensor: torch.Tensor, copy: torch.Tensor, type_: TensorType) -> torch.Tensor:
-    """Copy into a layout with strides of 0: one element stands for the whole dimension."""
-    source, target = tensor, copy
-    for dim, stride in enumerate(type_.stride):
-        if stride == 0 and type_.shape[dim] > 1:
-            source, target = source.narrow(dim, 0, 1), target.narrow(dim, 0, 1)
-    target.copy_(source)
-    return copy
+    return BackendData(device, type_, own_memory(value, type_, taken))
 
 
 def _failed_operand(instruction: Instruction, env: list[Any]) -> Failure | None:
@@ -124,11 +88,11 @@ def _failed_operand(instruction: Instruction, env: list[Any]) -> Failure | None:
 
 def _explain(error: Exception, instruction: Instruction) -> BaseException:
     node = instruction.node
-    site = None if node.site is None else str(node.site)
-    return annotate(error, node.op.name, site, print_node(node))
+    return annotate(error, node.op.name, line_of(node), print_node(node))
 
 
-def _step(instruction: Instruction, env: list[Any]) -> None:
+def step(instruction: Instruction, env: list[Any]) -> None:
+    """Run one instruction on the registers in `env`."""
     spec = instruction.spec
     args = [
         env[a] if type(a) is Register
@@ -155,14 +119,6 @@ def _copies(arg: Any) -> Any:
     if isinstance(arg, list):
         return [_copies(item) for item in arg]
     return None if arg is None else clone_strided(arg)
-
-
-def clone_strided(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the very strides of `tensor`, holes and overlaps included."""
-    type_ = TensorType.of_tensor(tensor)
-    if tensor.is_conj() or tensor.is_neg():
-        return tensor.clone()
-    return with_layout(tensor, type_)
 
 
 def _outputs(spec: Any, result: Any, args: list[Any]) -> list[Any]:

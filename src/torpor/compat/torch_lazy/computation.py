@@ -21,7 +21,7 @@ from torpor.backend.lowering import Computation
 from torpor.backend.registry import get_backend
 from torpor.compat.torch_lazy.graphs import device_of, recorded_graph
 from torpor.compat.torch_lazy.tensor_ids import UNKNOWN, id_of_storage
-from torpor.execute.plan import compile_graph
+from torpor.execute.compilation import compile_graph
 from torpor.execute.queue import Job, queue_of
 from torpor.execute.storage import TRACE
 from torpor.ir.graph import Graph

@@ -8,7 +8,7 @@ import torch
 
 from torpor.backend.registry import get_backend
 from torpor.compat.torch_lazy.graphs import device_of, recorded_graph
-from torpor.execute.plan import compile_graph
+from torpor.execute.compilation import compile_graph
 from torpor.ir.dot import dot
 from torpor.ir.printer import print_graph
 

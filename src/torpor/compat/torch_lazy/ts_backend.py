@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from torpor.backend.registry import backends, get_backend, has_backend, use
+from torpor.backend.registry import has_backend
+from torpor.backends.torchscript import init_torchscript_backend
 
 
 def init() -> None:
     """Make sure that a backend is active: TorchScript, unless one was chosen before.
 
-    Where torpor has no TorchScript backend, its default one is used. Do not call torch's own
-    `torch._lazy.ts_backend.init` in the same process: it takes the device `lazy` for itself.
+    Do not call torch's own `torch._lazy.ts_backend.init` in the same process: it takes the device
+    `lazy` for itself.
     """
-    if has_backend():
-        return
-    if backends().get("torchscript") == "available":
-        use("torchscript")
-    else:
-        get_backend()
+    if not has_backend():
+        init_torchscript_backend()

@@ -1,0 +1,41 @@
+"""The adapter: a graph as an fx module and example inputs, as TorchDynamo hands them over."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from torpor import _torch
+from torpor.backends.dynamo.runtime import unboxed
+from torpor.backends.fx.backend import FxBackend
+from torpor.backends.fx.program import Compiled
+from torpor.backends.fx.trace import Piece, Traced
+from torpor.errors import BackendError
+
+MAX_NODES = 4000
+"""Nodes given to a compiler at a time."""
+
+
+class DynamoBackend(FxBackend):
+    """Compiles graphs with the TorchDynamo backend `compiler`; `options` are that backend's own."""
+
+    def __init__(self, compiler: str, *, max_nodes: int = MAX_NODES, **options: Any) -> None:
+        super().__init__(max_nodes=max_nodes)
+        self.compiler = _find(compiler)
+        self.options = options
+
+    def compile_module(self, traced: Traced, piece: Piece) -> tuple[Compiled, Callable[[], str]]:
+        options = {"options": self.options} if self.options else {}
+        with _torch.tracing_with(traced.mode):
+            function = self.compiler(traced.module, traced.inputs, **options)
+        return unboxed(function), lambda: traced.module.code
+
+
+def _find(name: str) -> Callable[..., Any]:
+    known = _torch.dynamo_backends()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean 'dynamo:{close[0]}'?" if close else ""
+        raise BackendError(f"TorchDynamo has no backend {name!r}: it has {', '.join(known)}{hint}")
+    return _torch.dynamo_compiler(name)

@@ -1,0 +1,20 @@
+"""Calls what a TorchDynamo backend compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torpor.backends.fx.program import Compiled
+
+
+def unboxed(function: Callable[..., Any]) -> Compiled:
+    """`function` as compiled code is called: with one list of tensors, tensors returned."""
+
+    def run(inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        results = function(*inputs)
+        return results if isinstance(results, (tuple, list)) else (results,)
+
+    return run

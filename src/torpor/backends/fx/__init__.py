@@ -1,0 +1,5 @@
+"""Graphs of nodes as functional ATen `torch.fx` modules: what the FX compilers share."""
+
+from torpor.backends.fx.backend import FxBackend
+
+__all__ = ["FxBackend"]

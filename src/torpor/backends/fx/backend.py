@@ -1,0 +1,256 @@
+"""What backends that compile `torch.fx` modules share: lowering, cutting, compiling, running."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from torpor import config, metrics
+from torpor.backend.data import BackendData
+from torpor.backend.device import BackendDevice
+from torpor.backend.interface import Backend
+from torpor.backend.lowering import Computation
+from torpor.backends.fx.pieces import cut, donate, made_by, read_by
+from torpor.backends.fx.program import Compiled, CompiledPiece, CompiledStep, Program, run
+from torpor.backends.fx.trace import PACKED, NodeError, Piece, Traced, is_number, trace
+from torpor.backends.reference.lowering import (
+    Instruction,
+    ReferenceLowering,
+    plan_memory,
+    registers_in,
+)
+from torpor.errors import BackendError, CompileError, TorporWarning
+from torpor.ops.infer import types_in
+from torpor.ops.spec import Mode
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """A compiler refused some of the instructions it was given."""
+
+    def __init__(self, instructions: Sequence[Instruction], reason: BaseException) -> None:
+        super().__init__(str(reason))
+        self.instructions = instructions
+        self.reason = reason
+
+
+class FxLowering(ReferenceLowering):
+    """The reference's instructions, with the type of every register beside them."""
+
+    def build(self) -> Computation:
+        computation = super().build()
+        types = {register: value.type for value, register in self.emitted.items()}
+        computation.program = Program(
+            self.name, computation.program, types, self.device.torch_device
+        )
+        computation.program.donated = self._donated()
+        return computation
+
+    def _donated(self) -> dict[int, int]:
+        """Donated parameters whose results fit over them."""
+        return {
+            self.emitted[self.parameters[parameter]]: self.emitted[self.results[result]]
+            for parameter, result in self.aliases.items()
+            if self.parameters[parameter].type is self.results[result].type
+        }
+
+
+class FxBackend(Backend):
+    """Compiles graphs piece by piece; what a compiler refuses runs by eager's kernels."""
+
+    def __init__(self, *, max_nodes: int) -> None:
+        super().__init__()
+        if max_nodes < 1:
+            raise BackendError(f"max_nodes is at least 1, not {max_nodes}")
+        self.max_nodes = max_nodes
+        self.refused: set[Any] = set()  # ops the compiler refused, with the types of their operands
+        self.complaints: list[str] = []  # warnings for the next thread of the user's that compiles
+
+    # -- for compilers to fill in ------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def compile_module(self, traced: Traced, piece: Piece) -> tuple[Compiled, Callable[[], str]]:
+        """Compile a traced piece: a function on its inputs, and a function that shows the code."""
+
+    def decompositions(self) -> dict[Any, Callable[..., Any]] | None:
+        """The ops that are taken apart while tracing."""
+        return None
+
+    def blamed_ops(self, error: BaseException) -> set[str]:
+        """The ATen ops a compiler's error is about, as far as it says."""
+        return set()
+
+    # -- the interface -----------------------------------------------------------------------------
+
+    def lowering_context(
+        self, name: str, device: BackendDevice, post_order: Any = None, emitted: Any = None
+    ) -> FxLowering:
+        return FxLowering(name, device, post_order, emitted)
+
+    def compile(self, computations: Sequence[Computation]) -> list[Computation]:
+        for computation in computations:
+            in_fresh_thread(functools.partial(self._compile_quietly, computation.program))
+        while self.complaints:
+            warnings.warn(self.complaints.pop(0), TorporWarning, stacklevel=2)
+        return list(computations)
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> list[BackendData]:
+        program = computation.program
+        was_broken = program.broken
+        results = run(program, arguments, computation.result_types, device)
+        if program.broken is not was_broken:
+            self._complain(f"compiled code of {program.name} failed", program.broken)
+        return results
+
+    def computation_text(self, computation: Computation) -> str:
+        text: str = computation.program.text()
+        return text
+
+    # -- compiling ---------------------------------------------------------------------------------
+
+    def _compile_quietly(self, program: Program) -> None:
+        """Compile without the warnings that compilers give about themselves."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._compile_program(program)
+
+    def _compile_program(self, program: Program) -> None:
+        instructions, _, results = program.reference
+        copies = [Instruction(i.node, i.spec, i.args, i.outputs) for i in instructions]
+        steps = cut(copies, results, program.types, self.max_nodes, self._runs_alone(program))
+        program.copied = donate(steps, program.donated)
+        for step in steps:
+            program.steps += self._compile_step(step, program)
+        _plan(program, len(program.types) - sum(len(i.outputs) for i in copies))
+
+    def _runs_alone(self, program: Program) -> Callable[[Instruction], bool]:
+        types = program.types
+
+        def alone(instruction: Instruction) -> bool:
+            if instruction.spec.mode is Mode.RANDOM or self._name(instruction) in self.refused:
+                return True
+            numbers = (types[r] for r in registers_in(instruction.args) if is_number(types[r]))
+            return any(type_.kind not in PACKED for type_ in numbers)
+
+        return alone
+
+    @staticmethod
+    def _name(instruction: Instruction) -> Any:
+        return (instruction.node.op, types_in(instruction.node.key))
+
+    def _compile_step(self, step: Piece | Instruction, program: Program) -> list[CompiledStep]:
+        if isinstance(step, Instruction):
+            self._note_fallback(step)
+            return [step]
+        try:
+            return [self._compile_piece(step, program)]
+        except Refused as refusal:
+            self.refused.update(map(self._name, refusal.instructions))
+            return self._compile_without_refused(step, program)
+        except Exception as error:
+            first = next((i.node.site for i in step.instructions if i.node.site), None)
+            where = f"{program.name}, {len(step.instructions)} ops from {first}"
+            self._complain(f"could not compile {where}", error)
+            for instruction in step.instructions:
+                self._note_fallback(instruction)
+            self._give_back(step, program)
+            return list(step.instructions)
+
+    def _compile_without_refused(self, piece: Piece, program: Program) -> list[CompiledStep]:
+        steps = cut(
+            piece.instructions,
+            piece.outputs,
+            program.types,
+            self.max_nodes,
+            self._runs_alone(program),
+        )
+        program.copied.update(donate(steps, piece.donated))
+        return [compiled for step in steps for compiled in self._compile_step(step, program)]
+
+    @staticmethod
+    def _give_back(piece: Piece, program: Program) -> None:
+        program.copied.update(piece.donated)
+
+    def _compile_piece(self, piece: Piece, program: Program) -> CompiledPiece:
+        try:
+            with metrics.timer("FxTrace"):
+                traced = trace(piece, program.types, program.device, self.decompositions())
+        except NodeError as error:
+            raise Refused([error.instruction], error.reason) from error
+        try:
+            return CompiledPiece(piece, *self.compile_module(traced, piece))
+        except Exception as error:
+            blamed = [
+                instruction
+                for op in self.blamed_ops(error)
+                for instruction in traced.sources.get(op, ())
+            ]
+            if not blamed:
+                raise
+            raise Refused(blamed, error) from error
+
+    def _note_fallback(self, instruction: Instruction) -> None:
+        node = instruction.node
+        metrics.count_line(f"fallback::{node.op.name}", str(node.site))
+
+    def _complain(self, what: str, error: BaseException | None) -> None:
+        reason = f"{type(error).__name__}: {error}".strip()
+        text = f"backend {self.name!r}: {what}: {reason}"
+        if config.strict:
+            raise CompileError(text) from error
+        hint = "The reference's kernels run it instead; with config.strict this is an error."
+        self.complaints.append(f"{text}\n{hint}")
+
+
+def _plan(program: Program, parameters: int) -> None:
+    """Find where registers die, now that the order of steps is known."""
+    order: list[Instruction] = []
+    for step in program.steps:
+        order += [step] if isinstance(step, Instruction) else step.piece.instructions
+    plan_memory(order, parameters, program.results)
+    kept = {*program.results, *program.donated}
+    seen: set[int] = set(kept)
+    program.dead = []
+    for step in reversed(program.steps):
+        part = step if isinstance(step, Instruction) else step.piece
+        touched = {*read_by(part), *made_by(part)}
+        program.dead.append(sorted(touched - seen))
+        seen |= touched
+    program.dead.reverse()
+
+
+def in_fresh_thread(function: Callable[[], T]) -> T:
+    """Run `function` on a thread of its own and wait for it.
+
+    Compilers trace, and must not meet the modes, dispatch keys and settings of whoever happens to
+    ask for a number.
+    """
+    outcome: list[Any] = []
+    threads = torch.get_num_threads()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def work() -> None:
+        torch.set_num_threads(threads)
+        if device is not None:
+            torch.cuda.set_device(device)
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=work, name="torpor-compile")
+    thread.start()
+    thread.join()
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]  # what `function` returned

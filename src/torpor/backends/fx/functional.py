@@ -1,0 +1,239 @@
+"""Nodes as calls of functional ops.
+
+A node has value semantics already; a compiler wants an op that has them too. An op that writes
+becomes its functional twin (`add_` -> `add`, `sin.out` -> `sin`, `_foreach_mul_` ->
+`_foreach_mul`), and its result takes the dtype of what was written to.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from torpor._torch import OpOverload
+from torpor.ir.types import TensorType
+from torpor.ops.spec import OpSpec, ReturnKind
+
+aten = torch.ops.aten
+
+
+class NotTraceable(Exception):
+    """A node has no functional form; it runs by itself, outside compiled code."""
+
+
+class NoValue:
+    """Stands for an output that a functional form does not compute."""
+
+    __slots__ = ()
+
+
+NO_VALUE: Final = NoValue()
+
+Form = Callable[[OpSpec, list[Any], list[Any]], list[Any]]
+"""From the spec, the arguments in schema order and the promised types to the node's outputs."""
+
+
+def call(spec: OpSpec, args: list[Any], types: list[Any], operand_types: list[Any]) -> list[Any]:
+    """Call the functional form of an op; outputs in the order of a node's."""
+    form = FORMS.get(spec.name)
+    if form is not None:
+        return form(spec, args, types)
+    if spec.target._opname in STRIDED:
+        args = [_with_promised_strides(args[0], operand_types[0]), *args[1:]]
+    if spec.mutated:
+        return _call_twin(spec, args, types)
+    return outputs(spec, call_op(spec.target, spec, args))
+
+
+def call_op(target: OpOverload, spec: OpSpec, args: list[Any]) -> Any:
+    """Call `target`, which takes the arguments of `spec`, with arguments in schema order."""
+    positional, keywords = spec.call_arguments(args)
+    return target(*positional, **keywords)
+
+
+def outputs(spec: OpSpec, result: Any) -> list[Any]:
+    """The tensors an op returns, lists spread out."""
+    found: list[Any] = []
+    results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
+    for returned, value in zip(spec.returns, results, strict=True):
+        found.extend(value) if returned.is_list else found.append(value)
+    return found
+
+
+# -- ops that write --------------------------------------------------------------------------------
+
+
+@functools.cache
+def twin_of(target: OpOverload) -> OpOverload | None:
+    """The functional twin of an op that writes, if torch has one."""
+    schema = target._schema
+    wanted = [(a.name, str(a.type)) for a in schema.arguments if not _is_out(a)]
+    packet = getattr(torch.ops, target.namespace, None)
+    packet = getattr(packet, functional_name(target._opname), None)
+    if packet is None:
+        return None
+    for name in packet.overloads():
+        candidate = getattr(packet, name)
+        arguments = candidate._schema.arguments
+        if any(a.alias_info is not None and a.alias_info.is_write for a in arguments):
+            continue
+        if [(a.name, str(a.type)) for a in arguments] == wanted:
+            return candidate  # type: ignore[no-any-return]  # torch.ops is not annotated
+    return None
+
+
+def _is_out(argument: Any) -> bool:
+    info = argument.alias_info
+    return bool(argument.kwarg_only and info is not None and info.is_write)
+
+
+def functional_name(name: str) -> str:
+    """The name of an op's functional twin."""
+    if name.startswith("__i") and name.endswith("__"):  # __iand__
+        return f"__{name[3:]}"
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def _call_twin(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    twin = twin_of(spec.target)
+    if twin is None:
+        raise NotTraceable(f"{spec.name} has no functional twin")
+    pairs = list(zip(spec.arguments, args, strict=True))
+    positional = [value for a, value in pairs if not a.keyword_only]
+    keywords = {a.name: v for a, v in pairs if a.keyword_only and not a.mutated}
+    made = _flat(twin(*positional, **keywords))
+    if len(made) != len(types):
+        raise NotTraceable(f"{twin} makes {len(made)} tensors where {spec.name} makes {len(types)}")
+    fresh = sum(1 for r in spec.returns if r.kind in (ReturnKind.FRESH, ReturnKind.VIEW))
+    return [*made[:fresh], *(cast(m, t) for m, t in zip(made[fresh:], types[fresh:], strict=True))]
+
+
+def _flat(result: Any) -> list[Any]:
+    if isinstance(result, (tuple, list)):
+        return [item for part in result for item in _flat(part)]
+    return [result]
+
+
+def cast(tensor: Any, type_: TensorType) -> Any:
+    """`tensor` in the dtype that was promised."""
+    return tensor if tensor.dtype is type_.dtype else tensor.to(type_.dtype)
+
+
+# -- ops that look at memory -----------------------------------------------------------------------
+
+STRIDED: Final = frozenset(
+    # ops whose result depends on the strides of their argument
+    {"as_strided", "as_strided_scatter", "as_strided_copy"}
+)
+
+
+def _with_promised_strides(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
+    """`tensor` as it lies in memory in eager; the functional form may have made another layout."""
+    if tensor.stride() == type_.stride and tensor.storage_offset() == type_.offset:
+        return tensor
+    if type_.offset or not type_.is_dense:
+        raise NotTraceable(f"depends on the memory behind {type_!r}")
+    return with_strides(tensor, type_)
+
+
+def with_strides(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
+    """A copy of `tensor` with the strides of `type_`, which has no holes; functional ops only."""
+    order = sorted(range(tensor.dim()), key=lambda d: (-type_.stride[d], -type_.shape[d]))
+    inverse = [order.index(dim) for dim in range(tensor.dim())]
+    copy = tensor.permute(order).clone(memory_format=torch.contiguous_format)
+    return copy.permute(inverse)
+
+
+# -- forms by hand ---------------------------------------------------------------------------------
+
+
+def _reshape(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    """Views of values are values: no sizes and strides have to fit."""
+    return [args[0].reshape(types[0].shape)]
+
+
+def _view_dtype(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    tensor, dtype = args
+    if tensor.dim() and tensor.dtype.itemsize != dtype.itemsize:
+        tensor = tensor.contiguous()
+    return [tensor.view(dtype)]
+
+
+def _zero(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    return [torch.zeros_like(args[0])]
+
+
+def _zero_all(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    return [torch.zeros_like(tensor) for tensor in args[0]]
+
+
+def _copy(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    return [_copied(args[0], args[1])]
+
+
+def _copy_all(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    return [_copied(to, source) for to, source in zip(args[0], args[1], strict=True)]
+
+
+def _copied(to: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return source.to(device=to.device, dtype=to.dtype).expand(to.shape).clone()
+
+
+def _fill(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    return [torch.full_like(args[0], args[1])]
+
+
+def _batch_norm(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    """Batch norm of all names; only cuDNN's and MIOpen's backward look at what is left out."""
+    named = dict(zip((a.name for a in spec.arguments), args, strict=True))
+    source = named.get("input")
+    mean, variance = named.get("running_mean"), named.get("running_var")
+    training = named.get("training", named.get("train", True))
+    eps = named.get("eps", named.get("epsilon"))
+    common = (source, named["weight"], named["bias"])
+    momentum = named.get("momentum", named.get("exponential_average_factor"))
+    if mean is None and variance is None:
+        made = aten._native_batch_norm_legit.no_stats(*common, training, 0.0, eps)
+        statistics: tuple[Any, ...] = ()
+    elif mean is None or variance is None:
+        raise NotTraceable("batch norm with one of its running statistics")
+    else:
+        functional = aten._native_batch_norm_legit_functional
+        known = isinstance(momentum, float)
+        made = functional(*common, mean, variance, training, momentum if known else 1.0, eps)
+        statistics = tuple(made[3:])
+        if not known and training:
+            pairs = zip((mean, variance), statistics, strict=True)
+            statistics = tuple(_moved(old, new, momentum) for old, new in pairs)
+    left_out = [NO_VALUE] * (len(types) - 3 - len(statistics))
+    return [*made[:3], *left_out, *statistics]
+
+
+def _moved(old: torch.Tensor, new: torch.Tensor, momentum: Any) -> torch.Tensor:
+    """`old` moved towards `new` by a momentum that is known when the graph runs."""
+    weight = momentum.to(old.dtype)
+    return old * (1 - weight) + new * weight  # type: ignore[no-any-return]  # tensors
+
+
+BATCH_NORMS: Final = (
+    "aten.native_batch_norm.default",
+    "aten.cudnn_batch_norm.default",
+    "aten.miopen_batch_norm.default",
+    "aten._native_batch_norm_legit.default",
+)
+
+FORMS: Final[dict[str, Form]] = {
+    "aten.view.default": _reshape,
+    "aten._unsafe_view.default": _reshape,
+    "aten._reshape_alias.default": _reshape,
+    "aten.view.dtype": _view_dtype,
+    "aten.zero_.default": _zero,
+    "aten._foreach_zero_.default": _zero_all,
+    "aten.copy_.default": _copy,
+    "aten._foreach_copy_.default": _copy_all,
+    "aten.fill_.Scalar": _fill,
+    **dict.fromkeys(BATCH_NORMS, _batch_norm),
+}

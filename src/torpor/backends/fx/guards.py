@@ -1,0 +1,171 @@
+"""Numbers that eager refuses are looked for by the graph itself.
+
+Compiled code for the CPU that meets an index out of range, or divides an integer by zero, ends the
+process; eager raises. So a graph keeps such operands in range, and returns whether they were: if
+not, it is run again by eager's kernels, which raise at the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from torpor.backends.fx.functional import NotTraceable
+from torpor.ops.spec import OpSpec
+
+
+class Guards:
+    """Keeps operands in range while a graph is traced; `flags` say whether they were."""
+
+    def __init__(self) -> None:
+        self.flags: list[torch.Tensor] = []
+        self.known: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def guarded(self, spec: OpSpec, args: list[Any]) -> list[Any]:
+        """The arguments of an op with its operands in range."""
+        name = spec.target._opname.removesuffix("_")
+        if name in UNGUARDED:
+            raise NotTraceable(f"{spec.name} has operands that cannot be checked before it runs")
+        guard = GUARDS.get(name)
+        return args if guard is None else guard(self, args)
+
+    def inside(
+        self, index: torch.Tensor, low: int, high: int, ignored: int | None = None
+    ) -> torch.Tensor:
+        """`index` moved into `low <= index < high`, and a flag that says whether it was there."""
+        if not index.numel() or index.dtype in (torch.bool, torch.uint8):
+            return index
+        key = (id(index), low, high, ignored)
+        if key not in self.known:
+            bounded = index.clamp(low, max(high - 1, low))
+            if ignored is not None:
+                bounded = torch.where(index == ignored, index, bounded)
+            self.flags.append((bounded == index).all())
+            self.known[key] = bounded
+        return self.known[key]
+
+    def not_zero(self, divisor: torch.Tensor) -> torch.Tensor:
+        """`divisor` with ones for its zeros, and a flag that says whether there were any."""
+        key = (id(divisor),)
+        if key not in self.known:
+            self.flags.append((divisor != 0).all())
+            self.known[key] = torch.where(divisor == 0, 1, divisor)
+        return self.known[key]
+
+    def flag(self) -> torch.Tensor | None:
+        """Whether all operands were in range; None if there was nothing to look at."""
+        if not self.flags:
+            return None
+        return torch.stack(self.flags).all()
+
+
+Guard = Callable[[Guards, list[Any]], list[Any]]
+
+
+def _along(index: int, *, negative: bool = False) -> Guard:
+    """The op takes `(self, dim, index)`, the index at position `index`."""
+
+    def guard(guards: Guards, args: list[Any]) -> list[Any]:
+        tensor, dim = args[0], args[1]
+        size = tensor.shape[dim] if tensor.dim() else 1
+        low = -size if negative else 0
+        return _with(args, index, guards.inside(args[index], low, size))
+
+    return guard
+
+
+def _with(args: list[Any], position: int, value: Any) -> list[Any]:
+    return [*args[:position], value, *args[position + 1 :]]
+
+
+def _index(guards: Guards, args: list[Any]) -> list[Any]:
+    sizes = args[0].shape
+    bounded = [
+        index if index is None else guards.inside(index, -sizes[dim], sizes[dim])
+        for dim, index in enumerate(args[1])
+    ]
+    return _with(args, 1, bounded)
+
+
+def _take(guards: Guards, args: list[Any]) -> list[Any]:
+    number = args[0].numel()
+    return _with(args, 1, guards.inside(args[1], -number, number))
+
+
+def _embedding(guards: Guards, args: list[Any]) -> list[Any]:
+    return _with(args, 1, guards.inside(args[1], 0, args[0].shape[0]))
+
+
+def _embedding_backward(guards: Guards, args: list[Any]) -> list[Any]:
+    return _with(args, 1, guards.inside(args[1], 0, args[2]))
+
+
+def _loss(scores: int) -> Guard:
+    """The op takes `(..., scores, target, weight, reduction, ignore_index)`."""
+
+    def guard(guards: Guards, args: list[Any]) -> list[Any]:
+        tensor, target, ignored = args[scores], args[scores + 1], args[scores + 4]
+        classes = tensor.shape[1] if tensor.dim() > 1 else tensor.shape[0]
+        return _with(args, scores + 1, guards.inside(target, 0, classes, ignored))
+
+    return guard
+
+
+def _divide(guards: Guards, args: list[Any]) -> list[Any]:
+    """Integers divided into integers."""
+    left, right = args[0], args[1]
+    if not _is_integral(left) or not _is_integral(right):
+        return args
+    if isinstance(right, torch.Tensor):
+        return _with(args, 1, guards.not_zero(right)) if right.numel() else args
+    if type(right) is int and right:
+        return args
+    raise NotTraceable("an integer divided by a number that may be 0")
+
+
+def _divide_rounding(guards: Guards, args: list[Any]) -> list[Any]:
+    rounds = len(args) > 2 and args[2] is not None
+    return _divide(guards, args) if rounds else args
+
+
+def _is_integral(operand: Any) -> bool:
+    if isinstance(operand, torch.Tensor):
+        return not (operand.is_floating_point() or operand.is_complex())
+    return getattr(operand, "kind", type(operand)) in (int, bool)
+
+
+GUARDS: Final[dict[str, Guard]] = {
+    "embedding": _embedding,
+    "embedding_dense_backward": _embedding_backward,
+    "index": _index,
+    "index_put": _index,
+    "_index_put_impl": _index,
+    "_unsafe_index": _index,
+    "_unsafe_index_put": _index,
+    "index_select": _along(2),
+    "index_add": _along(2),
+    "index_copy": _along(2),
+    "index_fill": _along(2, negative=True),
+    "gather": _along(2),
+    "scatter": _along(2),
+    "scatter_add": _along(2),
+    "scatter_reduce": _along(2),
+    "take": _take,
+    "put": _take,
+    "div": _divide_rounding,
+    "floor_divide": _divide,
+    "fmod": _divide,
+    "remainder": _divide,
+    "nll_loss_forward": _loss(0),
+    "nll_loss2d_forward": _loss(0),
+    "nll_loss_backward": _loss(1),
+    "nll_loss2d_backward": _loss(1),
+}
+
+UNGUARDED: Final = frozenset(
+    # ops that Inductor computes with indices whose range they do not tell
+    {"_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "index_reduce",
+     "max_unpool2d", "max_unpool3d", "_embedding_bag", "_embedding_bag_forward_only"}
+)  # fmt: skip

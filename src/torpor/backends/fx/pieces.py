@@ -1,0 +1,119 @@
+"""Cuts a graph into pieces to compile, with the instructions between them that run alone.
+
+An instruction that cannot be compiled splits the graph. Instructions are put in an order that makes
+few pieces: all that can be computed before the first lone instruction is one piece, all that can be
+computed after it and before the next another. A piece larger than `max_nodes` is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torpor.backends.fx.trace import PACKED, Piece, is_number
+from torpor.backends.reference.lowering import Instruction, registers_in
+from torpor.ops.spec import Mode
+
+Step = Piece | Instruction
+Alone = Callable[[Instruction], bool]
+
+
+def cut(
+    instructions: Sequence[Instruction],
+    results: Iterable[int],
+    types: dict[int, Any],
+    max_nodes: int,
+    alone: Alone,
+) -> list[Step]:
+    """The steps that compute `results`: pieces, and instructions that run alone."""
+    runs: list[tuple[bool, list[Instruction]]] = []
+    for lone, group in _ordered(instructions, alone):
+        if lone:
+            runs += [(True, [instruction]) for instruction in group]
+        else:
+            runs += [(False, part) for part in _chunks(group, max_nodes)]
+    needed = set(results)
+    steps: list[Step] = []
+    for lone, group in reversed(runs):
+        steps.append(group[0] if lone else _piece(group, needed, types))
+        for instruction in group:
+            needed.update(registers_in(instruction.args))
+    return steps[::-1]
+
+
+def _ordered(
+    instructions: Sequence[Instruction], alone: Alone
+) -> list[tuple[bool, list[Instruction]]]:
+    """Groups in an order that can be run: `(False, to compile together)`, `(True, alone)`, ..."""
+    levels: dict[int, tuple[list[Instruction], list[Instruction]]] = {}
+    made_alone: dict[int, int] = {}  # register -> the level after which a piece may read it
+    made: dict[int, int] = {}  # register -> its level
+    drawn = 0  # the level of the last draw: random numbers are drawn in the program's order
+    for instruction in instructions:
+        read, lone = registers_in(instruction.args), alone(instruction)
+        level = max((made.get(r, 0) for r in read), default=0)
+        if not lone:
+            level = max((level, *(made_alone[r] + 1 for r in read if r in made_alone)))
+        elif instruction.spec.mode is Mode.RANDOM:
+            drawn = level = max(level, drawn)
+        levels.setdefault(level, ([], []))[lone].append(instruction)
+        made.update(dict.fromkeys(instruction.outputs, level))
+        if lone:
+            made_alone.update(dict.fromkeys(instruction.outputs, level))
+    groups = [(bool(lone), levels[n][lone]) for n in sorted(levels) for lone in (0, 1)]
+    return [(lone, group) for lone, group in groups if group]
+
+
+def _chunks(group: list[Instruction], max_nodes: int) -> Iterable[list[Instruction]]:
+    """`group` in parts of nearly equal length, none longer than `max_nodes`."""
+    parts = -(-len(group) // max_nodes)
+    length = -(-len(group) // parts)
+    return (group[start : start + length] for start in range(0, len(group), length))
+
+
+def _piece(group: list[Instruction], needed: set[int], types: dict[int, Any]) -> Piece:
+    made = {register for instruction in group for register in instruction.outputs}
+    read = {r: None for i in group for r in registers_in(i.args) if r not in made}
+    kinds = {kind: [r for r in read if _kind(types[r]) is kind] for kind in PACKED}
+    return Piece(
+        instructions=group,
+        inputs=[register for register in read if not is_number(types[register])],
+        numbers={kind: registers for kind, registers in kinds.items() if registers},
+        outputs=sorted(made & needed),
+        donated={},
+    )
+
+
+def _kind(type_: Any) -> type | None:
+    return type_.kind if is_number(type_) else None
+
+
+def donate(steps: Sequence[Step], aliases: dict[int, int]) -> dict[int, int]:
+    """Let pieces write results over donated parameters; the rest is copied when all has run.
+
+    A piece may do so if it makes the result and no step after it reads the parameter.
+    """
+    rest = dict(aliases)
+    read_later: set[int] = set()
+    for step in reversed(steps):
+        if isinstance(step, Piece):
+            made = set(step.outputs)
+            for parameter, result in list(rest.items()):
+                if result in made and parameter not in read_later:
+                    step.donated[parameter] = rest.pop(parameter)
+                    if parameter not in step.inputs:
+                        step.inputs.append(parameter)
+        read_later.update(read_by(step))
+    return rest
+
+
+def read_by(step: Step) -> list[int]:
+    """The registers a step reads."""
+    if isinstance(step, Instruction):
+        return registers_in(step.args)
+    return [*step.inputs, *(r for registers in step.numbers.values() for r in registers)]
+
+
+def made_by(step: Step) -> list[int]:
+    """The registers a step leaves behind."""
+    return step.outputs

@@ -1,0 +1,212 @@
+"""Compiled graphs and how they run: compiled pieces, lone instructions, and the reference.
+
+Should compiled code fail, the whole graph runs again by the reference's instructions, which say
+which op failed and at which line of the user's, and compute what does not depend on it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.backend.data import BackendData
+from torpor.backend.device import BackendDevice
+from torpor.backends.fx.trace import PACKED, Piece
+from torpor.backends.layout import storages_of, with_layout
+from torpor.backends.reference.lowering import Instruction
+from torpor.backends.reference.runtime import run as run_reference
+from torpor.backends.reference.runtime import step as run_alone
+from torpor.errors import StepError
+from torpor.ir.types import TensorType
+
+Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+"""Takes a list of tensors, which it may clear, and returns tensors."""
+
+ReferenceProgram = tuple[list[Instruction], int, list[int]]
+
+
+@dataclass(slots=True)
+class CompiledPiece:
+    """A piece and the function that computes it."""
+
+    piece: Piece
+    run: Compiled
+    text: Callable[[], str]
+    returned: list[int] = field(init=False)  # registers of what `run` returns
+
+    def __post_init__(self) -> None:
+        donated = set(self.piece.donated.values())
+        self.returned = [r for r in self.piece.outputs if r not in donated]
+
+
+CompiledStep = CompiledPiece | Instruction
+
+
+@dataclass(slots=True)
+class Program:
+    """All that runs one graph."""
+
+    name: str
+    reference: ReferenceProgram
+    types: dict[int, Any]  # by register
+    device: torch.device
+    steps: list[CompiledStep] = field(default_factory=list)
+    dead: list[list[int]] = field(default_factory=list)  # registers not read after each step
+    donated: dict[int, int] = field(default_factory=dict)  # parameter -> result, both registers
+    copied: dict[int, int] = field(default_factory=dict)  # those copied when all has run
+    fixes: list[Fix] | None = None  # what each result needs, once known
+    broken: BaseException | None = None  # compiled code failed where the reference did not
+
+    @property
+    def results(self) -> list[int]:
+        return self.reference[2]
+
+    def text(self) -> str:
+        """What was compiled, for people."""
+        parts = [
+            step.text() if isinstance(step, CompiledPiece) else f"# by eager: {step.node.op.name}"
+            for step in self.steps
+        ]
+        return "\n\n".join(parts)
+
+
+def run(
+    program: Program, arguments: Sequence[Any], types: Sequence[TensorType], device: BackendDevice
+) -> list[BackendData]:
+    """Run a program on data; one handle per result, failed ones with their error."""
+    if program.broken is not None or any(_has_failed(argument) for argument in arguments):
+        return run_reference(program.reference, arguments, types, device)
+    try:
+        tensors = _run_steps(program, arguments)
+        return _store(program, tensors, arguments, types, device)
+    except Exception as error:
+        if program.donated:
+            raise
+        return _run_again(program, arguments, types, device, error)
+
+
+def _run_again(
+    program: Program,
+    arguments: Sequence[Any],
+    types: Sequence[TensorType],
+    device: BackendDevice,
+    error: Exception,
+) -> list[BackendData]:
+    """Let the reference find out what is wrong; if it finds nothing, the compiled code is."""
+    results = run_reference(program.reference, arguments, types, device)
+    if all(result.error is None for result in results):
+        program.broken = error
+    return results
+
+
+def _has_failed(argument: Any) -> bool:
+    return isinstance(argument, BackendData) and argument.error is not None
+
+
+def _run_steps(program: Program, arguments: Sequence[Any]) -> list[Any]:
+    """Run all steps; the registers afterwards."""
+    env: list[Any] = [a.tensor if isinstance(a, BackendData) else a for a in arguments]
+    env += [None] * (program.reference[1] - len(env))
+    with _torch.kernels():
+        for step, dead in zip(program.steps, program.dead, strict=True):
+            if isinstance(step, Instruction):
+                run_alone(step, env)
+            else:
+                _run_piece(step, env, program.device)
+            for register in dead:
+                env[register] = None
+        for parameter, result in program.copied.items():
+            env[parameter].copy_(env[result])
+            env[result] = env[parameter]
+    return env
+
+
+def _run_piece(step: CompiledPiece, env: list[Any], device: torch.device) -> None:
+    piece = step.piece
+    inputs = [env[register] for register in piece.inputs]
+    for kind, registers in piece.numbers.items():
+        numbers = [env[register] for register in registers]
+        inputs.append(torch.tensor(numbers, dtype=PACKED[kind], device=device))
+    results = step.run(inputs)
+    if piece.checked and not results[-1].item():
+        raise StepError(_refused(piece))
+    for register, tensor in zip(step.returned, results):  # a flag may follow
+        env[register] = tensor
+    for parameter, result in piece.donated.items():
+        env[result] = env[parameter]
+
+
+def _refused(piece: Piece) -> str:
+    sites = (i.node.site for i in piece.instructions if i.node.site is not None)
+    return (
+        "an index is out of range, or an integer is divided by 0, in the compiled graph recorded "
+        f"from {next(sites, 'here')}"
+    )
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+class Fix(enum.Enum):
+    """What a result needs to be what its type promises, in memory of its own."""
+
+    NOTHING = "nothing"
+    STRIDES = "strides"  # other strides in dimensions of size 1
+    COPY = "copy"
+
+
+def _store(
+    program: Program,
+    env: list[Any],
+    arguments: Sequence[Any],
+    types: Sequence[TensorType],
+    device: BackendDevice,
+) -> list[BackendData]:
+    """Handles for results; what each needs is found out once, as compiled code does not change."""
+    tensors = [env[register] for register in program.results]
+    if program.fixes is None:
+        program.fixes = _find_fixes(program, tensors, arguments, types)
+    return [
+        BackendData(device, type_, tensor if fix is Fix.NOTHING else _fixed(tensor, type_, fix))
+        for tensor, type_, fix in zip(tensors, types, program.fixes, strict=True)
+    ]
+
+
+def _find_fixes(
+    program: Program, tensors: list[Any], arguments: Sequence[Any], types: Sequence[TensorType]
+) -> list[Fix]:
+    taken = storages_of(arguments)
+    donated = set(program.donated.values())
+    fixes = []
+    for tensor, type_, register in zip(tensors, types, program.results, strict=True):
+        if tuple(tensor.shape) != type_.shape or tensor.dtype is not type_.dtype:
+            raise StepError(
+                f"{program.name}: compiled code made {tensor.dtype} {tuple(tensor.shape)} "
+                f"where {type_!r} was promised"
+            )
+        fixes.append(Fix.NOTHING if register in donated else _fix(tensor, type_, taken))
+    return fixes
+
+
+def _fix(tensor: torch.Tensor, type_: TensorType, taken: set[int]) -> Fix:
+    storage = int(tensor.untyped_storage()._cdata)
+    shared = storage in taken
+    taken.add(storage)
+    if shared or tensor.storage_offset() or tensor.is_conj() or tensor.is_neg():
+        return Fix.COPY
+    if tensor.stride() == type_.stride:
+        return Fix.NOTHING
+    pairs = zip(tensor.stride(), type_.stride, type_.shape, strict=True)
+    fits = not type_.numel or all(have == want for have, want, size in pairs if size > 1)
+    return Fix.STRIDES if fits else Fix.COPY
+
+
+def _fixed(tensor: torch.Tensor, type_: TensorType, fix: Fix) -> torch.Tensor:
+    if fix is Fix.STRIDES:
+        return tensor.as_strided(type_.shape, type_.stride)
+    return with_layout(tensor, type_)

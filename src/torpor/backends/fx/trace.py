@@ -1,0 +1,195 @@
+"""A run of nodes as one functional ATen `GraphModule`, traced on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torpor import _torch
+from torpor.backends.fx import functional, numbers
+from torpor.backends.fx.functional import NO_VALUE, NotTraceable
+from torpor.backends.fx.guards import Guards
+from torpor.backends.fx.numbers import Number
+from torpor.backends.reference.lowering import Instruction, Register
+from torpor.ir.types import ScalarType, TensorType, contiguous_strides
+
+PACKED = {float: torch.float64, int: torch.int64}
+"""The dtype in which run-time numbers of a kind enter a graph."""
+
+
+class NodeError(Exception):
+    """Tracing failed at one instruction, for which the reference has to stand in."""
+
+    def __init__(self, instruction: Instruction, reason: BaseException) -> None:
+        super().__init__(str(reason))
+        self.instruction = instruction
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Piece:
+    """Instructions to compile together, the registers they read and those they leave behind."""
+
+    instructions: list[Instruction]
+    inputs: list[int]  # registers of tensors
+    numbers: dict[type, list[int]]  # registers of run-time numbers, by kind
+    outputs: list[int]
+    donated: dict[int, int]  # input register -> output register that is written over it
+    checked: bool = False  # what is returned last says whether eager would have raised
+
+
+@dataclass(slots=True)
+class Traced:
+    """A traced piece: the module, its example inputs with their fake-tensor mode, its sources."""
+
+    module: torch.fx.GraphModule
+    inputs: list[torch.Tensor]
+    mode: Any
+    sources: dict[str, list[Instruction]]  # instructions by ATen op they became
+
+
+def trace(
+    piece: Piece,
+    types: dict[int, Any],
+    device: torch.device,
+    decompositions: dict[Any, Callable[..., Any]] | None,
+) -> Traced:
+    """Trace `piece`; its module takes tensors, then packed numbers, and returns a tuple."""
+    mode = _torch.new_fake_mode()
+    with mode:
+        inputs = [fake(types[register], device) for register in piece.inputs]
+        for kind, registers in piece.numbers.items():
+            inputs.append(torch.empty((len(registers),), dtype=PACKED[kind], device=device))
+        replay = _Replay(piece, types, device)
+        with torch.no_grad(), _torch.quiet_fakes():
+            module = make_fx(replay, decomposition_table=decompositions)(*inputs)
+    return Traced(module, inputs, mode, replay.sources)
+
+
+def fake(type_: TensorType, device: torch.device) -> torch.Tensor:
+    """A tensor of that type; under a fake mode, one without memory."""
+    where = device if type_.device.type == "lazy" else type_.device
+    size = (type_.shape, type_.stride)
+    return torch.empty_strided(*size, dtype=type_.dtype, device=where)
+
+
+class _Replay:
+    """Calls the functional forms of a piece's instructions on tensors."""
+
+    def __init__(self, piece: Piece, types: dict[int, Any], device: torch.device) -> None:
+        self.piece = piece
+        self.types = types
+        self.device = device
+        self.env: dict[int, Any] = {}
+        self.maker: dict[int, Instruction] = {}
+        self.sources: dict[str, list[Instruction]] = {}
+        self.guards = Guards() if device.type == "cpu" else None
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.env = dict(zip(self.piece.inputs, tensors))
+        self._unpack(tensors[len(self.piece.inputs) :])
+        for instruction in self.piece.instructions:
+            try:
+                self._step(instruction)
+            except Exception as error:
+                raise NodeError(instruction, error) from error
+        return self._results(tensors)
+
+    def _unpack(self, packed: Sequence[torch.Tensor]) -> None:
+        for (kind, registers), tensor in zip(self.piece.numbers.items(), packed, strict=True):
+            for position, register in enumerate(registers):
+                self.env[register] = Number(tensor.select(0, position), kind)
+
+    def _step(self, instruction: Instruction) -> None:
+        last = _torch.last_traced_node()
+        args = [self._argument(arg) for arg in instruction.args]
+        spec, promised = instruction.spec, [v.type for v in instruction.node.outputs]
+        if self.guards is not None:
+            args = self.guards.guarded(spec, args)
+        if numbers.has_numbers(args):
+            made = numbers.call(spec, args, promised)
+        else:
+            operands = [getattr(arg, "type", None) for arg in instruction.node.args]
+            made = functional.call(spec, args, promised, operands)
+        for register, tensor in zip(instruction.outputs, made, strict=True):
+            self.env[register] = tensor
+            self.maker[register] = instruction
+        self._note_source(instruction, last)
+
+    def _note_source(self, instruction: Instruction, last: torch.fx.Node) -> None:
+        """Remember which ATen ops stand for the instruction: those traced after `last`."""
+        node = last.next
+        while node.op != "root":
+            made = self.sources.setdefault(str(node.target), [])
+            if not made or made[-1] is not instruction:
+                made.append(instruction)
+            node = node.next
+
+    def _argument(self, arg: Any) -> Any:
+        if type(arg) is Register:
+            value = self.env[arg]
+            if value is NO_VALUE:
+                raise NotTraceable("takes what a functional form does not compute")
+            return value
+        if type(arg) is list:
+            return [self._argument(item) for item in arg]
+        return arg
+
+    def _results(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Outputs that share no memory; what is donated is written over its input instead."""
+        taken = {_memory(tensor) for tensor in inputs}
+        donated = {output: register for register, output in self.piece.donated.items()}
+        taken |= {_memory(self._checked(output)) for output in donated}
+        results = []
+        for register in self.piece.outputs:
+            if register not in donated:
+                results.append(self._result(register, taken))
+        flag = None if self.guards is None else self.guards.flag()
+        self.piece.checked = flag is not None
+        for output, register in donated.items():
+            self.env[register].copy_(self._checked(output))
+        return tuple(results) if flag is None else (*results, flag)
+
+    def _result(self, register: int, taken: set[int]) -> torch.Tensor:
+        tensor, type_ = self._checked(register), self.types[register]
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        if _memory(tensor) in taken or not _lies_as(tensor, type_):
+            tensor = functional.with_strides(tensor, type_ if type_.is_dense else _dense(type_))
+        taken.add(_memory(tensor))
+        return tensor
+
+    def _checked(self, register: int) -> torch.Tensor:
+        """The tensor of an output, if it is what was promised."""
+        tensor, type_ = self.env[register], self.types[register]
+        wrong = tensor is NO_VALUE or tuple(tensor.shape) != type_.shape
+        if wrong or tensor.dtype is not type_.dtype:
+            refusal = NotTraceable(f"its functional form does not make {type_!r}")
+            if register not in self.maker:
+                raise refusal
+            raise NodeError(self.maker[register], refusal)
+        return tensor  # type: ignore[no-any-return]  # registers hold anything
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _lies_as(tensor: torch.Tensor, type_: TensorType) -> bool:
+    """Strides are right where they matter, and the tensor fills its memory."""
+    pairs = zip(tensor.stride(), type_.stride, type_.shape, strict=True)
+    same = all(have == want for have, want, size in pairs if size > 1) or not type_.numel
+    return (same or not type_.is_dense) and tensor.storage_offset() == 0
+
+
+def _dense(type_: TensorType) -> TensorType:
+    return TensorType.of(type_.shape, contiguous_strides(type_.shape), type_.dtype, type_.device)
+
+
+def is_number(type_: Any) -> bool:
+    """The type of a run-time number."""
+    return type(type_) is ScalarType

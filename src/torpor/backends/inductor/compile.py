@@ -1,0 +1,56 @@
+"""The Inductor backend: a step's forward, backward and optimizer as one compiled graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torpor import _torch
+from torpor.backends.fx.backend import FxBackend
+from torpor.backends.fx.program import Compiled
+from torpor.backends.fx.trace import Piece, Traced
+from torpor.backends.inductor.lowering import decompositions
+from torpor.backends.inductor.options import check_rng, check_settings
+from torpor.backends.inductor.runtime import out_of_graph_memory
+
+MAX_NODES = 4000
+"""Nodes compiled together: beyond it compile time grows faster than the graph."""
+
+
+class InductorBackend(FxBackend):
+    """Compiles graphs with `torch._inductor`.
+
+    `rng` is "exact": random numbers are eager's. `cuda_graphs` replays a step as one CUDA graph.
+    A graph of more than `max_nodes` nodes is compiled in parts. Every other option is a setting of
+    Inductor's (`torch._inductor.config`), dots and all: `{"max_autotune": True}`.
+    """
+
+    def __init__(
+        self,
+        *,
+        rng: str = "exact",
+        cuda_graphs: bool = False,
+        max_nodes: int = MAX_NODES,
+        **settings: Any,
+    ) -> None:
+        super().__init__(max_nodes=max_nodes)
+        check_rng(rng)
+        check_settings(settings)
+        self.cuda_graphs = cuda_graphs
+        self.settings = settings
+
+    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+        return decompositions()
+
+    def blamed_ops(self, error: BaseException) -> set[str]:
+        return _torch.ops_inductor_refused(error)
+
+    def compile_module(self, traced: Traced, piece: Piece) -> tuple[Compiled, Callable[[], str]]:
+        donated = tuple(piece.inputs.index(parameter) for parameter in piece.donated)
+        graphs = self.cuda_graphs and all(t.device.type == "cuda" for t in traced.inputs)
+        static = donated if graphs else ()
+        code = _torch.inductor_compile(
+            traced.module, traced.inputs, traced.mode, self.settings, graphs, static
+        )
+        run = out_of_graph_memory(code) if graphs else code
+        return run, lambda: str(getattr(code, "source_code", traced.module.code))

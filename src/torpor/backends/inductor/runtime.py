@@ -1,0 +1,33 @@
+"""Where Inductor can run, and what is asked of compiled code beyond its numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from typing import Any
+
+import torch
+
+_CXX = ("g++", "clang++", "cl")
+
+
+def unavailable() -> str | None:
+    """Why Inductor cannot be used here; None if it can."""
+    if torch.cuda.is_available():
+        if importlib.util.find_spec("triton") is None:
+            return "no Triton, with which graphs for the GPU are compiled: pip install triton"
+        return None
+    compilers = (os.environ.get("CXX"), *_CXX)
+    if not any(compiler and shutil.which(compiler) for compiler in compilers):
+        return f"no C++ compiler ({', '.join(_CXX)}): install one, or name one in CXX"
+    return None
+
+
+def out_of_graph_memory(run: Any) -> Any:
+    """Copy what a CUDA graph returns: its next run writes to the same memory."""
+
+    def copied(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [tensor.clone() for tensor in run(inputs)]
+
+    return copied

@@ -1,0 +1,95 @@
+"""One node by eager's kernels: what a backend falls back to for an op it does not know.
+
+For backends whose data are torch tensors. A node changes none of its operands: an op that writes
+to an argument writes to a copy, and the copy is an output of the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.backend.data import BackendData
+from torpor.backend.device import BackendDevice
+from torpor.backend.lowering import Computation
+from torpor.backends.layout import clone_strided, own_memory, storages_of, with_layout
+from torpor.errors import annotate
+from torpor.ir.node import Node, Value
+from torpor.ir.printer import print_node
+from torpor.ir.types import TensorType
+from torpor.ops.spec import OpSpec, ReturnKind, spec_of
+
+
+def load(arguments: Sequence[Any]) -> list[Any]:
+    """The tensors and numbers among the arguments of `Backend.execute`."""
+    return [a.wait().tensor if isinstance(a, BackendData) else a for a in arguments]
+
+
+def run_node(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> list[Any]:
+    """The outputs of `node`, whose operands are in `env`; they are not written to."""
+    spec = spec_of(node.op.target)
+    args = [_argument(arg, env, device) for arg in node.args]
+    for position in spec.mutated:
+        args[position] = _copies(args[position])
+    positional, keywords = spec.call_arguments(args)
+    try:
+        with _torch.kernels():
+            result = spec.target(*positional, **keywords)
+    except Exception as error:
+        site = None if node.site is None else str(node.site)
+        raise annotate(error, node.op.name, site, print_node(node)) from None
+    outputs = _outputs(spec, result, args)
+    return [as_promised(tensor, v.type) for tensor, v in zip(outputs, node.outputs, strict=True)]
+
+
+def store(
+    tensors: Sequence[torch.Tensor], computation: Computation, arguments: Sequence[Any]
+) -> list[BackendData]:
+    """Results as `Backend.execute` returns them: as promised, and sharing memory with nothing."""
+    taken = storages_of(arguments)
+    return [
+        BackendData(computation.device, type_, own_memory(tensor, type_, taken))
+        for tensor, type_ in zip(tensors, computation.result_types, strict=True)
+    ]
+
+
+def _argument(arg: Any, env: Mapping[Value, Any], device: BackendDevice) -> Any:
+    if type(arg) is Value:
+        return env[arg]
+    if type(arg) is tuple:
+        return [_argument(item, env, device) for item in arg]
+    if type(arg) is torch.device and arg.type == "lazy":
+        return device.torch_device
+    return arg
+
+
+def _copies(arg: Any) -> Any:
+    if isinstance(arg, list):
+        return [_copies(item) for item in arg]
+    return None if arg is None else clone_strided(arg)
+
+
+def _outputs(spec: OpSpec, result: Any, args: list[Any]) -> list[Any]:
+    """Returned tensors, then written arguments: the order of a node's outputs."""
+    outputs: list[Any] = []
+    results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
+    for returned, value in zip(spec.returns, results, strict=True):
+        if returned.kind in (ReturnKind.FRESH, ReturnKind.VIEW):
+            outputs.extend(value) if returned.is_list else outputs.append(value)
+    for position in spec.mutated:
+        written = args[position]
+        if written is not None:
+            outputs.extend(written if isinstance(written, list) else [written])
+    return outputs
+
+
+def as_promised(tensor: Any, type_: Any) -> Any:
+    """`tensor` with the strides its type promises; anything else as it is."""
+    if not isinstance(tensor, torch.Tensor) or not isinstance(type_, TensorType):
+        return tensor
+    if tensor.stride() == type_.stride or tensor.numel() < 2:
+        return tensor
+    return with_layout(tensor, type_)

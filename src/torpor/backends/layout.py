@@ -1,0 +1,73 @@
+"""The memory of results: laid out as promised, and shared with nothing.
+
+For backends whose data are torch tensors. A recorded type promises strides, which a kernel may
+not keep; and a result may be a view of an argument or of another result, which a handle must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from torpor.backend.data import BackendData
+from torpor.ir.types import TensorType
+
+
+def with_layout(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
+    """A copy of `tensor` in memory of its own with the strides of `type_`."""
+    copy = torch.empty_strided(type_.shape, type_.stride, dtype=tensor.dtype, device=tensor.device)
+    source, target = tensor, copy
+    for dim in repeated_dims(type_):
+        source, target = source.narrow(dim, 0, 1), target.narrow(dim, 0, 1)
+    target.copy_(source)
+    return copy
+
+
+def repeated_dims(type_: TensorType) -> list[int]:
+    """Dimensions with a stride of 0, in which one element stands for all."""
+    if not type_.numel:
+        return []
+    pairs = zip(type_.shape, type_.stride, strict=True)
+    return [dim for dim, (size, stride) in enumerate(pairs) if stride == 0 and size > 1]
+
+
+def clone_strided(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the very strides of `tensor`, holes and overlaps included."""
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.clone()
+    return with_layout(tensor, TensorType.of_tensor(tensor))
+
+
+def own_memory(tensor: torch.Tensor, type_: TensorType, taken: set[int]) -> torch.Tensor:
+    """`tensor` as a result of type `type_`: a copy, unless its memory is its own and fits.
+
+    `taken` are the storages in use (see `storages_of`); the one of the result is added.
+    """
+    if _storage(tensor) in taken or not _fits(tensor, type_):
+        tensor = with_layout(tensor, type_)
+    taken.add(_storage(tensor))
+    return tensor
+
+
+def storages_of(arguments: Iterable[Any]) -> set[int]:
+    """The storages that belong to arguments."""
+    return {
+        _storage(argument.tensor)
+        for argument in arguments
+        if isinstance(argument, BackendData) and argument.tensor is not None
+    }
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _fits(tensor: torch.Tensor, type_: TensorType) -> bool:
+    return (
+        tensor.stride() == type_.stride
+        and tensor.storage_offset() == 0
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )

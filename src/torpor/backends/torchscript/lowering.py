@@ -1,0 +1,414 @@
+"""Lowering for the TorchScript backend: graphs drawn node by node.
+
+The program is the reference backend's, instruction by instruction, cut into parts: instructions in
+a row that TorchScript can express become a graph, one that it cannot stays an instruction. So the
+two backends write to the same copies, save the same copies, and run the same kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from torpor import _torch, config
+from torpor.backend.lowering import Computation
+from torpor.backends.layout import repeated_dims
+from torpor.backends.reference.lowering import (
+    Instruction,
+    ReferenceLowering,
+    Register,
+    registers_in,
+)
+from torpor.ir.node import Value
+from torpor.ir.types import TensorType
+from torpor.ops.infer import types_in
+from torpor.ops.spec import Return, ReturnKind
+
+MAX_OPS: Final = 1_000
+"""Ops in one graph. TorchScript writes code for a chain of ops by recursion: 30,000 overflow."""
+
+
+_TYPES: Final = _torch.SCRIPT_TYPES
+
+
+class Inexpressible(Exception):
+    """TorchScript cannot express an instruction; the message says why."""
+
+
+Source = tuple[Any, bool]
+"""What an input of a graph is given, a register or a number; and whether it is to be a tensor."""
+
+
+class Piece:
+    """Instructions in a row that run as one TorchScript graph."""
+
+    __slots__ = ("asked", "dead", "function", "inputs", "instructions", "name", "outputs")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.instructions: list[Instruction] = []
+        self.outputs: list[int] = []  # registers that are needed after the piece
+        self.dead: list[int] = []  # registers of others that nobody needs after it
+        self.inputs: list[Source] = []
+        self.asked: list[Instruction] = []  # those whose ops say what they make
+        self.function: Callable[..., Any] | None = None
+
+    def draw(self, asked: Sequence[Instruction] = ()) -> Drawing:
+        """The graph, which gives a list of tensors.
+
+        If some instructions are `asked`, it also gives sizes and strides in turn, and dtypes, of
+        all that these make.
+        """
+        drawing = Drawing()
+        asking = set(map(id, asked))
+        for instruction in self.instructions:
+            drawing.add(instruction, asking=id(instruction) in asking)
+        drawing.finish(self.outputs, asking=bool(asked))
+        return drawing
+
+    def load(self) -> None:
+        """Give the graph to an executor. Ops that no check has seen are asked, one of each kind."""
+        self.learn()
+        unseen: dict[Any, Instruction] = {}
+        for instruction in self.instructions:
+            if instruction.checked is None:
+                unseen.setdefault(_check_key(instruction), instruction)
+        self.asked = list(unseen.values())
+        drawing = self.draw(self.asked)
+        self.inputs = drawing.sources
+        self.function = _torch.script_function(self.name, drawing.graph)
+
+    def learn(self) -> None:
+        """Take over what is known of ops on such types."""
+        for instruction in self.instructions:
+            if instruction.checked is None:
+                instruction.checked = _checks.get(_check_key(instruction))
+
+
+Part = Piece | Instruction
+
+
+@dataclass(slots=True)
+class Program:
+    """What the backend runs: parts in order, and the reference's program to fall back on."""
+
+    reference: tuple[list[Instruction], int, list[int]]
+    parts: list[Part]
+
+    @property
+    def pieces(self) -> Iterator[Piece]:
+        """The parts that are TorchScript graphs."""
+        return (part for part in self.parts if isinstance(part, Piece))
+
+
+class TSLoweringContext(ReferenceLowering):
+    """Numbers registers as the reference does, then cuts the instructions into graphs."""
+
+    def build(self) -> Computation:
+        computation = super().build()
+        instructions, _, results = computation.program
+        parts = cut(instructions, self.name)
+        for part in parts:
+            if isinstance(part, Instruction):
+                self.fell_back(part.node)
+        _find_ends(parts, results)
+        computation.program = Program(computation.program, parts)
+        return computation
+
+
+def cut(instructions: Sequence[Instruction], name: str) -> list[Part]:
+    """Graphs as long as they may be, and between them what TorchScript cannot express."""
+    parts: list[Part] = []
+    piece: Piece | None = None
+    for instruction in instructions:
+        if why_not(instruction) is not None:
+            parts.append(instruction)
+            piece = None
+            continue
+        if piece is None or len(piece.instructions) >= MAX_OPS:
+            piece = Piece(f"{name}_{len(parts)}")
+            parts.append(piece)
+        piece.instructions.append(instruction)
+    return parts
+
+
+def _find_ends(parts: Sequence[Part], results: Sequence[int]) -> None:
+    """Say which registers leave each piece, and which die with it."""
+    needed = set(results)
+    for part in reversed(parts):
+        inside = part.instructions if isinstance(part, Piece) else [part]
+        if isinstance(part, Piece):
+            made = {register for instruction in inside for register in instruction.outputs}
+            part.outputs = sorted(made & needed)
+            part.dead = sorted({r for instruction in inside for r in instruction.dead} - made)
+        for instruction in inside:
+            needed.update(registers_in(instruction.args))
+
+
+# -- what TorchScript can express --------------------------------------------------------------
+
+_reasons: dict[tuple[Any, ...], str | None] = {}
+
+
+def why_not(instruction: Instruction) -> str | None:
+    """Why TorchScript cannot express an instruction; None if it can.
+
+    TorchScript finds an op's overload by the types of its arguments. The answer is remembered by
+    those.
+    """
+    counts = len(instruction.outputs)
+    key = (instruction.spec.target, counts, tuple(_tag(arg) for arg in instruction.args))
+    if key not in _reasons:
+        _reasons[key] = _try_to_draw(instruction)
+    return _reasons[key]
+
+
+def _tag(arg: Any) -> Any:
+    if type(arg) is list:
+        return (list, frozenset(_tag(item) for item in arg))
+    if type(arg) is int and not -(2**63) <= arg < 2**63:
+        return "an int of more than 64 bits"
+    return type(arg)
+
+
+def _try_to_draw(instruction: Instruction) -> str | None:
+    drawing = Drawing()  # its nodes live as long as it does
+    try:
+        node = drawing.add(instruction)
+    except (Inexpressible, TypeError, ValueError, OverflowError, RuntimeError) as reason:
+        return str(reason)
+    wanted, found = instruction.spec.target.name(), node.schema().partition("(")[0]
+    if found == wanted:
+        return None
+    return f"TorchScript takes it for {found}" if found else f"TorchScript finds no {wanted}"
+
+
+# -- what ops are known to make ----------------------------------------------------------------
+
+_checks: dict[Any, list[int]] = {}  # which outputs need new strides
+
+
+def remember_check(instruction: Instruction) -> None:
+    """Remember what the check of an instruction found."""
+    if instruction.checked is not None:
+        if len(_checks) >= config.max_memoised_types:
+            _checks.clear()
+        _checks[_check_key(instruction)] = instruction.checked
+
+
+def _check_key(instruction: Instruction) -> Any:
+    node = instruction.node
+    return node.op, types_in(node.key)
+
+
+# -- drawing -----------------------------------------------------------------------------------
+
+
+class Drawing:
+    """One TorchScript graph while it is drawn."""
+
+    def __init__(self) -> None:
+        self.graph = _torch.script_graph()
+        self.values: dict[int, Any] = {}  # what stands for a register
+        self.sources: list[Source] = []
+        self.layouts: list[Any] = []  # size and strides of all that ops make, if asked for
+        self.dtypes: list[Any] = []
+        self._inputs: dict[Any, Any] = {}
+        self._constants: dict[Any, Any] = {}
+
+    def add(self, instruction: Instruction, *, asking: bool = False) -> Any:
+        """Draw one instruction; the TorchScript node that is its op."""
+        spec = instruction.spec
+        schema = spec.target._schema
+        written = {p: self._written(instruction, p) for p in spec.mutated}
+        inputs = [
+            self._bundle(formal.type, arg, written[position])
+            if position in written
+            else self.argument(formal.type, arg)
+            for position, (formal, arg) in enumerate(
+                zip(schema.arguments, instruction.args, strict=True)
+            )
+        ]
+        node = self._insert(schema.name, inputs, [r.type for r in schema.returns])
+        made = [value for values in written.values() for value in values if value is not None]
+        made = self._returned(instruction, list(node.outputs()), len(made)) + made
+        for position, (register, value) in enumerate(zip(instruction.outputs, made, strict=True)):
+            type_ = instruction.node.outputs[position].type
+            if asking and type(type_) is TensorType:
+                self._ask(value)
+            if position in (instruction.checked or ()):
+                value = self._copy(value, type_)
+            self.values[register] = value
+        return node
+
+    def _returned(self, instruction: Instruction, outputs: list[Any], written: int) -> list[Any]:
+        """What the op returns, lists taken apart, without written arguments."""
+        pairs = [
+            (returned, value)
+            for returned, value in zip(instruction.spec.returns, outputs, strict=True)
+            if returned.kind in (ReturnKind.FRESH, ReturnKind.VIEW)
+        ]
+        lists = sum(returned.is_list for returned, _ in pairs)
+        if lists > 1:
+            raise Inexpressible("several lists are returned, of lengths TorchScript cannot know")
+        length = len(instruction.outputs) - written - len(pairs) + lists
+        return [item for pair in pairs for item in self._unpacked(*pair, length)]
+
+    def _unpacked(self, returned: Return, value: Any, length: int) -> list[Any]:
+        if not returned.is_list:
+            return [value]
+        types = [_TYPES["Tensor"]] * length
+        return list(self._insert("prim::ListUnpack", [value], types).outputs())
+
+    def finish(self, registers: Sequence[int], *, asking: bool) -> None:
+        """Let the graph give what is in `registers`, and the facts that were asked for."""
+        values = [self.values[register] for register in registers]
+        result = self._made_list(_TYPES["Tensor[]"], values)
+        if asking:
+            layouts = self._made_list(_TYPES["int[][]"], self.layouts)
+            facts = [result, layouts, self._made_list(_TYPES["int[]"], self.dtypes)]
+            result = self._insert(
+                "prim::TupleConstruct", facts, [_TYPES["(Tensor[], int[][], int[])"]]
+            ).output()
+        self.graph.registerOutput(result)
+
+    # -- arguments -----------------------------------------------------------------------------
+
+    def argument(self, formal: Any, arg: Any) -> Any:
+        """What stands for an argument whose schema type is `formal`."""
+        kind = formal.kind()
+        if arg is None:
+            return self._nothing(formal)
+        if kind == "OptionalType":
+            return self.argument(formal.getElementType(), arg)
+        if type(arg) is Register:
+            return self.values[arg] if arg in self.values else self._input(arg, arg, formal)
+        if kind == "ListType":
+            return self._list(formal, arg)
+        if kind == "TensorType" or (kind == "NumberType" and type(arg) is bool):
+            # a constant would be neither the number-like tensor eager makes of it nor a bool
+            return self._input((type(arg), repr(arg)), arg, formal)
+        return self.constant(_plain(kind, arg))
+
+    def constant(self, value: Any) -> Any:
+        """A constant, drawn once."""
+        key = (type(value), repr(value))
+        if key not in self._constants:
+            self._constants[key] = self.graph.insertConstant(value)
+        return self._constants[key]
+
+    def _nothing(self, formal: Any) -> Any:
+        """None, where a `formal` may be: overloads are told apart by that too."""
+        key = (None, str(formal))
+        if key not in self._constants:
+            self._constants[key] = value = self.graph.insertConstant(None)
+            if formal.kind() == "OptionalType":
+                value.setType(formal)
+        return self._constants[key]
+
+    def _list(self, formal: Any, items: Any) -> Any:
+        if type(items) is not list:
+            raise Inexpressible(f"{items!r} stands where a list is expected")
+        element = formal.getElementType()
+        kind = element.kind()
+        if items and kind in _CONVERSIONS and not registers_in(items):
+            return self.constant([_plain(kind, item) for item in items])
+        return self._made_list(formal, [self.argument(element, item) for item in items])
+
+    def _made_list(self, formal: Any, values: list[Any]) -> Any:
+        return self._insert("prim::ListConstruct", values, [formal]).output()
+
+    def _input(self, name: Any, source: Any, formal: Any) -> Any:
+        key = (name, formal.kind())
+        if key not in self._inputs:
+            self._inputs[key] = value = self.graph.addInput()
+            value.setType(formal)
+            self.sources.append((source, formal.kind() == "TensorType"))
+        return self._inputs[key]
+
+    # -- written arguments ---------------------------------------------------------------------
+
+    def _written(self, instruction: Instruction, position: int) -> list[Any]:
+        """What the op may write to in the place of an argument: copies, unless that is dead."""
+        arg, value = instruction.args[position], instruction.node.args[position]
+        if type(arg) is not list:
+            arg, value = [arg], (value,)
+        reuse = position in instruction.reuse
+        return [self._writable(*pair, reuse) for pair in zip(arg, value, strict=True)]
+
+    def _writable(self, arg: Any, value: Value | None, reuse: bool) -> Any:
+        if arg is None or value is None:
+            return None
+        drawn = self.argument(_TYPES["Tensor"], arg)
+        return drawn if reuse else self._copy(drawn, value.type)
+
+    def _bundle(self, formal: Any, arg: Any, values: list[Any]) -> Any:
+        """Written tensors in the form the op takes them."""
+        if type(arg) is not list:
+            return self._nothing(formal) if values[0] is None else values[0]
+        return self._made_list(formal, values)
+
+    def _copy(self, value: Any, type_: TensorType) -> Any:
+        """A copy with the strides of `type_`, as `layout.with_layout` makes it."""
+        none = self._nothing(_TYPES["Tensor"])
+        if type_.conj or type_.neg:
+            return self._tensor("aten::clone", [value, none])
+        layout = [self._ints(type_.shape), self._ints(type_.stride)]
+        copy = self._tensor("aten::new_empty_strided", [value, *layout, none, none, none, none])
+        source, target = value, copy
+        for dim in repeated_dims(type_):
+            ends = [self.constant(dim), self.constant(0), self.constant(1)]
+            source = self._tensor("aten::narrow", [source, *ends])
+            target = self._tensor("aten::narrow", [target, *ends])
+        self._tensor("aten::copy_", [target, source, self.constant(False)])
+        return copy
+
+    def _ints(self, numbers: Sequence[int]) -> Any:
+        return self._list(_TYPES["int[]"], list(numbers))
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def _ask(self, value: Any) -> None:
+        """Let the graph say what the op made."""
+        for question in ("aten::size", "aten::stride"):
+            self.layouts.append(self._insert(question, [value], [_TYPES["int[]"]]).output())
+        self.dtypes.append(self._insert("prim::dtype", [value], [_TYPES["int"]]).output())
+
+    def _tensor(self, op: str, inputs: list[Any]) -> Any:
+        return self._insert(op, inputs, [_TYPES["Tensor"]]).output()
+
+    def _insert(self, op: str, inputs: list[Any], types: list[Any]) -> Any:
+        node = self.graph.insertNode(self.graph.create(op, inputs, len(types)))
+        for output, type_ in zip(node.outputs(), types, strict=True):
+            output.setType(type_)
+        return node
+
+
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "IntType": lambda arg: _number_of(arg),
+    "FloatType": float,
+    "BoolType": bool,
+    "StringType": str,
+}
+"""Kinds of constants, and what makes an argument one; lists of them are constants too."""
+
+
+def _plain(kind: str, arg: Any) -> Any:
+    """An argument as a constant of the kind its schema asks for."""
+    if kind in _CONVERSIONS:
+        return _CONVERSIONS[kind](arg)
+    if kind == "DeviceObjType":
+        return torch.device(arg)
+    if kind == "NumberType":
+        return arg
+    raise Inexpressible(f"no constant of TorchScript is of the kind {kind}")
+
+
+def _number_of(arg: Any) -> Any:
+    """An int, or one of torch's enumerations, which are numbers in TorchScript."""
+    if type(arg) is torch.memory_format:
+        return _torch.SCRIPT_MEMORY_FORMATS[arg]
+    return int(arg) if type(arg) is bool else arg

@@ -1,0 +1,216 @@
+"""`torch.compile(model, backend="torpor")`: any backend of torpor's behind TorchDynamo.
+
+TorchDynamo finds the function `torpor` by the entry point `torch_dynamo_backends`. It cuts a
+program into graphs, AOTAutograd makes functional graphs of ATen ops of them, forward and backward,
+and each of those becomes a graph of nodes here, compiled by the backend in use or by the one that
+`options={"backend": name}` names. Nothing is recorded when a compiled graph runs.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torpor import _torch, config
+from torpor._torch import OpOverload
+from torpor.backend.data import BackendData
+from torpor.backend.device import BackendDevice
+from torpor.backend.interface import Backend
+from torpor.backend.lowering import Computation
+from torpor.backend.registry import get_backend, make
+from torpor.backends.fx.backend import in_fresh_thread
+from torpor.errors import CompileError, TorporWarning, UnsupportedError
+from torpor.execute.compilation import compile_graph
+from torpor.ir.graph import Graph
+from torpor.ir.node import Node, Value, leaf
+from torpor.ir.types import TensorType
+from torpor.ops.spec import ReturnKind, spec_of
+
+
+def torpor(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compile a graph of TorchDynamo's; `options` are the backend's name and its own options."""
+    chosen = dict(options or {})
+    name = chosen.pop("backend", None)
+    if name is None and chosen:
+        raise TypeError(f"options {sorted(chosen)} belong to a backend: name it, as 'backend'")
+    backend = get_backend() if name is None else make(name, **chosen)
+    compiler = _torch.dynamo_training_backend(lambda graph, _: CompiledGraph(graph, backend))
+    return compiler(module, example_inputs)  # type: ignore[no-any-return]  # what TorchDynamo calls
+
+
+class CompiledGraph:
+    """A functional graph of ATen ops; compiled anew for every combination of sizes it meets."""
+
+    def __init__(self, module: fx.GraphModule, backend: Backend) -> None:
+        self.module = module
+        self.backend = backend
+        self.versions: dict[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]] = {}
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        key = tuple(
+            (arg.shape, arg.stride()) if isinstance(arg, torch.Tensor) else arg for arg in args
+        )
+        version = self.versions.get(key)
+        if version is None:
+            version = self.versions[key] = self._compile(args)
+        return version(args)
+
+    def _compile(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        try:
+            static = in_fresh_thread(lambda: with_fixed_sizes(self.module, args))
+            return Version(static, args, self.backend)
+        except (UnsupportedError, CompileError) as error:
+            if config.strict:
+                raise
+            text = f"backend 'torpor' runs this graph eagerly: {error}"
+            warnings.warn(text, TorporWarning, stacklevel=2)
+            return lambda given: list(fx.Interpreter(self.module).run(*given))
+
+
+def with_fixed_sizes(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
+    """`module` traced for the sizes of `args`: symbols become numbers, tensors stay inputs."""
+    mode = _torch.new_fake_mode()
+    converted = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+    places = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
+
+    def run(*tensors: torch.Tensor) -> Any:
+        given = list(converted)
+        for place, tensor in zip(places, tensors, strict=True):
+            given[place] = tensor
+        return fx.Interpreter(module).run(*given)
+
+    mode.allow_non_fake_inputs = True  # constants of the graph
+    try:
+        with mode, torch.no_grad():
+            return make_fx(run)(*(converted[place] for place in places))
+    except Exception as error:
+        raise UnsupportedError(f"it cannot be traced for fixed sizes: {error}") from error
+
+
+class Version:
+    """A graph for one combination of sizes, as a computation of the backend's."""
+
+    def __init__(self, module: fx.GraphModule, args: Sequence[Any], backend: Backend) -> None:
+        self.backend = backend
+        self.places = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+        builder = _Builder(module)
+        devices = {v.type.device for v in (*builder.inputs, *builder.computed)} or {
+            torch.device("cpu")
+        }
+        where = sorted(devices, key=lambda device: device.type == "cpu")[0]
+        self.device: BackendDevice = backend.backend_device(where)
+        self.constants = builder.constants
+        self.returned = builder.returned  # what each result is: (kind, which)
+        self.inputs = builder.inputs
+        self.computation: Computation | None = None
+        if builder.computed:
+            graph = Graph.of(builder.computed)
+            self.order = [builder.slot_of[value] for value in graph.inputs]
+            self.computation = compile_graph(graph, "dynamo", backend, self.device)
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        tensors = [*(args[place] for place in self.places), *self.constants]
+        computed: list[torch.Tensor] = []
+        if self.computation is not None:
+            data = [BackendData(self.device, self.inputs[i].type, tensors[i]) for i in self.order]
+            results = self.backend.execute(self.computation, data, self.device)
+            computed = [self.backend.tensor_from_data(result.wait()) for result in results]
+        sources = {"input": tensors, "computed": computed}
+        return [which if kind == "plain" else sources[kind][which] for kind, which in self.returned]
+
+
+class _Builder:
+    """Nodes for the operators of an fx graph."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self.values: dict[fx.Node, Any] = {}
+        self.inputs: list[Value] = []
+        self.constants: list[torch.Tensor] = []
+        self.slot_of: dict[Value, int] = {}
+        self.computed: list[Value] = []
+        self.returned: list[tuple[str, Any]] = []
+        for node in module.graph.nodes:
+            getattr(self, f"_{node.op}")(node)
+
+    def _add_input(self, node: fx.Node, tensor: torch.Tensor) -> None:
+        value = leaf(len(self.inputs), _type(tensor).at_offset(0))
+        self.slot_of[value] = len(self.inputs)
+        self.inputs.append(value)
+        self.values[node] = value
+
+    def _placeholder(self, node: fx.Node) -> None:
+        if self.constants:
+            raise UnsupportedError("an input stands after a constant")
+        self._add_input(node, node.meta["val"])
+
+    def _get_attr(self, node: fx.Node) -> None:
+        constant = operator.attrgetter(str(node.target))(self.module)
+        if not isinstance(constant, torch.Tensor):
+            raise UnsupportedError(f"{node.target} is a {type(constant).__name__}, not a tensor")
+        self._add_input(node, constant)
+        self.constants.append(constant.detach())
+
+    def _call_function(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            source, index = node.args
+            self.values[node] = self.values[source][index]  # type: ignore[index]  # of a node
+            return
+        if not isinstance(node.target, OpOverload):
+            raise UnsupportedError(f"{node.target} is no operator")
+        spec = spec_of(node.target)
+        kinds = {returned.kind for returned in spec.returns}
+        if spec.mutated or not kinds <= {ReturnKind.FRESH, ReturnKind.VIEW}:
+            raise UnsupportedError(f"{node.target} is no function from tensors to tensors")
+        bound = spec.bind(self._arguments(node.args), self._arguments(node.kwargs))
+        made = node.meta["val"]
+        results = made if len(spec.returns) > 1 else (made,)
+        types = [
+            None if t is None else _type(t)
+            for r, result in zip(spec.returns, results, strict=True)
+            for t in (result if r.is_list else (result,))
+        ]
+        args = tuple(tuple(a) if isinstance(a, list) else a for a in bound)
+        recorded = Node(spec.kind, (object(),), args, tuple(types))  # type: ignore[arg-type]  # None: no tensor
+        self.values[node] = _structure(recorded, made)
+
+    def _arguments(self, arguments: Any) -> Any:
+        return fx.node.map_arg(arguments, lambda node: self.values[node])
+
+    def _output(self, node: fx.Node) -> None:
+        places: dict[Value, int] = {}
+        for item in node.args[0]:  # type: ignore[union-attr]  # a tuple
+            value = self.values[item] if isinstance(item, fx.Node) else item
+            if not isinstance(value, Value):
+                self.returned.append(("plain", value))
+            elif value in self.slot_of:
+                self.returned.append(("input", self.slot_of[value]))
+            else:
+                self.returned.append(("computed", places.setdefault(value, len(places))))
+        self.computed = list(places)
+
+
+def _structure(node: Node, made: Any) -> Any:
+    """The outputs of `node` in the form of what the op returned."""
+    outputs = iter(node.outputs)
+
+    def take(item: Any) -> Any:
+        if isinstance(item, (list, tuple)):
+            return [take(part) for part in item]
+        return next(outputs)
+
+    return take(made)
+
+
+def _type(tensor: torch.Tensor) -> TensorType:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise UnsupportedError(f"a tensor has layout {tensor.layout}")
+    return TensorType.of_tensor(tensor)

@@ -1,0 +1,125 @@
+"""Compiling one graph: by the backend, or by the reference backend in its place."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torpor.backend.data import BackendData
+from torpor.backend.device import BackendDevice
+from torpor.backend.interface import Backend
+from torpor.backend.lowering import Computation
+from torpor.backend.registry import make
+from torpor.errors import CompileError, TorporWarning
+from torpor.ir.graph import Graph
+from torpor.ir.node import Node
+from torpor.ir.printer import print_node
+
+
+def compile_graph(graph: Graph, name: str, backend: Backend, device: BackendDevice) -> Computation:
+    """Lower and compile `graph`; a failure names the backend, the graph and the user's line."""
+    node: Node | None = None
+    try:
+        context = backend.lowering_context(name, device, graph.nodes)
+        context.devices = tuple(backend.compilation_devices(str(device), [str(device)]))
+        for value in graph.inputs:
+            context.add_parameter(value)
+        for node in graph.nodes:
+            context.lower(node)
+        node = None
+        for value in graph.outputs:
+            context.add_result(value)
+        return _only(backend.compile([context.build()]))
+    except Exception as error:
+        raise CompileError(_explain(error, graph, name, backend, node)) from error
+
+
+def _only(computations: Any) -> Computation:
+    if not isinstance(computations, (list, tuple)) or len(computations) != 1:
+        raise TypeError(f"compile was given one computation and returned {computations!r}")
+    if not isinstance(computations[0], Computation):
+        raise TypeError(f"compile returned a {type(computations[0]).__name__}, not a Computation")
+    return computations[0]
+
+
+def _explain(error: Exception, graph: Graph, name: str, backend: Backend, node: Node | None) -> str:
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    lines = [f"backend {backend.name!r} could not compile {name}: {what}"]
+    at_fault = node or next((value.node for value in graph.outputs), None)
+    if at_fault is not None and at_fault.site is not None:
+        lines.append(f"  recorded at: {at_fault.site}")
+    if at_fault is not None:
+        lines.append(f"  in graph:    {print_node(at_fault)}")
+    lines.append("  fix:         lower the op, or run the step with torpor.use('reference')")
+    return "\n".join(lines)
+
+
+class StandIn:
+    """Runs one graph on the reference backend in the place of one that could not compile it.
+
+    Data stay the backend's own: they become tensors before the run and data again after it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        name: str,
+        backend: Backend,
+        device: BackendDevice,
+        failure: CompileError,
+    ) -> None:
+        self.backend = backend
+        self.reference = make("reference")
+        try:
+            self.computation = compile_graph(graph, name, self.reference, device)
+        except CompileError:
+            raise failure from failure.__cause__
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> list[BackendData]:
+        """What the reference backend computes, as data of the backend it stands in for."""
+        given = [self._lend(a) if isinstance(a, BackendData) else a for a in arguments]
+        return [self._take(r) for r in self.reference.execute(computation, given, device)]
+
+    def _lend(self, data: BackendData) -> BackendData:
+        if data.error is not None:
+            return data
+        return BackendData(data.device, data.type, self.backend.tensor_from_data(data))
+
+    def _take(self, result: BackendData) -> BackendData:
+        if result.tensor is None:
+            return result
+        return self.backend.data_from_tensor(result.tensor, result.type, result.device)
+
+
+_warned: WeakKeyDictionary[Backend, set[str]] = WeakKeyDictionary()
+
+
+def warn_once(backend: Backend, error: CompileError) -> None:
+    """Say at the user's line that the reference backend stands in; once for each reason."""
+    told = _warned.setdefault(backend, set())
+    reason = repr(error.__cause__)
+    if reason in told:
+        return
+    told.add(reason)
+    text = f"{error}\nThe reference backend runs it instead; with config.strict this is an error."
+    warnings.warn(text, TorporWarning, stacklevel=_depth_of_user())
+
+
+def _depth_of_user() -> int:
+    """How many frames up the first one is that is neither torpor's nor torch's."""
+    depth, frame = 1, _caller()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(
+        ("torpor.", "torch.")
+    ):
+        depth, frame = depth + 1, frame.f_back
+    return depth - 1
+
+
+def _caller() -> FrameType | None:
+    return sys._getframe(1)

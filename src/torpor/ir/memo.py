@@ -1,0 +1,54 @@
+"""A dictionary that stays small: two generations, as the intern table has them."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
+
+from torpor import config
+
+T = TypeVar("T")
+
+_memos: WeakSet[Memo[Any]] = WeakSet()
+
+
+class Memo(Generic[T]):
+    """What was computed before, by key; what is not asked for again is dropped.
+
+    `young` is always the same dictionary, so that a hot path may look things up there directly.
+    """
+
+    __slots__ = ("__weakref__", "old", "young")
+
+    def __init__(self) -> None:
+        self.young: dict[Any, T] = {}
+        self.old: dict[Any, T] = {}
+        _memos.add(self)
+
+    def find(self, key: Any) -> T | None:
+        """What stands under `key`, also in the old generation."""
+        found = self.young.get(key)
+        if found is None:
+            found = self.old.pop(key, None)
+            if found is not None:
+                self.add(key, found)
+        return found
+
+    def add(self, key: Any, item: T) -> T:
+        """Remember `item` under `key`."""
+        if len(self.young) >= config.max_interned_nodes // 4:  # what is kept holds on to nodes
+            self.old = self.young.copy()
+            self.young.clear()
+        self.young[key] = item
+        return item
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.young.clear()
+        self.old.clear()
+
+
+def forget_memos() -> None:
+    """Forget what every memo holds."""
+    for memo in list(_memos):
+        memo.clear()

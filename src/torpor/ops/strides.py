@@ -1,0 +1,195 @@
+"""Strides of what elementwise kernels make, as torch's TensorIterator chooses them.
+
+The output is laid out in the order in which the inputs lie in memory. Where they do not agree the
+first one decides; where that leaves a choice (broadcast dimensions, dimensions of size 1) the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from torpor.ir.node import Value
+from torpor.ir.types import TensorType, contiguous_strides
+from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
+
+Ints = tuple[int, ...]
+Layout = tuple[Ints, Ints]  # shape and strides
+Types = tuple[TensorType | None, ...]
+
+_LIKE_SELF: Final = frozenset(
+    # made by `empty_like`: a dense tensor passes its strides on
+    {"zeros_like", "ones_like", "full_like", "empty_like", "hardtanh", "nan_to_num", "deg2rad",
+     "rad2deg"}
+)  # fmt: skip
+
+_OTHERWISE: Final = frozenset(
+    # elementwise, but not one kernel over all operands: made by `clone`, or of several kernels
+    {"clone", "_to_copy", "copy", "fill", "isinf", "ldexp", "masked_fill", "mvlgamma",
+     "native_dropout_backward"}
+)  # fmt: skip
+
+_NUMBER_IS_NO_OPERAND: Final = frozenset({"aten.lerp.Scalar", "aten.pow.Tensor_Scalar"})
+
+
+def restrided(spec: OpSpec, bound: list[Any], types: Types) -> Types:
+    """`types` of an elementwise op with eager's strides: fake tensors only come close to them."""
+    type_ = types[0] if len(types) == 1 else None
+    if type_ is None or spec.mutated or spec.returns[0].kind is not ReturnKind.FRESH:
+        return types
+    if spec.target.namespace != "aten" or type_.conj or type_.neg:
+        return types
+    stride = _eager_strides(spec, bound, type_)
+    if stride is None:
+        return types
+    return (TensorType.of(type_.shape, stride, type_.dtype, type_.device, type_.offset),)
+
+
+def _eager_strides(spec: OpSpec, bound: list[Any], type_: TensorType) -> Ints | None:
+    """Strides of the result of an op; None where its kernel does not say."""
+    if spec.target._opname in _LIKE_SELF:
+        return _like_strides(bound)
+    if torch.Tag.pointwise not in spec.target.tags or spec.target._opname in _OTHERWISE:
+        return None
+    if spec.name == "aten.pow.Scalar":
+        return None  # 1 to any power is made by `full_like`
+    operands = [v.type for v in bound if type(v) is Value and type(v.type) is TensorType]
+    compared = operands[1:] if spec.name == "aten.where.self" else operands
+    if len({t.dtype for t in compared}) != 1 or any(t.conj or t.neg for t in operands):
+        return None  # some are copied first, with other strides
+    layouts: list[Layout] = [(t.shape, t.stride) for t in operands]
+    if spec.target._opname == "threshold_backward":
+        layouts.reverse()
+    if _takes_number(spec, bound):
+        layouts.append(((), ()))
+    return elementwise_strides(layouts, type_.shape)
+
+
+def _like_strides(bound: list[Any]) -> Ints | None:
+    """Strides of `empty_like`."""
+    source: TensorType = bound[0].type
+    formats = [v for v in bound if type(v) is torch.memory_format]
+    if formats and formats[0] is not torch.preserve_format:
+        return None
+    if is_dense(source.shape, source.stride):
+        return source.stride
+    shape = tuple(max(size, 1) for size in source.shape)
+    return _sorted_strides([(shape, source.stride)], shape)
+
+
+def _takes_number(spec: OpSpec, bound: list[Any]) -> bool:
+    """A number is an operand: in the place of a tensor, or in an overload made for it."""
+    is_operand = (
+        "scalar" in spec.target._overloadname.lower() and spec.name not in _NUMBER_IS_NO_OPERAND
+    )
+    for argument, value in zip(spec.arguments, bound, strict=True):
+        is_number = value is not None and (
+            type(value) is not Value or type(value.type) is not TensorType
+        )
+        if is_number and (
+            argument.kind is ArgKind.TENSOR or (is_operand and argument.kind is ArgKind.SCALAR)
+        ):
+            return True
+    return False
+
+
+def elementwise_strides(operands: Sequence[Layout], shape: Ints) -> Ints:
+    """Strides of the output of size `shape` that an elementwise kernel makes from `operands`."""
+    same = _strides_alike(operands, shape)
+    return _sorted_strides(operands, shape) if same is None else same
+
+
+def _strides_alike(operands: Sequence[Layout], shape: Ints) -> Ints | None:
+    """The short way: operands of one size that are all contiguous, or all laid out alike."""
+    if any(size != shape for size, _ in operands):
+        return None
+    if all(_is_contiguous(shape, stride, range(len(shape))) for _, stride in operands):
+        return contiguous_strides(shape)
+    if len(shape) == 4 and all(_is_contiguous(shape, s, _CHANNELS_LAST) for _, s in operands):
+        return _packed(shape, _CHANNELS_LAST)
+    first = operands[0][1]
+    if is_dense(shape, first) and all(stride == first for _, stride in operands):
+        return first
+    return None
+
+
+_CHANNELS_LAST: Final = (0, 2, 3, 1)
+
+
+def _is_contiguous(shape: Ints, stride: Ints, order: Sequence[int]) -> bool:
+    """The dimensions lie in memory in that order, the last one fastest; torch's own check."""
+    expected = 1
+    if 0 in shape:
+        return True
+    for dim in reversed(order):
+        if shape[dim] != 1:
+            if stride[dim] != expected:
+                return False
+            expected *= shape[dim]
+    return True
+
+
+def is_dense(shape: Ints, stride: Ints) -> bool:
+    """No element is met twice and no place in between is left out; torch's own check."""
+    if len(shape) == 1:
+        return shape[0] < 2 or stride[0] == 1
+    order = sorted(range(len(shape)), key=lambda dim: (shape[dim] < 2, stride[dim]))
+    expected = 1
+    for dim in order:
+        if shape[dim] < 2:
+            return True
+        if stride[dim] != expected:
+            return False
+        expected *= shape[dim]
+    return True
+
+
+def _packed(shape: Ints, order: Sequence[int]) -> Ints:
+    """Strides without holes, the last dimension of `order` fastest."""
+    result = [0] * len(shape)
+    step = 1
+    for dim in reversed(order):
+        result[dim] = step
+        step *= shape[dim]
+    return tuple(result)
+
+
+def _sorted_strides(operands: Sequence[Layout], shape: Ints) -> Ints:
+    """The long way: sort the dimensions by the strides of the operands, the fastest first."""
+    rank = len(shape)
+    aligned = [_aligned(size, stride, shape) for size, stride in operands]
+    order = list(range(rank - 1, -1, -1))
+    for position in range(1, rank):
+        moving = position
+        for other in range(position - 1, -1, -1):
+            comparison = _compare(order[other], order[moving], aligned, shape)
+            if comparison > 0:
+                order[other], order[moving] = order[moving], order[other]
+                moving = other
+            elif comparison < 0:
+                break
+    if order == list(range(rank - 1, -1, -1)):
+        return contiguous_strides(shape)
+    return _packed(shape, order[::-1])
+
+
+def _aligned(size: Ints, stride: Ints, shape: Ints) -> Ints:
+    """Strides for the dimensions of `shape`; 0 where the operand is broadcast."""
+    missing = len(shape) - len(size)
+    return (0,) * missing + tuple(
+        0 if size[dim] == 1 != shape[dim + missing] else stride[dim] for dim in range(len(size))
+    )
+
+
+def _compare(dim0: int, dim1: int, strides: Sequence[Ints], shape: Ints) -> int:
+    """1 if `dim0` is the slower dimension, -1 if `dim1` is, 0 if the operands do not tell."""
+    for stride in strides:
+        if stride[dim0] == 0 or stride[dim1] == 0:
+            continue
+        if stride[dim0] != stride[dim1]:
+            return -1 if stride[dim0] < stride[dim1] else 1
+        if shape[dim0] > shape[dim1]:
+            return 1
+    return 0

@@ -1,0 +1,106 @@
+"""When two tensors are the same: within what their dtype can hold, or to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
+    torch.float64: (1e-9, 1e-10),
+    torch.complex128: (1e-9, 1e-10),
+    torch.float32: (1e-4, 1e-5),
+    torch.complex64: (1e-4, 1e-5),
+    torch.float16: (4e-3, 1e-3),
+    torch.bfloat16: (3e-2, 1e-2),
+    torch.complex32: (4e-3, 1e-3),
+}
+"""Relative and absolute difference allowed; every other dtype must be equal.
+
+The absolute one counts in units of the largest number of the tensor, where that is above 1: a sum
+in another order errs in proportion to what was summed.
+"""
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def difference(got: Any, expected: Any, exact: bool = False) -> str | None:
+    """What is wrong with the numbers in `got`, in words; None if they are what eager gave."""
+    if not isinstance(expected, torch.Tensor):
+        return _number_difference(got, expected, exact)
+    if not isinstance(got, torch.Tensor):
+        return f"{type(got).__name__} in the place of a tensor"
+    for name in ("dtype", "shape", "layout"):
+        one, other = getattr(got, name), getattr(expected, name)
+        if one != other:
+            return f"{name} {one} in the place of {other}"
+    return _value_difference(got, expected, exact)
+
+
+def _number_difference(got: Any, expected: Any, exact: bool) -> str | None:
+    if type(got) is not type(expected):
+        return f"{type(got).__name__} in the place of {type(expected).__name__}"
+    if isinstance(expected, float | complex):
+        kind = torch.complex128 if isinstance(expected, complex) else torch.float64
+        one, other = (torch.tensor(number, dtype=kind) for number in (got, expected))
+        return _value_difference(one, other, exact)
+    return None if got == expected else f"{got!r} in the place of {expected!r}"
+
+
+def type_difference(got: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """What is wrong with the type of `got`, strides included; None if it is eager's."""
+    for name in ("dtype", "shape", "layout", "requires_grad"):
+        one, other = getattr(got, name), getattr(expected, name)
+        if one != other:
+            return f"{name} {one} in the place of {other}"
+    strided = expected.layout is torch.strided and expected.numel() > 0
+    if strided and got.stride() != expected.stride():
+        return f"strides {got.stride()} in the place of {expected.stride()}"
+    return None
+
+
+def _value_difference(got: torch.Tensor, expected: torch.Tensor, exact: bool) -> str | None:
+    got, expected = _dense(got), _dense(expected)
+    if exact or expected.dtype not in TOLERANCES:
+        return None if same_bits(got, expected) else _describe(got, expected)
+    if expected.numel() == 0:
+        return None
+    rtol, atol = TOLERANCES[expected.dtype]
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    one, other = got.to(wide), expected.to(wide)
+    finite = other.abs().nan_to_num(0.0, 0.0, 0.0).max().item()
+    close = torch.isclose(one, other, rtol, atol * max(1.0, finite), equal_nan=True)
+    return None if bool(close.all()) else _describe(got, expected)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return dense if dense.layout is torch.strided else dense.to_dense()
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal to the last bit, the sign of zero included; any NaN equals any NaN."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    if left.is_complex():
+        left, right = torch.view_as_real(left), torch.view_as_real(right)
+    left, right = left.contiguous(), right.contiguous()
+    if not left.is_floating_point():
+        return torch.equal(left, right)
+    bits = _BITS[left.element_size()]
+    both_nan = left.isnan() & right.isnan()
+    return bool(((left.view(bits) == right.view(bits)) | both_nan).all())
+
+
+def _describe(got: torch.Tensor, expected: torch.Tensor) -> str:
+    if got.dtype.is_complex or got.dtype.is_floating_point:
+        wide = torch.complex128 if got.dtype.is_complex else torch.float64
+        gap = (got.to(wide) - expected.to(wide)).abs().nan_to_num(nan=float("inf")).max().item()
+        return f"values differ by up to {gap:.3g}: {_short(got)} in the place of {_short(expected)}"
+    return f"values differ: {_short(got)} in the place of {_short(expected)}"
+
+
+def _short(tensor: torch.Tensor) -> str:
+    numbers = tensor.flatten()[:6].tolist()
+    more = ", ..." if tensor.numel() > 6 else ""
+    return f"[{', '.join(f'{n:.6g}' if isinstance(n, float) else str(n) for n in numbers)}{more}]"

@@ -1,0 +1,427 @@
+"""Backends broken on purpose, each in one way: the conformance kit must notice every one.
+
+All derive from the reference backend, which is sound. `CAUGHT_BY` says which tests of the kit are
+expected to find which fault.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torpor.backend import (
+    BackendData,
+    BackendDevice,
+    Computation,
+    MemoryInfo,
+)
+from torpor.backends.reference import ReferenceBackend
+from torpor.ir.types import TensorType
+
+Results = list[BackendData]
+
+
+class Sound(ReferenceBackend):
+    """The reference backend under another name: nothing is wrong with it."""
+
+
+class Faulty(ReferenceBackend):
+    """Lets a fault change what a run returns."""
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> Results:
+        return self.spoil(super().execute(computation, arguments, device), computation, arguments)
+
+    def spoil(
+        self, results: Results, computation: Computation, arguments: Sequence[Any]
+    ) -> Results:
+        for result in results:
+            if result.tensor is not None:
+                result.tensor = self.change(result.tensor)
+        return results
+
+    def change(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+# -- results -----------------------------------------------------------------------------------
+
+
+class WrongStrides(Faulty):
+    """Hands back row-major memory whatever strides were promised."""
+
+    def change(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous()
+
+
+class WrongDtype(Faulty):
+    """Computes in double precision and forgets to come back."""
+
+    def change(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.double() if tensor.dtype == torch.float32 else tensor
+
+
+class LostPrecision(Faulty):
+    """Computes doubles in single precision."""
+
+    def change(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float().double() if tensor.dtype == torch.float64 else tensor
+
+
+class SwappedOutputs(Faulty):
+    """Returns the first two results in each other's place where their types allow it."""
+
+    def spoil(self, results: Results, *_: Any) -> Results:
+        if len(results) > 1 and results[0].type is results[1].type:
+            results[0], results[1] = results[1], results[0]
+        return results
+
+
+class MissingResult(Faulty):
+    """Forgets the last of several results."""
+
+    def spoil(self, results: Results, *_: Any) -> Results:
+        return results[:-1] if len(results) > 1 else results
+
+
+class SharedOutputs(Faulty):
+    """Packs results of one type into one buffer."""
+
+    def spoil(self, results: Results, *_: Any) -> Results:
+        alike = [r for r in results if r.tensor is not None and r.type is results[0].type]
+        if len(alike) > 1:
+            for result, part in zip(alike, torch.stack([r.tensor for r in alike]).unbind()):  # type: ignore[misc]  # filtered above
+                result.tensor = part
+        return results
+
+
+class AliasedInput(Faulty):
+    """Returns an argument itself where a result has its numbers."""
+
+    def spoil(self, results: Results, _: Any, arguments: Sequence[Any]) -> Results:
+        for result in results:
+            for given in arguments:
+                if isinstance(given, BackendData) and _same(result.tensor, given.tensor):
+                    result.tensor = given.tensor
+        return results
+
+
+class FlushedNaN(Faulty):
+    """Replaces NaN by zero."""
+
+    def change(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.where(tensor.isnan(), 0.0, tensor) if tensor.is_floating_point() else tensor
+
+
+class LostNegativeZero(Faulty):
+    """Loses the sign of zero, as compilers with "fast" arithmetic do."""
+
+    def change(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + 0.0 if tensor.is_floating_point() else tensor
+
+
+class EmptyIsFlat(Faulty):
+    """Returns every empty tensor with the shape [0]."""
+
+    def change(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.reshape(-1) if tensor.numel() == 0 else tensor
+
+
+class WrongDevice(Faulty):
+    """Marks results with the number of the next device."""
+
+    def spoil(self, results: Results, *_: Any) -> Results:
+        for result in results:
+            result.device = BackendDevice(result.device.type, result.device.ordinal + 1)
+        return results
+
+
+class EarlyReturn(Faulty):
+    """Returns before the numbers are there: a thread fills them in later."""
+
+    def change(self, tensor: torch.Tensor) -> torch.Tensor:
+        late = torch.zeros_like(tensor)
+        threading.Thread(target=lambda: (time.sleep(0.2), late.copy_(tensor)), daemon=True).start()
+        return late
+
+
+# -- memory from run to run --------------------------------------------------------------------
+
+
+class Remembering(Faulty):
+    """Keeps something for each computation between its runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[int, Any] = {}
+
+
+class StaleResults(Remembering):
+    """Returns the results of the run before."""
+
+    def spoil(self, results: Results, computation: Computation, _: Any) -> Results:
+        before = self.kept.get(id(computation), results)
+        self.kept[id(computation)] = results
+        return before  # type: ignore[no-any-return]  # results
+
+
+class FoldedLeaf(Remembering):
+    """Takes the tensors of the first run for constants."""
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> Results:
+        first = self.kept.setdefault(id(computation), list(arguments))
+        mixed = [f if isinstance(f, BackendData) else a for f, a in zip(first, arguments)]
+        return super().execute(computation, mixed, device)
+
+
+class BakedScalar(Remembering):
+    """Takes the numbers of the first run for constants."""
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> Results:
+        first = self.kept.setdefault(id(computation), list(arguments))
+        mixed = [a if isinstance(a, BackendData) else f for f, a in zip(first, arguments)]
+        return super().execute(computation, mixed, device)
+
+
+class ReusedBuffers(Remembering):
+    """Writes every run's results into the buffers of the first."""
+
+    def spoil(self, results: Results, computation: Computation, _: Any) -> Results:
+        first = self.kept.setdefault(id(computation), results)
+        for old, new in zip(first, results):
+            if old is not new and old.tensor is not None and new.tensor is not None:
+                new.tensor = old.tensor.copy_(new.tensor)
+        return results
+
+
+class Leaking(Faulty):
+    """Holds on to the arguments of every run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.everything: list[Any] = []
+
+    def spoil(self, results: Results, _: Any, arguments: Sequence[Any]) -> Results:
+        self.everything.append(list(arguments))
+        return results
+
+
+class DoubleExecution(Faulty):
+    """Runs every graph twice, once to warm up."""
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> Results:
+        super().execute(computation, arguments, device)
+        return super().execute(computation, arguments, device)
+
+
+class MutatedInput(Faulty):
+    """Works on its first argument in place."""
+
+    def spoil(self, results: Results, _: Any, arguments: Sequence[Any]) -> Results:
+        for given in arguments:
+            if isinstance(given, BackendData) and given.tensor is not None:
+                given.tensor.zero_()
+                break
+        return results
+
+
+class EarlyDonation(Faulty):
+    """Writes a result over a donated argument before all who read the argument have run."""
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> Results:
+        first = super().execute(computation, arguments, device)
+        for parameter, result in computation.aliases.items():
+            arguments[parameter].tensor.copy_(first[result].tensor)
+        return super().execute(computation, arguments, device)
+
+
+class LostDonation(Faulty):
+    """Says a result is in the donated buffer, and never writes it there."""
+
+    def spoil(
+        self, results: Results, computation: Computation, arguments: Sequence[Any]
+    ) -> Results:
+        for parameter, result in computation.aliases.items():
+            results[result].tensor = arguments[parameter].tensor
+        return results
+
+
+# -- compiling ---------------------------------------------------------------------------------
+
+
+class ReversedCompile(ReferenceBackend):
+    """Returns compiled graphs in another order."""
+
+    def compile(self, computations: Sequence[Computation]) -> list[Computation]:
+        return list(reversed(super().compile(computations)))
+
+
+class CompilesEagerly(ReferenceBackend):
+    """Runs what it compiles, on zeros, to see what comes out."""
+
+    def compile(self, computations: Sequence[Computation]) -> list[Computation]:
+        for computation in computations:
+            zeros = [self._zeros(type_) for type_ in computation.parameter_types]
+            super().execute(computation, zeros, computation.device)
+        return super().compile(computations)
+
+    def _zeros(self, type_: Any) -> Any:
+        if not isinstance(type_, TensorType):
+            return type_.kind(0)
+        zeros = torch.zeros(type_.shape, dtype=type_.dtype)
+        return BackendData(self.backend_device(type_.device), type_, zeros)
+
+
+class NoText(ReferenceBackend):
+    """Has no text to show for what it compiled."""
+
+    def computation_text(self, computation: Computation) -> str:
+        return None  # type: ignore[return-value]  # the fault
+
+
+# -- errors, seeds, life -----------------------------------------------------------------------
+
+
+class SwallowedError(Faulty):
+    """Returns zeros for what could not be computed."""
+
+    def spoil(self, results: Results, *_: Any) -> Results:
+        for result in results:
+            if result.error is not None:
+                result.error = None
+                result.tensor = torch.zeros(result.type.shape, dtype=result.type.dtype)
+        return results
+
+
+class NamelessError(Faulty):
+    """Turns every error into one that says nothing of its cause."""
+
+    def spoil(self, results: Results, *_: Any) -> Results:
+        for result in results:
+            if result.error is not None:
+                result.error = RuntimeError("failed")
+        return results
+
+
+class IgnoredSeed(ReferenceBackend):
+    """Does not listen to seeds."""
+
+    def set_rng_seed(self, seed: int) -> None:
+        return None
+
+
+class ExitsOnce(ReferenceBackend):
+    """Breaks when it is told of the exit a second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = True
+
+    def prepare_to_exit(self) -> None:
+        if not self.open:
+            raise RuntimeError("closed already")
+        self.open = False
+
+
+class OnePlaceholder(ReferenceBackend):
+    """Gives the same empty handle to everybody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared: dict[Any, BackendData] = {}
+
+    def placeholder(self, device: BackendDevice, type_: TensorType) -> BackendData:
+        return self.shared.setdefault((device, type_), super().placeholder(device, type_))
+
+
+class OffByOneDevice(ReferenceBackend):
+    """Counts its devices from one."""
+
+    def backend_device(self, device: torch.device) -> BackendDevice:
+        found = super().backend_device(device)
+        return BackendDevice(found.type, found.ordinal + 1) if device.type == "lazy" else found
+
+
+class StraightenedData(ReferenceBackend):
+    """Takes every tensor in as row-major memory."""
+
+    def data_from_tensor(
+        self, tensor: torch.Tensor, type_: TensorType, device: BackendDevice
+    ) -> BackendData:
+        return super().data_from_tensor(tensor.contiguous(), type_, device)
+
+
+class RoundedData(ReferenceBackend):
+    """Has no doubles: takes them in as singles."""
+
+    def data_from_tensor(
+        self, tensor: torch.Tensor, type_: TensorType, device: BackendDevice
+    ) -> BackendData:
+        if tensor.dtype == torch.float64:
+            tensor = tensor.float()
+        return super().data_from_tensor(tensor, type_, device)
+
+
+class TooMuchMemory(ReferenceBackend):
+    """Reports more memory in use than there is."""
+
+    def memory_info(self, device: BackendDevice) -> MemoryInfo:
+        return MemoryInfo(2, 1)
+
+
+def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+    if left is None or right is None:
+        return False
+    return left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right)
+
+
+CONTRACT, LAZINESS, ERRORS = (f"test_{part}::test_" for part in ("contract", "laziness", "errors"))
+
+CAUGHT_BY: dict[type[ReferenceBackend], str] = {
+    WrongStrides: CONTRACT + "execute_returns_data_with_values_of_the_promised_types",
+    WrongDtype: CONTRACT + "execute_returns_data_with_values_of_the_promised_types",
+    LostPrecision: LAZINESS + "results_keep_their_dtype_and_precision",
+    SwappedOutputs: CONTRACT + "results_stand_in_the_order_of_the_graph",
+    MissingResult: LAZINESS + "a_sync_computes_all_that_is_alive_in_one_run",
+    SharedOutputs: CONTRACT + "results_share_memory_with_nothing",
+    AliasedInput: CONTRACT + "results_share_memory_with_nothing",
+    FlushedNaN: LAZINESS + "nan_infinity_and_the_sign_of_zero_go_through_ops",
+    LostNegativeZero: LAZINESS + "nan_infinity_and_the_sign_of_zero_go_through_ops",
+    EmptyIsFlat: LAZINESS + "empty_tensors_keep_their_shape",
+    WrongDevice: CONTRACT + "results_are_on_the_device_of_the_computation",
+    EarlyReturn: CONTRACT + "results_stand_in_the_order_of_the_graph",
+    StaleResults: LAZINESS + "a_step_takes_the_numbers_of_its_own_inputs",
+    FoldedLeaf: LAZINESS + "a_state_carried_through_steps_is_right_after_each",
+    BakedScalar: LAZINESS + "a_number_that_changes_every_step_is_right",
+    ReusedBuffers: CONTRACT + "results_of_an_earlier_run_stay_what_they_are",
+    Leaking: CONTRACT + "buffers_of_past_steps_are_let_go",
+    DoubleExecution: LAZINESS + "an_op_runs_once_for_all_who_use_it",
+    MutatedInput: CONTRACT + "arguments_are_not_written_to",
+    EarlyDonation: CONTRACT + "a_donated_argument_changes_no_result",
+    LostDonation: CONTRACT + "a_donated_argument_changes_no_result",
+    ReversedCompile: CONTRACT + "compile_returns_as_many_computations_in_the_same_order",
+    CompilesEagerly: LAZINESS + "each_step_runs_once",
+    NoText: CONTRACT + "the_text_of_a_computation_is_text",
+    SwallowedError: ERRORS + "a_failing_kernel_is_not_swallowed",
+    NamelessError: ERRORS + "a_failing_kernel_is_told_with_backend_graph_and_line",
+    IgnoredSeed: CONTRACT + "a_seed_gives_the_numbers_torch_gives_for_it",
+    ExitsOnce: CONTRACT + "prepare_to_exit_may_be_called_twice",
+    OnePlaceholder: CONTRACT + "every_placeholder_is_a_handle_of_its_own",
+    OffByOneDevice: CONTRACT + "it_has_devices_and_finds_them_by_number",
+    StraightenedData: CONTRACT + "strides_go_in_and_come_out",
+    RoundedData: CONTRACT + "every_dtype_goes_in_and_comes_out_bit_for_bit",
+    TooMuchMemory: CONTRACT + "memory_info_is_consistent",
+}

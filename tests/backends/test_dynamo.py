@@ -1,0 +1,155 @@
+"""TorchDynamo both ways: its backends behind torpor, and torpor behind `torch.compile`."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torpor
+from torpor.backend import registry
+from torpor.compat import dynamo
+from torpor.errors import BackendError, TorporWarning, UnsupportedError
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled_graphs() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)
+    )
+
+
+def train(model: nn.Module, call: Callable[[Tensor], Tensor], place: Any) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(4):
+        torch.manual_seed(step)
+        loss = call(place(torch.randn(4, 5))).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("name", ["eager", "aot_eager"])
+def test_a_dynamo_backend_trains_as_eager_does(name: str) -> None:
+    model = network()
+    plain = copy.deepcopy(model)
+    expected = train(plain, plain, lambda tensor: tensor)
+    torpor.use(f"dynamo:{name}")
+    lazy = model.to("lazy")
+    assert train(lazy, lazy, lambda tensor: tensor.to("lazy")) == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_unknown_dynamo_backend_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(BackendError, match=r"'aot_eagr'.*did you mean 'dynamo:aot_eager'"):
+        torpor.use("dynamo:aot_eagr")
+
+
+def test_a_family_of_backends_is_listed_once() -> None:
+    assert registry.backends()["dynamo:NAME"] == "available"
+    with pytest.raises(BackendError, match="no backend 'dynamo:'"):
+        registry.make("dynamo:")
+
+
+# -- torch.compile(backend="torpor") ---------------------------------------------------------------
+
+
+def test_the_entry_point_names_the_backend() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    named = project["project"]["entry-points"]["torch_dynamo_backends"]
+    module, _, attribute = named["torpor"].partition(":")
+    assert (module, attribute) == (dynamo.__name__, dynamo.torpor.__name__)
+
+
+def test_compiled_training_on_the_reference_is_eagers_bit_for_bit() -> None:
+    model = network()
+    plain = copy.deepcopy(model)
+    expected = train(plain, plain, lambda tensor: tensor)
+    fast = torch.compile(model, backend=dynamo.torpor, options={"backend": "reference"})
+    assert train(model, fast, lambda tensor: tensor) == expected
+    for one, other in zip(plain.state_dict().values(), model.state_dict().values()):
+        assert torch.equal(one, other)
+
+
+def test_the_backend_in_use_compiles_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = torpor.use("reference")
+    executed = []
+    execute = backend.execute
+
+    def count(*args: Any) -> Any:
+        executed.append(args[0].name)
+        return execute(*args)
+
+    monkeypatch.setattr(backend, "execute", count)
+    function = torch.compile(lambda x: (x.sin(), x, 3, x.t()), backend=dynamo.torpor)
+    x = torch.randn(2, 3)
+    before = torpor.metrics.counters()["OpsRecorded"]
+    sine, same, three, turned = function(x)
+    assert torch.equal(sine, x.sin())
+    assert same is x
+    assert three == 3
+    assert torch.equal(turned, x.t())
+    assert executed == ["dynamo"]
+    assert torpor.metrics.counters()["OpsRecorded"] == before
+
+
+def test_other_sizes_are_compiled_anew_and_give_eagers_results() -> None:
+    def function(x: Tensor) -> Tensor:
+        return (x @ x.t()).cumsum(0) / x.shape[0]
+
+    fast = torch.compile(function, backend=dynamo.torpor, dynamic=True)
+    for size in (3, 5, 7, 3):
+        x = torch.randn(size, 4)
+        assert torch.equal(fast(x), function(x))
+
+
+def test_options_without_a_backend_are_refused() -> None:
+    fast = torch.compile(torch.sin, backend=dynamo.torpor, options={"max_nodes": 3})
+    with pytest.raises(Exception, match=r"\['max_nodes'\] belong to a backend"):
+        fast(torch.ones(2))
+
+
+def refuse(module: Any, args: Any) -> Any:
+    raise UnsupportedError("for this test")
+
+
+def test_a_graph_that_cannot_be_taken_runs_eagerly_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dynamo, "with_fixed_sizes", refuse)
+    fast = torch.compile(torch.sin, backend=dynamo.torpor)
+    x = torch.randn(3)
+    with pytest.warns(TorporWarning, match="runs this graph eagerly: for this test"):
+        assert torch.equal(fast(x), x.sin())
+
+
+def test_random_numbers_are_eagers_in_the_order_of_the_program() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        late = torch.rand_like(x.sin().sum(0))
+        return late + 1, torch.rand(3) * x.sum()
+
+    for name in ("reference", "dynamo:eager"):
+        torch.compiler.reset()
+        fast = torch.compile(function, backend=dynamo.torpor, options={"backend": name})
+        x = torch.randn(2, 3)
+        for seed in range(2):
+            torch.manual_seed(seed)
+            expected = function(x)
+            torch.manual_seed(seed)
+            for one, other in zip(expected, fast(x)):
+                torch.testing.assert_close(other, one)

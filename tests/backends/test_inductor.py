@@ -1,0 +1,194 @@
+"""The Inductor backend: right numbers, options, availability. Graphs are few: each is compiled."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torpor
+from torpor import _torch
+from torpor.backend import registry
+from torpor.backend.data import BackendData
+from torpor.backends.inductor import InductorBackend
+from torpor.backends.inductor import runtime as inductor_runtime
+from torpor.errors import BackendError
+from torpor.ops.text import parse
+
+needs_compiler = pytest.mark.skipif(
+    inductor_runtime.unavailable() is not None, reason=str(inductor_runtime.unavailable())
+)
+
+
+class Net(nn.Module):
+    """A little of everything: convolution, batch norm, dropout, embedding, attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 8)
+        self.convolution = nn.Conv1d(8, 8, 3, padding=1)
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(0.25)
+        self.out = nn.Linear(8, 11)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens).transpose(1, 2)
+        x = self.dropout(torch.relu(self.norm(self.convolution(x)))).transpose(1, 2)
+        mixed = torch.softmax(x @ x.transpose(1, 2), -1) @ x
+        scores: Tensor = self.out(mixed)
+        return scores
+
+
+def train(model: nn.Module, place: Callable[[Any], Any]) -> list[float]:
+    model = place(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.2, total_iters=4)
+    torch.manual_seed(3)
+    losses = []
+    for _ in range(5):
+        tokens = place(torch.randint(11, (3, 6)))
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.detach())
+    return [float(loss) for loss in losses]
+
+
+@needs_compiler
+def test_training_gives_eagers_losses_and_compiles_nothing_in_later_steps() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    expected = train(copy.deepcopy(model), lambda thing: thing)
+    torpor.use("inductor")
+    before = torpor.metrics.counters()
+    actual = train(model, lambda thing: thing.to("lazy"))
+    after = torpor.metrics.counters()
+    assert actual == pytest.approx(expected, rel=1e-4)
+    assert after["UncachedCompile"] - before.get("UncachedCompile", 0) <= 3
+    assert [name for name in after if name.startswith("fallback::") and name not in before] == []
+
+
+@needs_compiler
+def test_an_index_out_of_range_does_not_end_the_process() -> None:
+    torpor.use("inductor")
+    table = torch.randn(50, 64).to("lazy")
+    wrong = table[(torch.arange(4000) % 51).to("lazy")].sin()
+    with pytest.raises(IndexError, match="index 50 is out of bounds"):
+        wrong.cpu()
+
+
+@needs_compiler
+def test_a_donated_parameter_is_updated_in_place() -> None:
+    text = """
+graph(%0 = leaf 0 : float32[64] @cpu, %1 = leaf 1 : float32[64] @cpu, %2 = scalar 0 : float) {
+  %3 = aten.sub_.Tensor(%0, %1, alpha=%2) : float32[64] @cpu
+  %4 = aten.sin.default(%0) : float32[64] @cpu
+  return %3, %4
+}
+"""
+    backend = InductorBackend()
+    device = backend.backend_device(torch.device("cpu"))
+    graph = parse(text)
+    context = backend.lowering_context("graph", device, graph.nodes)
+    for value in graph.inputs:
+        context.add_parameter(value)
+    for node in graph.nodes:
+        context.lower(node)
+    for value in graph.outputs:
+        context.add_result(value)
+    context.set_alias(0, 0)
+    (computation,) = backend.compile([context.build()])
+    x, y = torch.randn(64), torch.randn(64)
+    old, address = x.clone(), x.data_ptr()
+    for rate in (0.5, 0.25):
+        data = [BackendData(device, v.type, t) for v, t in zip(graph.inputs, (x, y))]
+        new, other = backend.execute(computation, [*data, rate], device)
+        assert new.tensor is x
+        assert x.data_ptr() == address
+        torch.testing.assert_close(x, old - rate * y)
+        torch.testing.assert_close(other.tensor, old.sin())
+        old = x.clone()
+    assert "cpp_fused" in backend.computation_text(computation)
+
+
+@needs_compiler
+def test_ops_inductor_cannot_lower_are_left_out_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compile_graph = _torch.inductor_compile
+
+    def fail(module: Any, *rest: Any) -> Any:
+        if "aten.tan" in module.code:
+            raise RuntimeError("LoweringException: no\n  target: aten.tan.default\n  args[0]: x")
+        return compile_graph(module, *rest)
+
+    monkeypatch.setattr(_torch, "inductor_compile", fail)
+    torpor.use("inductor")
+    x = torch.randn(4)
+    torch.testing.assert_close(x.to("lazy").tan().sin().cpu(), x.tan().sin())
+    assert torpor.metrics.counters()["fallback::aten.tan.default"] >= 1
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(BackendError, match=r"no option 'max_autotun'.*'max_autotune'"):
+        torpor.use("inductor", max_autotun=True)
+
+
+def test_rng_is_exact_or_refused() -> None:
+    InductorBackend(rng="exact")
+    with pytest.raises(BackendError, match="rng='fast' is not available"):
+        torpor.use("inductor", rng="fast")
+    with pytest.raises(BackendError, match="rng is 'exact' or 'fast'"):
+        torpor.use("inductor", rng="slow")
+
+
+def test_a_piece_has_at_least_one_node() -> None:
+    with pytest.raises(BackendError, match="max_nodes is at least 1"):
+        torpor.use("inductor", max_nodes=0)
+
+
+def test_settings_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config as settings
+
+    seen = []
+
+    def look(module: Any, inputs: Any, mode: Any, options: dict[str, Any], *rest: Any) -> Any:
+        with settings.patch(options):
+            seen.append(settings.cpp.simdlen)
+        return lambda given: module(*given)
+
+    monkeypatch.setattr(_torch, "inductor_compile", look)
+    torpor.use("inductor", **{"cpp.simdlen": 8})
+    assert torch.ones(3).to("lazy").sin().sum().item() == pytest.approx(2.5244129)
+    assert seen == [8]
+
+
+# -- availability ----------------------------------------------------------------------------------
+
+
+def test_without_a_compiler_the_backend_says_why_it_is_not_available(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "no C++ compiler" in registry.backends()["inductor"]
+    with pytest.raises(BackendError, match=r"no C\+\+ compiler"):
+        torpor.use("inductor")
+
+
+def test_without_triton_the_backend_is_not_available_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "no Triton" in str(inductor_runtime.unavailable())

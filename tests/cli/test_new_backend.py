@@ -1,0 +1,122 @@
+"""`torpor new-backend`: the package it writes installs, runs and passes the kit."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import torpor
+from torpor.cli import main
+
+SOURCE = Path(torpor.__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("name", ["", "9lives", "a-b", "class", "a b", "é", "Acme", "../x"])
+def test_a_name_that_cannot_be_a_module_is_refused(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new-backend", name]) == 2
+    assert repr(name) in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", sorted({n.partition(":")[0] for n in torpor.backends()}))
+def test_the_name_of_a_known_backend_is_refused(name, tmp_path, capsys):
+    assert main(["new-backend", name, "--out", str(tmp_path / "out")]) == 2
+    assert "already" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("mine")
+    assert main(["new-backend", "acme", "--out", str(tmp_path)]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_left_alone(tmp_path, capsys):
+    (tmp_path / "out").write_text("mine")
+    assert main(["new-backend", "acme", "--out", str(tmp_path / "out")]) == 2
+    assert "is a file" in capsys.readouterr().err
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_an_empty_folder_is_filled_and_the_files_are_listed(tmp_path, capsys):
+    assert main(["new-backend", "acme_2", "--out", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    found = [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()]
+    assert sorted(found) == told["files"]
+    for part in ("lowering", "compile", "runtime"):
+        assert f"src/torpor_acme_2/{part}.py" in found
+
+
+def test_no_placeholder_is_left_and_every_module_parses(tmp_path):
+    assert main(["new-backend", "two_words", "--out", str(tmp_path)]) == 0
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            assert "{{" not in text, path
+            if path.suffix == ".py":
+                ast.parse(text)
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["torpor.backends"] == {
+        "two_words": "torpor_two_words:TwoWordsBackend"
+    }
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> dict[str, str]:
+    """An environment in which a fresh package is installed, with pip and nothing from outside."""
+    folder = tmp_path_factory.mktemp("new_backend")
+    package, target = folder / "torpor-acme", folder / "site"
+    assert main(["new-backend", "acme", "--out", str(package)]) == 0
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+    done = subprocess.run([*pip, *offline, str(package)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    path = os.pathsep.join([str(target), str(SOURCE)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PACKAGE": str(package)}
+
+
+def run(environment: dict[str, str], *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=environment["PACKAGE"],
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_installed_backend_is_found_by_name_and_computes(installed):
+    program = """
+import torch, torpor
+assert torpor.backends()["acme"] == "available"
+torpor.use("acme")
+x = torch.tensor([1.0, -2.0]).to("lazy")
+print((x * 3 + x).relu().tolist(), torpor.backend.get_backend().metrics()["acme.runs"])
+"""
+    assert run(installed, "-W", "error", "-c", program).strip() == "[4.0, 0.0] 1"
+
+
+def test_the_installed_backend_passes_the_kit(installed):
+    kit = [f"torpor.testing.test_{part}" for part in ("contract", "laziness", "errors")]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "torpor.testing.plugin", "--backend", "acme"]
+    told = run(installed, "-m", "pytest", "--pyargs", *kit, *options)
+    assert "contract" in told
+    assert "failed" not in told
+
+
+def test_the_tests_of_the_package_pass(installed):
+    few = ["-k", "lowering or operators or models-lazy"]
+    told = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", *few)
+    assert "passed" in told
