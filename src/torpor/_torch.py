@@ -618,10 +618,10 @@ def dynamo_training_backend(
 
 
 @functools.lru_cache(maxsize=4096)
-def _wrapped_number(kind: type, text: str, number: Any) -> torch.Tensor:
+def _wrapped_number(text: str, number: Any) -> torch.Tensor:
     with without_modes(), torch.inference_mode(False), above_autograd(), torch.enable_grad():
         product = torch.ones((), requires_grad=True, device="cpu") * number
-        kept: torch.Tensor = product.grad_fn._saved_other  # type: ignore[union-attr]  # it has one
+        kept: torch.Tensor = getattr(product.grad_fn, "_saved_other")  # noqa: B009  # unknown to types
         return kept
 
 
@@ -631,4 +631,4 @@ def wrapped_number(number: Any) -> torch.Tensor:
     It gives way in type promotion, as the number does: no `torch.tensor(number)` is like it. Torch
     shows it nowhere but in what autograd keeps of a product.
     """
-    return _wrapped_number(type(number), repr(number), number)
+    return _wrapped_number(repr(number), number)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import torpor
+from torpor import _torch
 from torpor.backend.data import BackendData
 from torpor.backend.lowering import Computation
 from torpor.backend.registry import get_backend
@@ -255,6 +256,22 @@ def test_ops_a_compiler_blames_are_left_out(
     x = torch.randn(4)
     assert torch.equal(x.to("lazy").sin().cos().exp().cpu(), x.sin().cos().exp())
     assert torpor.metrics.counters()["fallback::aten.cos.default"] >= 1
+
+
+def test_a_compiler_that_draws_numbers_does_not_change_those_of_the_program(
+    backend: DynamoBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_module = backend.compile_module
+
+    def draw(traced: Any, piece: Any) -> Any:
+        with _torch.without_modes():
+            torch.rand(3)
+        return compile_module(traced, piece)
+
+    monkeypatch.setattr(backend, "compile_module", draw)
+    before = torch.get_rng_state()
+    assert torch.zeros(4).to("lazy").cos().sum().item() == 4.0
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def fail_to_compile(traced: Any, piece: Any) -> Any:

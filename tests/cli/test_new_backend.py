@@ -26,7 +26,7 @@ def test_a_name_that_cannot_be_a_module_is_refused(name, tmp_path, monkeypatch, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", sorted({n.partition(":")[0] for n in torpor.backends()}))
+@pytest.mark.parametrize("name", ["dynamo", "inductor", "reference", "torchscript"])
 def test_the_name_of_a_known_backend_is_refused(name, tmp_path, capsys):
     assert main(["new-backend", name, "--out", str(tmp_path / "out")]) == 2
     assert "already" in capsys.readouterr().err

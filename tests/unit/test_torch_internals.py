@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torpor
@@ -588,3 +589,114 @@ def test_wrapped_number_is_plain_in_any_mode() -> None:
         wrapped = _torch.wrapped_number(0.125)
     assert type(wrapped) is torch.Tensor
     assert wrapped.device.type == "cpu"
+
+
+# -- compilers of fx graphs ------------------------------------------------------------------------
+
+
+def traced_sine() -> tuple[torch.fx.GraphModule, list[torch.Tensor], Any]:
+    mode = _torch.new_fake_mode()
+    with mode:
+        inputs = [torch.empty(3, 4).t()]
+        module = make_fx(lambda x: (x.sin() + 1,))(*inputs)
+    return module, inputs, mode
+
+
+def test_new_fake_mode_is_a_new_one_and_refuses_real_tensors() -> None:
+    mode = _torch.new_fake_mode()
+    assert mode is not _torch.new_fake_mode()
+    with mode:
+        fake = torch.empty(2)
+        with pytest.raises(Exception, match="FakeTensor"):
+            fake + real_two()
+    assert type(fake).__name__ == "FakeTensor"
+
+
+def real_two() -> torch.Tensor:
+    with _torch.without_modes():
+        return torch.ones(2)
+
+
+def test_last_traced_node_is_what_make_fx_added_last() -> None:
+    seen = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(_torch.last_traced_node().op)
+        y = x.sin()
+        seen.append(str(_torch.last_traced_node().target))
+        return y
+
+    make_fx(function)(torch.ones(2))
+    assert seen == ["placeholder", "aten.sin.default"]
+
+
+def test_inductor_decompositions_take_compound_ops_apart() -> None:
+    assert aten.native_layer_norm.default in _torch.inductor_decompositions()
+
+
+def test_inductor_options_have_dotted_names() -> None:
+    assert {"max_autotune", "cpp.simdlen"} <= set(_torch.inductor_options())
+
+
+@pytest.mark.filterwarnings("ignore")  # Inductor imports what torch deprecates
+def test_inductor_compile_gives_a_function_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import compile_fx
+
+    given = {}
+
+    def compile_inner(module: Any, inputs: Any, **options: Any) -> Any:
+        (output,) = (n for n in module.graph.nodes if n.op == "output")
+        given.update(options, visible=output.meta["user_visible_output_idxs"])
+        return lambda boxed: module(*boxed)
+
+    parameters = inspect.signature(compile_fx.compile_fx_inner).parameters
+    assert list(parameters)[:2] == ["gm", "example_inputs"]
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", compile_inner)
+    compiled = _torch.inductor_compile(*traced_sine(), {"cpp.simdlen": 1})
+    assert given["visible"] == [0]
+    assert given["is_inference"] is True
+    assert not given["cudagraphs"]
+    x = torch.randn(4, 3)
+    assert torch.equal(compiled([x])[0], x.sin() + 1)
+
+
+def test_tracing_with_tells_compilers_the_fake_mode() -> None:
+    from torch._guards import TracingContext
+
+    mode = _torch.new_fake_mode()
+    with _torch.tracing_with(mode):
+        assert TracingContext.get().fake_mode is mode
+
+
+def test_ops_inductor_refused_are_read_off_its_error() -> None:
+    from torch._inductor.exc import LoweringException
+
+    error = LoweringException(ValueError("no"), aten.tan.default, [1], {})
+    assert _torch.ops_inductor_refused(error) == {"aten.tan.default"}
+    assert _torch.ops_inductor_refused(ValueError("no")) == set()
+
+
+def test_dynamo_backends_are_listed_with_those_for_debugging() -> None:
+    assert {"eager", "aot_eager", "inductor"} <= set(_torch.dynamo_backends())
+    assert "torpor" not in _torch.dynamo_backends()
+
+
+def test_dynamo_compiler_takes_a_module_and_inputs() -> None:
+    module, inputs, _ = traced_sine()
+    x = torch.randn(4, 3)
+    assert torch.equal(_torch.dynamo_compiler("eager")(module, inputs)(x)[0], x.sin() + 1)
+
+
+def test_dynamo_training_backend_compiles_forward_and_backward() -> None:
+    compiled = []
+
+    def compile_graph(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        compiled.append(len(inputs))
+        return lambda args: module(*args)
+
+    backend = _torch.dynamo_training_backend(compile_graph)
+    function = torch.compile(lambda x: x.sin().sum(), backend=backend)
+    x = torch.randn(3, requires_grad=True)
+    function(x).backward()
+    assert len(compiled) == 2
+    assert torch.allclose(x.grad, x.detach().cos())  # type: ignore[arg-type]  # it has one

@@ -204,12 +204,25 @@ class Suspicious(Exception):
 def _check(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
     """Look for what fake kernels overlook."""
     _check_writes(spec, bound)
+    if spec.target._opname in type_rules.UNCHECKED_SIZES or _casts(spec, bound):
+        raise Suspicious(f"{spec.name} is checked by its kernel alone")
     pointwise = torch.Tag.pointwise in spec.target.tags
     if pointwise:
         _check_broadcast(spec, bound)
     checked = pointwise or spec.mutated or spec.target._opname in type_rules.UNCHECKED
     if checked and spec.target.namespace == "aten":  # a custom op's kernel runs when it must
         _check_dtypes(spec, bound, sample, to)
+
+
+def _casts(spec: OpSpec, bound: list[Any]) -> bool:
+    """An `out=` tensor has another dtype than the operands: many kernels refuse to cast."""
+    outs = [bound[i] for i in spec.mutated if spec.arguments[i].keyword_only]
+    first = next(_operand_types(spec, bound), None)
+    return any(
+        type(value) is Value and first is not None and value.type.dtype != first.dtype
+        for out in outs
+        for value in (out if type(out) is tuple else (out,))
+    )
 
 
 def _confirm(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:

@@ -27,6 +27,15 @@ def _same_as_first(bound: list[Any]) -> tuple[TensorType, ...]:
     return (bound[0].type,)
 
 
+def _as_strided_scatter(bound: list[Any]) -> tuple[TensorType, ...] | None:
+    """The type of the tensor written to; None if the window reaches beyond its end."""
+    source: TensorType = bound[0].type
+    window = TensorType.of(
+        tuple(bound[2]), tuple(bound[3]), source.dtype, source.device, bound[4] or 0
+    )
+    return (source,) if window.nbytes <= source.nbytes else None
+
+
 def _view(bound: list[Any]) -> tuple[TensorType, ...] | None:
     """`view`, stride for stride as torch computes it; None for what it refuses."""
     source: TensorType = bound[0].type
@@ -92,7 +101,7 @@ def view_strides(
 
 RULES: Final[dict[str, Rule]] = {
     "aten.as_strided.default": _as_strided,
-    "aten.as_strided_scatter.default": _same_as_first,
+    "aten.as_strided_scatter.default": _as_strided_scatter,
     "aten.detach.default": _same_as_first,
     "aten.alias.default": _same_as_first,
     "aten.lift_fresh.default": _same_as_first,
@@ -134,5 +143,17 @@ UNCHECKED: Final = frozenset(
         "scatter_add",
         "cat",
         "arange",
+        "complex",
+        "masked_scatter",
+    }
+)
+
+UNCHECKED_SIZES: Final = frozenset(
+    # ops whose fake kernels accept sizes that the real ones refuse
+    {
+        "index_add",
+        "index_add_",
+        "bucketize",
+        "searchsorted",
     }
 )

@@ -118,8 +118,13 @@ class FxBackend(Backend):
     # -- compiling ---------------------------------------------------------------------------------
 
     def _compile_quietly(self, program: Program) -> None:
-        """Compile without the warnings that compilers give about themselves."""
-        with warnings.catch_warnings():
+        """Compile without a trace: no warnings about compilers, no random numbers drawn.
+
+        Compilers draw numbers to measure kernels with, from the generators of the program.
+        """
+        device = program.device
+        drawn_on = [device] if device.type == "cuda" else []
+        with warnings.catch_warnings(), torch.random.fork_rng(drawn_on):
             warnings.simplefilter("ignore")
             self._compile_program(program)
 

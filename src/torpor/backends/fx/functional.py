@@ -189,7 +189,7 @@ def _fill(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
 def _batch_norm(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
     """Batch norm of all names; only cuDNN's and MIOpen's backward look at what is left out."""
     named = dict(zip((a.name for a in spec.arguments), args, strict=True))
-    source = named.get("input")
+    source: torch.Tensor = named["input"]
     mean, variance = named.get("running_mean"), named.get("running_var")
     training = named.get("training", named.get("train", True))
     eps = named.get("eps", named.get("epsilon"))
@@ -208,8 +208,13 @@ def _batch_norm(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
         if not known and training:
             pairs = zip((mean, variance), statistics, strict=True)
             statistics = tuple(_moved(old, new, momentum) for old, new in pairs)
-    left_out = [NO_VALUE] * (len(types) - 3 - len(statistics))
+    left_out = [_left_out(t, source) for t in types[3 : len(types) - len(statistics)]]
     return [*made[:3], *left_out, *statistics]
+
+
+def _left_out(type_: TensorType, like: torch.Tensor) -> Any:
+    """An output that a functional form does not compute: an empty one can be had all the same."""
+    return NO_VALUE if type_.numel else like.new_empty(type_.shape, dtype=type_.dtype)
 
 
 def _moved(old: torch.Tensor, new: torch.Tensor, momentum: Any) -> torch.Tensor:
