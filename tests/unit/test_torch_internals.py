@@ -700,3 +700,13 @@ def test_dynamo_training_backend_compiles_forward_and_backward() -> None:
     function(x).backward()
     assert len(compiled) == 2
     assert torch.allclose(x.grad, x.detach().cos())  # type: ignore[arg-type]  # it has one
+
+
+def test_lazy_keys_put_a_concrete_tensor_under_autograd_of_lazy() -> None:
+    assert _torch.lazy_keys("lazy") == ()
+    arguments = ((2,), (1,), 0, None, torch.float32, torch.strided, torch.device("cpu"))
+    made = _torch.make_wrapper(LazyTensor, *arguments, *_torch.lazy_keys("cpu"))
+    keys = torch._C._dispatch_keys(made)
+    for name in ("CPU", "Lazy", "AutogradLazy", "AutocastCPU"):
+        assert keys.has(getattr(torch._C.DispatchKey, name))
+    assert made.device == torch.device("cpu")

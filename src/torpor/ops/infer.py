@@ -204,8 +204,10 @@ class Suspicious(Exception):
 def _check(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
     """Look for what fake kernels overlook."""
     _check_writes(spec, bound)
-    if spec.target._opname in type_rules.UNCHECKED_SIZES or _casts(spec, bound):
+    if spec.target._opname in type_rules.UNCHECKED_SIZES:
         raise Suspicious(f"{spec.name} is checked by its kernel alone")
+    if _casts(spec, bound):
+        _check_cast(spec, bound, sample, to)
     pointwise = torch.Tag.pointwise in spec.target.tags
     if pointwise:
         _check_broadcast(spec, bound)
@@ -223,6 +225,15 @@ def _casts(spec: OpSpec, bound: list[Any]) -> bool:
         for out in outs
         for value in (out if type(out) is tuple else (out,))
     )
+
+
+def _check_cast(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
+    """Try the kernel on zeros; a complaint about numbers (a singular matrix) does not count."""
+    try:
+        _try_with(_Filled(to, sample, 0), spec, bound, None)
+    except Exception as error:
+        if _DTYPE_ERROR.search(str(error)):
+            raise Suspicious(str(error)) from None
 
 
 def _confirm(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
@@ -275,7 +286,7 @@ def _check_dtypes(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: 
 
 _DTYPE_ERROR = re.compile(
     r"dtype|out of range|can't be cast|not implemented for|scalar type|not support"
-    r"|[Ii]nteger|[Cc]omplex"
+    r"|only supports|[Ii]nteger|[Cc]omplex"
 )
 
 

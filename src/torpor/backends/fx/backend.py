@@ -108,6 +108,7 @@ class FxBackend(Backend):
         was_broken = program.broken
         results = run(program, arguments, computation.result_types, device)
         if program.broken is not was_broken:
+            metrics.count("CompiledGraphsGivenUp")
             self._complain(f"compiled code of {program.name} failed", program.broken)
         return results
 
@@ -167,7 +168,7 @@ class FxBackend(Backend):
             self._complain(f"could not compile {where}", error)
             for instruction in step.instructions:
                 self._note_fallback(instruction)
-            self._give_back(step, program)
+            program.copied.update(step.donated)
             return list(step.instructions)
 
     def _compile_without_refused(self, piece: Piece, program: Program) -> list[CompiledStep]:
@@ -180,10 +181,6 @@ class FxBackend(Backend):
         )
         program.copied.update(donate(steps, piece.donated))
         return [compiled for step in steps for compiled in self._compile_step(step, program)]
-
-    @staticmethod
-    def _give_back(piece: Piece, program: Program) -> None:
-        program.copied.update(piece.donated)
 
     def _compile_piece(self, piece: Piece, program: Program) -> CompiledPiece:
         try:
