@@ -437,6 +437,20 @@ def accept_lazy_losses(
     options._adjust = adjust
 
 
+def _users(tensor: torch.Tensor) -> int:
+    return int(_C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+@functools.cache
+def _users_of_one() -> int:
+    return _users(torch.empty(1))
+
+
+def shares_memory(tensor: torch.Tensor) -> bool:
+    """Another tensor, an array or a storage object is on the memory of a plain tensor."""
+    return _users(tensor) > _users_of_one()
+
+
 def has_no_memory(storage: torch.UntypedStorage) -> bool:
     """The storage of a wrapper: it has a size and no memory behind it."""
     try:

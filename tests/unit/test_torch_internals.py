@@ -710,3 +710,12 @@ def test_lazy_keys_put_a_concrete_tensor_under_autograd_of_lazy() -> None:
     for name in ("CPU", "Lazy", "AutogradLazy", "AutocastCPU"):
         assert keys.has(getattr(torch._C.DispatchKey, name))
     assert made.device == torch.device("cpu")
+
+
+def test_shares_memory_notices_views_arrays_and_storages() -> None:
+    tensor = torch.ones(3)
+    assert not _torch.shares_memory(tensor)
+    for other in (tensor[1:], tensor.detach(), tensor.untyped_storage()):
+        assert _torch.shares_memory(tensor)
+        del other
+    assert not _torch.shares_memory(tensor)

@@ -35,6 +35,9 @@ class Backend(abc.ABC):
     scalars_as_data: bool = False
     """Run-time numbers are given to `execute` as data (`data_from_scalar`), not as numbers."""
 
+    takes_donations: bool = False
+    """Writes results over donated parameters (`Computation.aliases`); the core gives it some."""
+
     def __init__(self) -> None:
         self._default_type = BackendDeviceType("cpu")
         self._default_ordinal = 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
-from types import FrameType
+from collections.abc import Mapping, Sequence
+from types import FrameType, MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +20,13 @@ from torpor.ir.node import Node
 from torpor.ir.printer import print_node
 
 
-def compile_graph(graph: Graph, name: str, backend: Backend, device: BackendDevice) -> Computation:
+def compile_graph(
+    graph: Graph,
+    name: str,
+    backend: Backend,
+    device: BackendDevice,
+    donated: Mapping[int, int] = MappingProxyType({}),
+) -> Computation:
     """Lower and compile `graph`; a failure names the backend, the graph and the user's line."""
     node: Node | None = None
     try:
@@ -33,6 +39,8 @@ def compile_graph(graph: Graph, name: str, backend: Backend, device: BackendDevi
         node = None
         for value in graph.outputs:
             context.add_result(value)
+        for parameter, result in donated.items():
+            context.set_alias(parameter, result)
         return _only(backend.compile([context.build()]))
     except Exception as error:
         raise CompileError(_explain(error, graph, name, backend, node)) from error

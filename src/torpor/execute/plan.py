@@ -7,7 +7,7 @@ that was recorded before is found with one look-up, without walking its graph.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torpor import config, metrics
@@ -25,12 +25,15 @@ from torpor.ops.spec import spec_of
 class Plan:
     """A compiled graph, what runs it, and where its inputs come from."""
 
-    __slots__ = ("checked", "computation", "fragile", "inputs", "outputs", "positions", "runner")
+    __slots__ = (
+        "checked", "computation", "donated", "fragile", "inputs", "outputs", "positions", "runner",
+    )  # fmt: skip
 
     def __init__(
         self, computation: Computation, graph: Graph, backend: Backend, runner: Backend | StandIn
     ) -> None:
         self.computation = computation
+        self.donated = tuple(computation.aliases)  # positions of inputs that may be written over
         self.runner = runner
         self.outputs = graph.outputs
         self.positions = {value: i for i, value in enumerate(graph.outputs)}
@@ -74,14 +77,19 @@ class PlanCache:
         return plan
 
     def add(
-        self, key: tuple[Any, ...], graph: Graph, backend: Backend, device: BackendDevice
+        self,
+        key: tuple[Any, ...],
+        graph: Graph,
+        backend: Backend,
+        device: BackendDevice,
+        donated: Mapping[int, int],
     ) -> Plan:
         """Compile `graph` and keep it under `key`."""
         self.serial += 1
         if config.verify_graphs:
             verify(graph)
         with metrics.timer("Compile"):
-            plan = _compiled(graph, f"graph{self.serial}", backend, device)
+            plan = _compiled(graph, f"graph{self.serial}", backend, device, donated)
         self.plans[key] = plan
         while len(self.plans) > config.max_cached_plans:
             self.plans.popitem(last=False)
@@ -92,10 +100,12 @@ class PlanCache:
         self.plans.clear()
 
 
-def _compiled(graph: Graph, name: str, backend: Backend, device: BackendDevice) -> Plan:
+def _compiled(
+    graph: Graph, name: str, backend: Backend, device: BackendDevice, donated: Mapping[int, int]
+) -> Plan:
     """A plan on `backend`; on the reference backend, with a warning, where that cannot compile."""
     try:
-        return Plan(compile_graph(graph, name, backend, device), graph, backend, backend)
+        return Plan(compile_graph(graph, name, backend, device, donated), graph, backend, backend)
     except CompileError as error:
         metrics.count("CompileFailed")
         if config.strict or backend.name == "reference":

@@ -41,7 +41,7 @@ class Trace:
         self.builder = IrBuilder()  # the active backend's own, once there is one
         self.pending: list[ref[LazyStorage]] = []  # storages that may need computing, dead or alive
         self.leaves: list[BackendData] = []  # buffer of each leaf slot
-        self.leaf_storages: list[LazyStorage] = []
+        self.leaf_storages: list[tuple[LazyStorage, Value]] = []  # and the leaves they came in as
         self.leaf_values: dict[BackendData, Value] = {}
         self.scalars: list[Any] = []  # number of each run-time scalar slot
         self.computed: dict[Value, BackendData] = {}  # values read before the cut
@@ -58,7 +58,7 @@ class Trace:
                 len(self.leaves), storage.type
             )
             self.leaves.append(data)
-        self.leaf_storages.append(storage)
+        self.leaf_storages.append((storage, value))
         storage.value = value
         return value
 
@@ -94,7 +94,7 @@ class Trace:
             if storage is not None:
                 storage.value = None
                 storage.listed = False
-        for storage in self.leaf_storages:
+        for storage, _ in self.leaf_storages:
             storage.value = None
         self.pending.clear()
         self.leaves.clear()

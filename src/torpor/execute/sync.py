@@ -7,7 +7,8 @@ comes for free on the way, and leaves the rest of the trace pending.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
 from torpor.backend.registry import get_backend, on_change
 from torpor.errors import CompileError, tell_run
+from torpor.execute.donation import donations, protect
 from torpor.execute.plan import (
     CARRIED,
     COMPUTED,
@@ -44,10 +46,16 @@ def cut(device: torch.device | None = None) -> None:
             compute([s for s in live if s.type.device == device])
             return
         groups = _by_device(live)
-        for group in groups:
-            several = len(groups) > 1
-            _launch(live if several else group, [s.value for s in group], partial=several)  # type: ignore[misc]  # live: values are set
-        TRACE.reset()
+        several = len(groups) > 1
+        launches: list[Callable[[], None]] = []
+        try:
+            for group in groups:
+                wanted: list[Any] = [s.value for s in group]
+                launches.append(_launch(live if several else group, wanted, partial=several))
+            TRACE.reset()  # first: a buffer the trace still holds cannot be written over
+        finally:
+            for launch in launches:
+                launch()
     metrics.count("MarkStep")
 
 
@@ -56,7 +64,7 @@ def compute(storages: Sequence[LazyStorage]) -> None:
     with TRACE.lock:
         wanted = [s for s in storages if s.data is None]
         for group in _by_device(wanted):
-            _launch(TRACE.live(), [s.value for s in group if s.data is None], partial=True)  # type: ignore[misc]  # no data: values are set
+            _launch(TRACE.live(), [s.value for s in group if s.data is None], partial=True)()  # type: ignore[misc]  # no data: values are set
 
 
 def rest() -> None:
@@ -87,12 +95,14 @@ def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
     return list(groups.values())
 
 
-def _launch(live: list[LazyStorage], wanted: list[Value], partial: bool = False) -> None:
-    """Put the graph for `wanted` on the queue and give the storages in `live` their handles."""
+def _launch(
+    live: list[LazyStorage], wanted: list[Value], partial: bool = False
+) -> Callable[[], None]:
+    """Give the storages in `live` their handles; returns what puts the graph on the queue."""
     known = _settle(live)
     wanted = [v for v in dict.fromkeys(wanted) if v not in known and v.node.op is not LEAF]
     if not wanted:
-        return
+        return _nothing
     backend = get_backend()
     device = backend.backend_device(wanted[0].type.device)
     others = tuple({s.value: None for s in live if s.data is None}) if partial else ()
@@ -100,8 +110,9 @@ def _launch(live: list[LazyStorage], wanted: list[Value], partial: bool = False)
     plan = PLANS.find(key)
     if plan is None:
         graph = needed_graph(wanted, others, known) if partial else Graph.of(wanted, known)  # type: ignore[arg-type]  # no data: values are set
-        plan = PLANS.add(key, graph, backend, device)
-    handles = _submit(plan, backend)
+        donated = donations(graph) if backend.takes_donations and not partial else {}
+        plan = PLANS.add(key, graph, backend, device, donated)
+    job, handles = _job(plan, backend)
     for storage in live:
         if storage.data is None:
             position = plan.positions.get(storage.value)  # type: ignore[arg-type]  # no data: a value is set
@@ -109,6 +120,11 @@ def _launch(live: list[LazyStorage], wanted: list[Value], partial: bool = False)
                 storage.data = handles[position]
     if partial:
         known.update(zip(plan.outputs, handles, strict=True))
+    return functools.partial(queue_of(device).submit, job)
+
+
+def _nothing() -> None:
+    """What a launch without a graph puts on the queue."""
 
 
 def _settle(live: list[LazyStorage]) -> dict[Value, BackendData]:
@@ -124,8 +140,8 @@ def _settle(live: list[LazyStorage]) -> dict[Value, BackendData]:
     return known
 
 
-def _submit(plan: Plan, backend: Backend) -> list[BackendData]:
-    """Queue one run of `plan`; handles for its outputs."""
+def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
+    """One run of `plan`, and handles for its outputs."""
     device = plan.computation.device
     arguments = [
         TRACE.leaves[place] if source == LEAVES
@@ -139,9 +155,8 @@ def _submit(plan: Plan, backend: Backend) -> list[BackendData]:
     lines = [(node, node.site) for node in plan.fragile]
 
     def run() -> None:
-        for argument in arguments:  # another device's queue may still be at it
-            if isinstance(argument, BackendData) and argument.done is not None:
-                argument.done.wait()
+        _wait_for(arguments)
+        protect(arguments, plan.donated, backend)
         try:
             with recorded_by(lines):
                 results = plan.runner.execute(plan.computation, arguments, device)
@@ -155,8 +170,14 @@ def _submit(plan: Plan, backend: Backend) -> list[BackendData]:
             handle.assign(result)
         arguments.clear()
 
-    queue_of(device).submit(Job(run, handles))
-    return handles
+    return Job(run, handles), handles
+
+
+def _wait_for(arguments: Sequence[Any]) -> None:
+    """Another device's queue may still be at some of them."""
+    for argument in arguments:
+        if isinstance(argument, BackendData) and argument.done is not None:
+            argument.done.wait()
 
 
 def told(error: BaseException, plan: Plan, backend: Backend) -> BaseException:

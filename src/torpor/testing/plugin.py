@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import torpor
 from torpor.backend.registry import make
 from torpor.errors import BackendError
+from torpor.testing.journal import Journal
 from torpor.testing.kit import PLACES, Kit, register_by_path
 from torpor.testing.report import write_html
 from torpor.testing.scorecard import OpResult, Point, Scorecard
@@ -36,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--bit-exact", action="store_true", help="allow no difference from eager")
     group.addoption("--html", metavar="FILE", help="write a report for people")
     group.addoption("--scorecard", metavar="FILE", help="write the scorecard as JSON")
+    group.addoption(
+        "--journal",
+        metavar="FILE",
+        help="note each result as it comes; a run that was interrupted goes on from there",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,7 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
     except (AttributeError, ImportError, BackendError) as error:
         raise pytest.UsageError(f"--backend {name}: {error}") from error
     card = config.stash[CARD] = Scorecard(name, config.getoption("--device"))
-    config.pluginmanager.register(Gatherer(config, card), "torpor-scorecard")
+    try:
+        gatherer = Gatherer(config, card)
+    except ValueError as error:
+        raise pytest.UsageError(f"--journal: {error}") from error
+    config.pluginmanager.register(gatherer, "torpor-scorecard")
 
 
 @pytest.fixture
@@ -70,34 +83,86 @@ class Gatherer:
     def __init__(self, config: pytest.Config, card: Scorecard) -> None:
         self.config = config
         self.card = card
-        self.told: dict[str, str] = {}
+        # In a worker process of pytest-xdist: what its main process knows.
+        self.worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+        self.journal = None if self.worker is not None else _journal(config)
+        self.done: set[str] = set()
+        if self.worker is not None:
+            self.done.update(self.worker["torpor_done"])
+        elif self.journal is not None:
+            self.done.update(self.journal.records)
+            card.points += [Point(**record) for record in self.journal.of("point")]
+            card.ops += [OpResult.from_json(record) for record in self.journal.of("op")]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker of pytest-xdist what need not run: the same to all, also to late ones."""
+        node.workerinput["torpor_done"] = sorted(self.done)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
             function = getattr(item, "function", None)
             item.user_properties.append(("torpor_doc", (function and function.__doc__) or ""))
+        if over := [item for item in items if _key(item.nodeid) in self.done]:
+            self.config.hook.pytest_deselected(items=over)
+            items[:] = [item for item in items if _key(item.nodeid) not in self.done]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        module = Path(report.location[0]).stem
+        key = _key(report.nodeid)
+        module, _, name = key.partition("::")
         found = dict(report.user_properties)
         if report.when == "call" and "torpor_op" in found:
-            self.card.ops.append(OpResult.from_json(json.loads(str(found["torpor_op"]))))
-        elif module != "test_operators" and (report.when == "call" or not report.passed):
-            self.card.points.append(_point(report, module, str(found.get("torpor_doc", ""))))
+            self.add_op(key, OpResult.from_json(json.loads(str(found["torpor_op"]))))
+        elif report.when != "call" and report.passed:
+            return  # how the test itself ended is told by another report
+        elif module != "test_operators":
+            self.add_point(key, _point(report, module, name, str(found.get("torpor_doc", ""))))
+        elif report.failed:
+            entry = name.partition("[")[2].removesuffix("]")
+            self.add_op(key, OpResult(entry, "wrong", report.longreprtext))
+
+    def add_op(self, key: str, result: OpResult) -> None:
+        self.card.ops.append(result)
+        if self.journal is not None:
+            self.journal.add(key, "op", asdict(result))
+
+    def add_point(self, key: str, point: Point) -> None:
+        self.card.points.append(point)
+        if self.journal is not None:
+            self.journal.add(key, "point", asdict(point))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"backend {self.card.backend} on {self.card.device}")
         terminalreporter.write_line(self.card.text())
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self) -> None:
-        if hasattr(self.config, "workerinput"):
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.worker is not None:
             return
+        if self.done:  # what an earlier run found out counts too
+            ended = pytest.ExitCode.OK if self.card.held else pytest.ExitCode.TESTS_FAILED
+            if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+                session.exitstatus = ended
         html, path = self.config.getoption("--html"), self.config.getoption("--scorecard")
         if html:
             write_html(self.card, Path(html))
         if path:
             Path(path).write_text(json.dumps(self.card.to_json(), indent=2), encoding="utf-8")
+
+
+def _journal(config: pytest.Config) -> Journal | None:
+    path = config.getoption("--journal")
+    if not path:
+        return None
+    settings = ("--backend", "--device", "--samples", "--dtypes", "--bit-exact")
+    run = {name.removeprefix("--"): config.getoption(name) for name in settings}
+    return Journal(Path(path), {**run, "torch": torch.__version__, "torpor": torpor.__version__})
+
+
+def _key(nodeid: str) -> str:
+    """Which test it is, wherever the kit is installed: `test_operators::test_operator[add]`."""
+    file, _, name = nodeid.partition("::")
+    return f"{Path(file).stem}::{name}"
 
 
 def _sentence(name: str) -> str:
@@ -106,8 +171,7 @@ def _sentence(name: str) -> str:
     return words.replace("_", " ") + (f" {bracket}{parameter}" if bracket else "")
 
 
-def _point(report: pytest.TestReport, module: str, doc: str) -> Point:
-    name = report.location[2].removeprefix("test_")
+def _point(report: pytest.TestReport, module: str, name: str, doc: str) -> Point:
     detail = ""
     if report.failed:
         detail = report.longreprtext
@@ -115,7 +179,7 @@ def _point(report: pytest.TestReport, module: str, doc: str) -> Point:
         detail = report.longrepr[2]
     return Point(
         section=module.removeprefix("test_"),
-        name=_sentence(name),
+        name=_sentence(name.removeprefix("test_")),
         outcome="held" if report.passed else "broken" if report.failed else "skipped",
         detail=detail,
         doc=" ".join(doc.split()),

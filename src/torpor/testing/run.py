@@ -35,11 +35,12 @@ class Watcher:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.total = max(self.total, len(session.items))
 
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         self.total = max(self.total, len(ids))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        done = report.when == "call" or (report.when == "setup" and not report.passed)
+        done = report.when != "teardown" and (report.when != "setup" or not report.passed)
         if done and report.nodeid not in self.seen and self.advance is not None:
             self.seen.add(report.nodeid)
             with contextlib.redirect_stderr(self.stream):

@@ -65,6 +65,8 @@ class FxLowering(ReferenceLowering):
 class FxBackend(Backend):
     """Compiles graphs piece by piece; what a compiler refuses runs by eager's kernels."""
 
+    takes_donations = True
+
     def __init__(self, *, max_nodes: int) -> None:
         super().__init__()
         if max_nodes < 1:

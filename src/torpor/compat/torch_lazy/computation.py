@@ -52,8 +52,8 @@ def _input(value: Value) -> tuple[int, Any]:
     if node.op is SCALAR:
         return UNKNOWN, TRACE.scalars[node.args[0]]
     if node.op is LEAF:
-        place = node.args[0]
-        return id_of_storage(TRACE.leaf_storages[place]), TRACE.leaves[place]
+        storage = next(storage for storage, leaf in TRACE.leaf_storages if leaf is value)
+        return id_of_storage(storage), TRACE.leaves[node.args[0]]
     return UNKNOWN, TRACE.computed[value]
 
 
