@@ -11,15 +11,22 @@ STAMP  := $(VENV)/.torpor-installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
 QUICK  := -m "not slow and not gpu"
 
-# All test folders but the two large ones and the browser's, so that no new folder is forgotten.
-CORE_TESTS = $(filter-out tests/ops/ tests/models/ tests/browser/,$(sort $(dir $(wildcard tests/*/test_*.py))))
+# All test folders but those with a target of their own, so that no new folder is forgotten.
+OTHER_TESTS = tests/ops/ tests/models/ tests/backends/ tests/browser/
+CORE_TESTS = $(filter-out $(OTHER_TESTS),$(sort $(dir $(wildcard tests/*/test_*.py))))
+
+# Backends that run eager's own kernels: they give eager's bits.
+EXACT_BACKENDS = reference torchscript
+# What `make sweep-backends` runs on.
+BACKENDS ?= $(EXACT_BACKENDS) inductor
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-core test-ops test-models test-slow test-gpu check format bench sweep clean
+.PHONY: help setup demo test test-core test-ops test-models test-backends test-slow test-gpu check format bench \
+        sweep sweep-ops sweep-backends clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install torpor with its tools (once)
 	@:
@@ -36,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train a small character GPT lazily and eagerly, side by side
 	@$(PY) -m torpor demo $(ARGS)
 
-test: test-core test-ops test-models ## all tests but the slow ones and the GPU's
+test: test-core test-ops test-models test-backends ## all tests but the slow ones and the GPU's
 
 test-core: $(STAMP) ## units, IR, laziness, API, properties, command line
 	@printf '\n== core: %s ==\n' '$(CORE_TESTS)'
@@ -49,6 +56,16 @@ test-ops: $(STAMP) ## every op_db entry against eager
 test-models: $(STAMP) ## whole models: training steps against eager
 	@printf '\n== models: training steps against eager ==\n'
 	@$(PYTEST) $(QUICK) tests/models $(ARGS)
+
+test-backends: $(STAMP) ## every backend: its tests, the conformance kit on all of op_db, models
+	@printf '\n== backends: their tests, and a part of the kit on inductor ==\n'
+	@$(PYTEST) $(QUICK) tests/backends $(ARGS)
+	@set -e; for backend in $(EXACT_BACKENDS); do \
+	  printf '\n== conformance kit on %s: all of op_db, forward and backward ==\n' $$backend; \
+	  $(PYTEST) --pyargs torpor.testing --backend $$backend --bit-exact $(ARGS); \
+	done
+	@printf '\n== models on torchscript: training steps against eager ==\n'
+	@TORPOR_TEST_BACKEND=torchscript $(PYTEST) $(QUICK) tests/models/test_training.py -k 'test_training_equals_eager' $(ARGS)
 
 test-slow: $(STAMP) ## the tests that take minutes each
 	@$(PYTEST) -m "slow and not gpu" --timeout 3600 tests $(ARGS)
@@ -73,8 +90,13 @@ format: $(STAMP) ## rewrite the sources in house format
 bench: $(STAMP) ## the benchmarks: ratios of one run, in one table
 	@$(PY) -m benchmarks $(ARGS)
 
-sweep: $(STAMP) ## op_db against eager as one table, surviving crashes and hangs
+sweep: sweep-ops sweep-backends ## all of it, surviving crashes and hangs: hours with inductor
+
+sweep-ops: $(STAMP) ## op_db against eager as one table
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m tests.ops.sweep --jobs $(WORKERS) $(ARGS)
+
+sweep-backends: $(STAMP) ## kit and models on BACKENDS, into docs/sweeps/; goes on where it was stopped
+	@$(PY) -m scripts.sweep_backends $(BACKENDS) --jobs $(WORKERS)
 
 clean: ## remove caches (not .venv)
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

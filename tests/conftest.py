@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import torpor
 from tests.known_differences import KNOWN
 
 
@@ -12,3 +13,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = KNOWN.get(item.name)
         if reason is not None:
             item.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend under test runs its own graphs from the first time on."""
+    monkeypatch.setattr(torpor.config, "compile_after", 0)

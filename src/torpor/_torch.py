@@ -390,8 +390,11 @@ def kernel(op: OpOverload, key: str) -> Callable[..., Any]:
     return found
 
 
-def on_default_dtype(changed: Callable[[], None]) -> None:
-    """Call `changed` whenever the default dtype changes: it decides result types unseen."""
+def on_default_dtype(finish: Callable[[], None], changed: Callable[[], None]) -> None:
+    """Call `finish` before the default dtype changes, `changed` after it has.
+
+    It decides result types unseen, when an op is recorded and again when it is computed.
+    """
 
     def watch(name: str) -> None:
         original = getattr(torch, name)
@@ -399,6 +402,8 @@ def on_default_dtype(changed: Callable[[], None]) -> None:
         @functools.wraps(original)
         def set_default(value: Any) -> None:
             before = torch.get_default_dtype()
+            if value is not before:
+                finish()
             original(value)
             if torch.get_default_dtype() is not before:
                 changed()
@@ -520,10 +525,15 @@ def op_table() -> list[Any]:
 
 
 def new_fake_mode() -> Any:
-    """A fake-tensor mode of its own, for one trace."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    """A fake-tensor mode of its own, for one trace; all sizes are numbers.
 
-    return FakeTensorMode(allow_non_fake_inputs=False)
+    It has a shape environment, without which Inductor does not keep what it compiles on disk.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(allow_non_fake_inputs=False, shape_env=sizes, static_shapes=True)
 
 
 def last_traced_node() -> torch.fx.Node:

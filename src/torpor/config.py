@@ -41,6 +41,9 @@ promote_scalars: bool = _env_bool("PROMOTE_SCALARS", True)
 async_queue: bool = _env_bool("ASYNC_QUEUE", True)
 """Run graphs on the device's queue thread; off runs them where `sync` was called."""
 
+compile_after: int = _env_int("COMPILE_AFTER", -1)
+"""Runs of a graph on the reference backend before it is compiled; -1: as the backend says."""
+
 strict: bool = _env_bool("STRICT", False)
 """Raise where torpor would otherwise warn and carry on with the reference backend."""
 

@@ -223,8 +223,8 @@ def test_a_training_loop_compiles_little_and_reuses_nodes(
     assert value("UncachedCompile") + value("CachedCompile") == 10
     assert value("UncachedCompile") <= 3
     assert value("CreateLtcTensor") > 100
-    assert value("lazy::linear") == 20
-    assert 10 <= value("IrNodeReused_torch::lazy::Linear") <= 18
+    assert value("lazy::linear") == 10  # the first layer's input needs no gradient: its parts
+    assert 3 <= value("IrNodeReused_torch::lazy::Linear") <= 9
     assert not get_fallback_ops()
 
 

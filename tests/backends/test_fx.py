@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -239,6 +240,19 @@ def test_an_op_that_cannot_be_traced_splits_the_graph_and_is_counted(
     x = torch.randn(4)
     (result,) = tensors(execute(computation, x))
     assert torch.equal(result, x.sin().cos().exp())
+
+
+def test_an_op_whose_fake_kernel_is_wrong_about_sizes_runs_alone() -> None:
+    network = torch.nn.LSTM(5, 8).to("lazy")  # the workspace of mkldnn_rnn_layer
+    x = torch.randn(4, 3, 5)
+    result = network(x.to("lazy"))[0]
+    result.sum().backward()
+    torpor.sync(wait=True)
+    plain = copy.deepcopy(network).to("cpu")
+    torch.testing.assert_close(result.detach().cpu(), plain(x)[0].detach())
+    fakes_lie = "fallback::aten.mkldnn_rnn_layer.default"
+    if torch.backends.mkldnn.is_available():
+        assert torpor.metrics.counters()[fakes_lie] >= 1
 
 
 def test_ops_a_compiler_blames_are_left_out(

@@ -17,7 +17,7 @@ from torpor.backend import Backend, BackendData, BackendDevice, Computation
 from torpor.backends.reference import ReferenceBackend
 from torpor.backends.reference.lowering import ReferenceLowering
 from torpor.ir import Node
-from torpor.testing.comparison import difference, same_bits, type_difference
+from torpor.testing.comparison import difference, no_further, same_bits, type_difference
 from torpor.testing.run import modules, run_kit
 from torpor.testing.scorecard import OpResult, Point, Scorecard
 
@@ -64,6 +64,21 @@ def test_integers_and_numbers_must_be_equal() -> None:
     assert difference(2, 2) is None
     assert difference(2, 2.0) is not None
     assert difference(2.0, 2.0 + 1e-12) is None
+
+
+@pytest.mark.parametrize(
+    ("got", "accepted"), [(0.0, True), (9e-4, True), (2e-3, False), (float("nan"), False)]
+)
+def test_what_eager_rounds_too_is_judged_in_double_precision(got: float, accepted: bool) -> None:
+    eagers, judged = torch.tensor([-5e-4]), torch.zeros(1, dtype=torch.float64)
+    assert no_further(torch.tensor([got]), eagers, judged) is accepted
+
+
+def test_double_precision_that_computes_something_else_is_no_judge() -> None:
+    drawn = torch.tensor([0.25], dtype=torch.float64)
+    assert not no_further(torch.tensor([0.5]), torch.tensor([0.75]), drawn)
+    assert not no_further(torch.tensor([0.5]), torch.tensor([0.75]), drawn.view(1, 1))
+    assert not no_further(torch.ones(1, 1), torch.tensor([0.75]), drawn)
 
 
 def test_strides_and_gradients_are_part_of_a_type() -> None:

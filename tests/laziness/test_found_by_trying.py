@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -211,3 +213,107 @@ def test_matmul_of_a_batch_of_one_into_a_tensor_has_eagers_bits(put: Put) -> Non
 
     x = torch.randn(4, 5, 5, generator=torch.Generator().manual_seed(0))
     agree(put, program, x, x[:1].clone())
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.LayerNorm(4), nn.GroupNorm(2, 4)])
+def test_a_norm_in_mixed_precision_keeps_its_statistics_in_full(put: Put, norm: nn.Module) -> None:
+    def program(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> object:
+        both = {"weight": weight, "bias": bias}
+        y = torch.func.functional_call(copy.deepcopy(norm).to(x.device), both, (x,))
+        return y, torch.autograd.grad(y.float().sin().sum(), (x, weight, bias))
+
+    x = torch.linspace(-1, 2, 20).view(5, 4).bfloat16().requires_grad_()
+    agree(put, program, x, torch.rand(4, requires_grad=True), torch.rand(4, requires_grad=True))
+
+
+def test_a_frozen_layer_does_not_need_its_input(put: Put) -> None:
+    def program(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> object:
+        h = x * 1
+        h += F.linear(h, weight, bias)
+        h += h @ weight
+        return torch.autograd.grad(h.sin().sum(), (x, bias))
+
+    x = torch.rand(2, 3, requires_grad=True)
+    agree(put, program, x, torch.rand(3, 3), torch.rand(3, requires_grad=True))
+
+
+def test_a_bias_trained_alone_does_not_need_the_input(put: Put) -> None:
+    def program(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> object:
+        h = x * 1
+        y = F.linear(h, weight, bias)
+        h.zero_()
+        return torch.autograd.grad(y.sin().sum(), bias)
+
+    agree(put, program, torch.rand(2, 3), torch.rand(3, 3), torch.rand(3, requires_grad=True))
+
+
+def test_what_is_pending_is_computed_with_the_default_dtype_it_was_recorded_with(put: Put) -> None:
+    x = put(torch.tensor([1, 2]))
+    torch.set_default_dtype(torch.float64)
+    try:
+        third = x / 3
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert third.dtype is torch.float64
+    assert third.tolist() == [1 / 3, 2 / 3]
+
+
+def test_attention_sees_who_needs_a_gradient_in_no_grad_too(put: Put) -> None:
+    def program(q: torch.Tensor, mask: torch.Tensor) -> object:
+        with torch.no_grad():
+            return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    q = torch.randn(2, 4, 5, 8, generator=torch.Generator().manual_seed(0))
+    agree(put, program, q, torch.rand(5, 5, requires_grad=True))
+
+
+def test_groups_keep_the_memory_format_of_their_input(put: Put) -> None:
+    def program(x: torch.Tensor) -> object:
+        y = F.group_norm(x, 2)
+        return y, y.stride()
+
+    agree(put, program, torch.rand(2, 4, 3, 3).to(memory_format=torch.channels_last))
+
+
+def test_a_recurrent_network_shares_the_casts_of_its_weights_under_autocast(concrete: Put) -> None:
+    def program(x: torch.Tensor, *weights: torch.Tensor) -> object:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            state = torch.zeros(1, 3, 5, device=x.device)
+            y, _ = torch.gru(x, state, weights, True, 1, 0.0, True, False, False)
+        return y, torch.autograd.grad(y.float().sum(), weights)
+
+    torch.manual_seed(0)
+    weights = [p.detach().requires_grad_() for p in nn.GRU(6, 5).parameters()]
+    agree(concrete, program, torch.randn(4, 3, 6), *weights)
+
+
+def test_a_fused_layer_casts_inside_under_autocast(concrete: Put) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = layer(x)
+        actual = torpor.lazy(copy.deepcopy(layer))(concrete(x))
+    assert actual.dtype is expected.dtype is torch.bfloat16
+    assert torch.equal(actual.cpu(), expected)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_may_make_nested_tensors(concrete: Put) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1).eval()
+    x, padding = torch.randn(2, 3, 8), torch.tensor([[False, False, True], [False, True, True]])
+    with torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=padding)
+        lazily = torpor.lazy(copy.deepcopy(encoder))
+        actual = lazily(concrete(x), src_key_padding_mask=concrete(padding))
+    assert torch.equal(actual.cpu(), expected)
+
+
+def test_packed_sequences_are_padded_in_the_mode() -> None:
+    with torpor.mode():
+        packed = nn.utils.rnn.pack_sequence([torch.ones(2, 3), torch.ones(1, 3)])
+        padded, lengths = nn.utils.rnn.pad_packed_sequence(packed)
+    assert padded.sum().item() == 9
+    assert lengths.tolist() == [2, 1]

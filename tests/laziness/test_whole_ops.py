@@ -126,18 +126,18 @@ def test_the_same_operand_with_and_without_a_gradient(put: Put) -> None:
 @pytest.fixture
 def only_real_numbers() -> Iterator[None]:
     """As if no complex tensor had been made in this process."""
-    before = whole._parts._inside
-    while whole._parts._inside:
+    before = whole._parts.inside
+    while whole._parts.inside:
         whole._parts.__exit__()
     yield
-    while whole._parts._inside < before:
+    while whole._parts.inside < before:
         whole._parts.__enter__()
 
 
 @pytest.mark.usefixtures("only_real_numbers")
 def test_a_step_records_each_layer_with_one_call(put: Put) -> None:
     model = put(torch.nn.Linear(4, 4))
-    x = put(torch.ones(2, 3, 4))
+    x = put(torch.ones(2, 3, 4)).requires_grad_()  # as between layers
     for _ in range(3):
         model(x).sum().backward()
         model.zero_grad()

@@ -1,12 +1,70 @@
-"""One thread for bit-equal kernels, and the table of models at the end of the run."""
+"""One thread for bit-equal kernels, and the table of models at the end of the run.
+
+With `--models-journal FILE` each row of it is noted as it comes, and a run that was interrupted
+goes on from there.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+import torpor
+from tests import backend_under_test
+from torpor.errors import TorporWarning
+from torpor.testing.journal import Journal
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--models-journal", metavar="FILE", help="note each training run here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Noter(config), "torpor-models-journal")
+
+
+class _Noter:
+    """Writes the table to a journal, row by row, and leaves out what is in it already."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+        path = config.getoption("--models-journal")
+        self.journal = None
+        if path and worker is None:
+            run = {"backend": backend_under_test.NAME, "torch": torch.__version__}
+            self.journal = Journal(Path(path), {**run, "torpor": torpor.__version__})
+        done = worker["models_done"] if worker is not None else getattr(self.journal, "records", ())
+        self.done = set(done)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["models_done"] = sorted(self.done)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if over := [item for item in items if item.name in self.done]:
+            self.config.hook.pytest_deselected(items=over)
+            items[:] = [item for item in items if item.name not in self.done]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.journal is None or (report.when != "call" and report.passed):
+            return
+        notes = dict(report.user_properties)
+        detail = report.longreprtext if report.failed else ""
+        row = {"outcome": report.outcome, "detail": detail, **notes}
+        self.journal.add(report.nodeid.rpartition("::")[2], "model", row)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """What an earlier run found out counts too."""
+        over = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        if self.journal is not None and self.done and session.exitstatus in over:
+            wrong = any(row["outcome"] == "failed" for row in self.journal.of("model"))
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED if wrong else pytest.ExitCode.OK
 
 
 @pytest.fixture(autouse=True)
@@ -25,20 +83,30 @@ def _no_global_state_leaks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _compilers_may_warn() -> Iterator[None]:
+    """A backend with a compiler of its own may fall back, with a warning: the table counts it."""
+    with warnings.catch_warnings():
+        if not backend_under_test.BIT_EXACT:
+            warnings.simplefilter("ignore", TorporWarning)
+            warnings.filterwarnings("ignore", module=r"torch\._(inductor|dynamo|functorch)")
+        yield
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print one line for each model and place, from what the tests recorded (also under xdist)."""
     rows = sorted(_rows(terminalreporter))
     if not rows:
         return
-    terminalreporter.section("models: five training steps against eager")
+    backend = backend_under_test.NAME
+    terminalreporter.section(f"models: five training steps on {backend} against eager")
     head = f"{'model':30}{'family':20}{'where':10}{'equal':7}{'eager':>9}{'lazy':>9}"
     terminalreporter.line(head + f"{'ratio':>7}{'fallbacks':>11}{'compiles':>10}{'hits':>6}")
     for row in rows:
         terminalreporter.line(row)
     equal = sum(" yes " in row for row in rows)
-    terminalreporter.line(
-        f"{equal} of {len(rows)} equal eager bit for bit; speeds in steps a second"
-    )
+    how = "bit for bit" if backend_under_test.BIT_EXACT else "in losses and dropout masks"
+    terminalreporter.line(f"{equal} of {len(rows)} equal eager {how}; speeds in steps a second")
 
 
 def _rows(terminalreporter: Any) -> Iterator[str]:
@@ -57,7 +125,9 @@ def _row(outcome: str, notes: dict[str, Any]) -> str:
         return start + "   did not finish"
     eager, lazy = notes["speed"]
     counters = notes["counters"]
-    fallbacks = sum(count for key, count in counters.items() if key.startswith("aten::"))
+    fallbacks = sum(
+        count for key, count in counters.items() if key.startswith(backend_under_test.FALLBACKS)
+    )
     compiles, hits = counters.get("UncachedCompile", 0), counters.get("CachedCompile", 0)
     speeds = f"{eager:9.1f}{lazy:9.1f}{lazy / eager:7.2f}"
     return start + speeds + f"{fallbacks:11}{compiles:10}{hits:6}"

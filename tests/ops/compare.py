@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests import backend_under_test
 from tests.ops.subjects import Subject, carried
+from torpor.testing.comparison import difference
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,17 @@ def leaf_difference(
         return _tensor_difference(where, expected, actual, subject, values)
     if type(expected) is not type(actual):
         return Difference(where, "type", f"{type(expected)} became {type(actual)}")
-    if values and expected != actual and not (_is_nan(expected) and _is_nan(actual)):
+    if values and expected != actual and not _same_number(expected, actual):
         return Difference(where, "value", f"{expected!r} became {actual!r}")
     return None
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, (float, complex)) and value != value
+def _same_number(expected: Any, actual: Any) -> bool:
+    if not isinstance(expected, (float, complex)):
+        return False
+    if not backend_under_test.BIT_EXACT:
+        return difference(actual, expected) is None
+    return expected != expected and actual != actual
 
 
 def _tensor_difference(
@@ -53,9 +59,13 @@ def _tensor_difference(
         return Difference(
             where, "materialised", f"{_describe(expected)} read as {_describe(plain)}"
         )
-    if equal(expected.detach(), plain):
+    if equal(expected.detach(), plain) or _close_enough(expected, plain):
         return None
     return Difference(where, "values", _describe_values(expected.detach(), plain))
+
+
+def _close_enough(expected: Tensor, actual: Tensor) -> bool:
+    return not backend_under_test.BIT_EXACT and difference(actual, expected) is None
 
 
 def _metadata_difference(expected: Tensor, actual: Tensor, subject: Subject) -> str | None:

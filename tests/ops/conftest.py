@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from tests import backend_under_test
 from tests.ops.results import Result
 from tests.ops.sweep import entries
 from tests.ops.table import RECORDED_SHARE, recorded_share, table
@@ -39,7 +40,7 @@ class _Gatherer:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.results:
             return
-        terminalreporter.section("op_db against eager")
+        terminalreporter.section(f"op_db on {backend_under_test.NAME} against eager")
         terminalreporter.write_line(table(self.results))
         for mode in ("lazy", "concrete"):
             if _too_few_recorded(self.results, mode):

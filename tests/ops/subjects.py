@@ -1,18 +1,21 @@
 """Who runs an op: eager torch (the judge), the virtual device `lazy`, or concrete-lazy tensors.
 
-A subject says how a plain tensor enters it, how results are read back, and what it counted.
+A subject says how a plain tensor enters it, how results are read back, and what it counted. Lazy
+ones run on the backend that `TORPOR_TEST_BACKEND` names.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 import torch._lazy
 from torch import Tensor
+
+from tests import backend_under_test
 
 
 class Subject:
@@ -72,11 +75,15 @@ class Concrete(Subject):
 
         self.torpor: Any = torpor
         self.settle()
-        torpor.use("reference")
+        torpor.use(backend_under_test.NAME)
 
     def enter(self, plain: Tensor) -> Tensor:
         copy = plain.to(plain.device, copy=True)
         return self.torpor.lazy(copy) if carried(plain) else copy
+
+    def session(self) -> contextlib.AbstractContextManager[Any]:
+        # On a backend that compiles every op, nothing may stand in for it unseen.
+        return mock.patch.object(self.torpor.config, "strict", backend_under_test.BIT_EXACT)
 
     def factories(self) -> contextlib.AbstractContextManager[Any]:
         return self.torpor.mode()
@@ -112,10 +119,12 @@ class Lazy(Concrete):
     def device(self, device: str | torch.device) -> str | torch.device:
         return torch.device("lazy") if torch.device(device).type == "cpu" else device
 
-    def session(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
         # op_db's random entries call LTC's mark_step on this device, inside their seeded scope,
         # lest the numbers change with the seed restored after it. Here they must not.
-        return mock.patch("torch._lazy.mark_step", return_value=None)
+        with super().session(), mock.patch("torch._lazy.mark_step", return_value=None):
+            yield
 
     def factories(self) -> contextlib.AbstractContextManager[Any]:
         # Most factories name their device in the sample; those that do not take the default one.

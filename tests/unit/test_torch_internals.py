@@ -398,13 +398,17 @@ def test_on_default_dtype_is_told_of_changes_alone(monkeypatch: pytest.MonkeyPat
     for name in ("set_default_dtype", "set_default_tensor_type"):
         monkeypatch.setattr(torch, name, getattr(torch, name))  # put back afterwards
     told: list[torch.dtype] = []
-    _torch.on_default_dtype(lambda: told.append(torch.get_default_dtype()))
+
+    def tell() -> None:
+        told.append(torch.get_default_dtype())
+
+    _torch.on_default_dtype(tell, tell)
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(before)
         assert told == []
         torch.set_default_dtype(torch.float64)
-        assert told == [torch.float64]
+        assert told == [before, torch.float64]
     finally:
         torch.set_default_dtype(before)
 

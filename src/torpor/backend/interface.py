@@ -35,6 +35,10 @@ class Backend(abc.ABC):
     scalars_as_data: bool = False
     """Run-time numbers are given to `execute` as data (`data_from_scalar`), not as numbers."""
 
+    compile_after: int = 0
+    """How often a graph runs on the reference backend before it is compiled: a graph that is met
+    once is seldom worth a compiler's time."""
+
     takes_donations: bool = False
     """Writes results over donated parameters (`Computation.aliases`); the core gives it some."""
 

@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtypes", default="float32", help="dtypes of the samples: float32,int64")
     parser.add_argument("--bit-exact", action="store_true", help="allow no difference from eager")
     parser.add_argument("--jobs", type=int, default=1, help="processes (needs pytest-xdist)")
+    parser.add_argument(
+        "--journal", metavar="FILE", help="note results as they come; go on where a run stopped"
+    )
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a report for people")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -65,6 +68,8 @@ def _options(arguments: argparse.Namespace) -> list[str]:
     options += ["--dtypes", arguments.dtypes]
     if arguments.bit_exact:
         options.append("--bit-exact")
+    if arguments.journal:
+        options += ["--journal", arguments.journal]
     if arguments.jobs > 1:
         options += ["-n", str(arguments.jobs)]
     return options

@@ -67,7 +67,7 @@ def _explain(error: Exception, graph: Graph, name: str, backend: Backend, node: 
 
 
 class StandIn:
-    """Runs one graph on the reference backend in the place of one that could not compile it.
+    """Runs one graph on the reference backend in the place of another, which has not compiled it.
 
     Data stay the backend's own: they become tensors before the run and data again after it.
     """
@@ -78,13 +78,15 @@ class StandIn:
         name: str,
         backend: Backend,
         device: BackendDevice,
-        failure: CompileError,
+        failure: CompileError | None = None,
     ) -> None:
         self.backend = backend
         self.reference = make("reference")
         try:
             self.computation = compile_graph(graph, name, self.reference, device)
         except CompileError:
+            if failure is None:
+                raise
             raise failure from failure.__cause__
 
     def execute(

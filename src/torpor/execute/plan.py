@@ -26,13 +26,15 @@ class Plan:
     """A compiled graph, what runs it, and where its inputs come from."""
 
     __slots__ = (
-        "checked", "computation", "donated", "fragile", "inputs", "outputs", "positions", "runner",
+        "checked", "computation", "donated", "draft", "fragile", "inputs", "outputs", "positions",
+        "runner",
     )  # fmt: skip
 
     def __init__(
         self, computation: Computation, graph: Graph, backend: Backend, runner: Backend | StandIn
     ) -> None:
         self.computation = computation
+        self.draft: Draft | None = None  # what it is compiled from when it is met again
         self.donated = tuple(computation.aliases)  # positions of inputs that may be written over
         self.runner = runner
         self.outputs = graph.outputs
@@ -67,13 +69,17 @@ class PlanCache:
         self.serial = 0
 
     def find(self, key: tuple[Any, ...]) -> Plan | None:
-        """The plan under `key`, if there is one."""
+        """The plan under `key`, if there is one; compiled by now, if it is worth it."""
         plan = self.plans.get(key)
         if plan is None:
-            metrics.count("UncachedCompile")
-        else:
-            self.plans.move_to_end(key)
+            return None
+        self.plans.move_to_end(key)
+        if plan.draft is None:
             metrics.count("CachedCompile")
+        elif plan.draft.is_due():
+            plan = self.plans[key] = plan.draft.compiled()
+        else:
+            metrics.count("InterpretedGraph")
         return plan
 
     def add(
@@ -84,13 +90,12 @@ class PlanCache:
         device: BackendDevice,
         donated: Mapping[int, int],
     ) -> Plan:
-        """Compile `graph` and keep it under `key`."""
+        """Compile `graph`, now or when it is met again, and keep it under `key`."""
         self.serial += 1
         if config.verify_graphs:
             verify(graph)
-        with metrics.timer("Compile"):
-            plan = _compiled(graph, f"graph{self.serial}", backend, device, donated)
-        self.plans[key] = plan
+        draft = Draft(graph, f"graph{self.serial}", backend, device, donated)
+        plan = self.plans[key] = draft.compiled() if draft.is_due() else draft.interpreted()
         while len(self.plans) > config.max_cached_plans:
             self.plans.popitem(last=False)
         return plan
@@ -100,19 +105,55 @@ class PlanCache:
         self.plans.clear()
 
 
-def _compiled(
-    graph: Graph, name: str, backend: Backend, device: BackendDevice, donated: Mapping[int, int]
-) -> Plan:
-    """A plan on `backend`; on the reference backend, with a warning, where that cannot compile."""
-    try:
-        return Plan(compile_graph(graph, name, backend, device, donated), graph, backend, backend)
-    except CompileError as error:
-        metrics.count("CompileFailed")
-        if config.strict or backend.name == "reference":
-            raise
-        stand_in = StandIn(graph, name, backend, device, error)
-        warn_once(backend, error)
-        return Plan(stand_in.computation, graph, backend, stand_in)
+class Draft:
+    """A graph that may be compiled: at once, or after it was run some times by the reference."""
+
+    __slots__ = ("backend", "device", "donated", "graph", "left", "name")
+
+    def __init__(
+        self,
+        graph: Graph,
+        name: str,
+        backend: Backend,
+        device: BackendDevice,
+        donated: Mapping[int, int],
+    ) -> None:
+        self.graph = graph
+        self.name = name
+        self.backend = backend
+        self.device = device
+        self.donated = donated
+        chosen = config.compile_after
+        self.left = backend.compile_after if chosen < 0 else chosen
+
+    def is_due(self) -> bool:
+        """It was met often enough; asked once each time it is met."""
+        self.left -= 1
+        return self.left < 0
+
+    def interpreted(self) -> Plan:
+        """A plan that runs on the reference backend for now."""
+        metrics.count("InterpretedGraph")
+        stand_in = StandIn(self.graph, self.name, self.backend, self.device)
+        plan = Plan(stand_in.computation, self.graph, self.backend, stand_in)
+        plan.draft = self
+        return plan
+
+    def compiled(self) -> Plan:
+        """A plan on the backend; on the reference, with a warning, where that cannot compile it."""
+        metrics.count("UncachedCompile")
+        graph, backend = self.graph, self.backend
+        try:
+            with metrics.timer("Compile"):
+                computation = compile_graph(graph, self.name, backend, self.device, self.donated)
+            return Plan(computation, graph, backend, backend)
+        except CompileError as error:
+            metrics.count("CompileFailed")
+            if config.strict or backend.name == "reference":
+                raise
+            stand_in = StandIn(graph, self.name, backend, self.device, error)
+            warn_once(backend, error)
+            return Plan(stand_in.computation, graph, backend, stand_in)
 
 
 def needed_graph(wanted: Sequence[Value], live: Sequence[Value], known: Collection[Value]) -> Graph:

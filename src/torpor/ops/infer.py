@@ -126,7 +126,7 @@ def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
         types = rule(bound)
         if types is not None:
             return types
-    if spec.name in type_rules.TRIED:
+    if spec.name in type_rules.TRIED or _is_mixed(spec, bound):
         return _try(spec, bound, sample, to, device)
     fakes = _Fakes(to, sample)
     with _torch.without_torch_function(), torch.no_grad(), _torch.quiet_fakes(), fakes.mode:
@@ -148,6 +148,13 @@ def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
     if _is_empty(spec, bound, types):
         return _tried_or(types, spec, bound, sample, to, device)
     return restrided(spec, bound, types)
+
+
+def _is_mixed(spec: OpSpec, bound: list[Any]) -> bool:
+    """A norm in mixed precision: half numbers, and weights or statistics of another dtype."""
+    if spec.name not in type_rules.TRIED_WHEN_MIXED:
+        return False
+    return len({type_.dtype for type_ in _operand_types(spec, bound)}) > 1
 
 
 def _is_grown(spec: OpSpec, bound: list[Any], types: Types) -> bool:
@@ -459,7 +466,7 @@ def _explicit_device(spec: OpSpec, bound: list[Any]) -> torch.device | None:
 def _type(tensor: Any, device: torch.device | None, fresh: bool) -> TensorType | None:
     if tensor is None:
         return None
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         raise NotRecordable(f"result has layout {tensor.layout}", fallback=True)
     type_ = TensorType.of_tensor(tensor, device)
     if fresh and (type_.offset or type_.conj or type_.neg):  # memory of its own holds the numbers

@@ -122,6 +122,18 @@ TRIED: Final = frozenset(
     }
 )
 
+TRIED_WHEN_MIXED: Final = frozenset(
+    # fake kernels that give statistics the dtype of the input, whatever the weights have
+    {
+        "aten.native_batch_norm.default",
+        "aten.native_batch_norm_backward.default",
+        "aten.native_group_norm.default",
+        "aten.native_group_norm_backward.default",
+        "aten.native_layer_norm.default",
+        "aten.native_layer_norm_backward.default",
+    }
+)
+
 UNCHECKED: Final = frozenset(
     # ops whose fake kernels accept dtypes, or mixtures of them, that the real ones refuse
     {

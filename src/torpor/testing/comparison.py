@@ -21,6 +21,18 @@ The absolute one counts in units of the largest number of the tensor, where that
 in another order errs in proportion to what was summed.
 """
 
+WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+"""In which dtype a result is computed to see how exact it is."""
+
+_FURTHER = 2.0  # how many times eager's own error a result may be off
+_SAME_THING = 1e-2  # further apart, relative to the largest number, it is another computation
+
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -71,6 +83,22 @@ def _value_difference(got: torch.Tensor, expected: torch.Tensor, exact: bool) ->
     finite = other.abs().nan_to_num(0.0, 0.0, 0.0).max().item()
     close = torch.isclose(one, other, rtol, atol * max(1.0, finite), equal_nan=True)
     return None if bool(close.all()) else _describe(got, expected)
+
+
+def no_further(got: Any, expected: torch.Tensor, judged: Any) -> bool:
+    """`got` is hardly further from `judged`, computed in a wider dtype, than `expected` is.
+
+    A gradient that is zero but for rounding errors has no digits on which two kernels could agree.
+    """
+    if any(getattr(tensor, "shape", None) != expected.shape for tensor in (got, judged)):
+        return False
+    if got.dtype != expected.dtype or not expected.numel():
+        return False
+    wide = torch.complex128 if judged.is_complex() else torch.float64
+    one, other, best = (_dense(tensor).to(wide) for tensor in (got, expected, judged))
+    scale = max(1.0, best.abs().nan_to_num(0.0, 0.0, 0.0).max().item())
+    error, eagers = ((tensor - best).abs().max().item() for tensor in (one, other))
+    return error <= _FURTHER * eagers <= _FURTHER * _SAME_THING * scale
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -68,13 +68,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def kit(request: pytest.FixtureRequest) -> Iterator[Kit]:
     """The backend under test, fresh, in strict mode: nothing stands in for it unseen."""
     option = request.config.getoption
-    strict, torpor.config.strict = torpor.config.strict, True
+    settings = torpor.config
+    before = settings.strict, settings.compile_after
+    settings.strict, settings.compile_after = True, 0
     kit = Kit(option("--backend"), option("--device"), option("--bit-exact"))
     try:
         yield kit
     finally:
         kit.close()
-        torpor.config.strict = strict
+        settings.strict, settings.compile_after = before
 
 
 class Gatherer:

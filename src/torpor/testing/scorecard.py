@@ -16,7 +16,7 @@ STATUSES = {
     "fallback": "run by eager's kernels (it counted fallback::<op>, or could not compile it)",
     "core": "never reached the backend: random, data-dependent, or nothing to compute",
     "wrong": "another result than eager's, or an error eager does not raise",
-    "skipped": "eager has no samples of that dtype, or refuses them itself",
+    "skipped": "eager has no samples of it here, or refuses them itself",
 }
 
 

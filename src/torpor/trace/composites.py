@@ -91,9 +91,17 @@ def _each(change: Callable[[Any, torch.device], Any], things: Any, device: torch
     return _torch.tree_map(lambda t: change(t, device) if isinstance(t, LazyTensor) else t, things)
 
 
+def _stand_in(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` on the physical device; torch may ask whether it needs a gradient, mode or not."""
+    there = _physical(tensor, device)
+    if tensor.requires_grad and not torch.is_grad_enabled():
+        there.requires_grad_()
+    return there  # type: ignore[no-any-return]  # what `Physical` makes
+
+
 def _physically(op: Any, tensor: torch.Tensor, args: tuple[Any, ...], **kwargs: Any) -> Any:
     """`op` in the form it has on the physical device."""
-    args, kwargs = _each(_physical, (args, kwargs), physical(tensor.device))
+    args, kwargs = _each(_stand_in, (args, kwargs), physical(tensor.device))
     return _each(_moved, _taken_apart(op, *args, **kwargs), tensor.device)
 
 
@@ -201,12 +209,55 @@ def _recurrent(op: Any) -> None:
 
     @_override(op)
     def run(input: torch.Tensor, *args: Any) -> Any:
+        if input.device.type != "lazy" and op not in _BY_BACKEND:
+            return _taken_apart(op, input, *args)  # autocast keeps its copies of leaves alone
         return _physically(op, input, (input, *args))
+
+
+_BY_BACKEND = frozenset({aten.lstm.input, aten.lstm.data})
+"""Recurrent networks whose form depends on a tensor's backend, not only on its device."""
 
 
 for _packet in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
     _recurrent(_packet.input)
     _recurrent(_packet.data)
+
+
+@_override(aten.group_norm.default)
+def group_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Groups in the memory format of the input, where the physical device keeps it."""
+    op = aten.group_norm.default
+    if input.device.type == "lazy" and not input.is_contiguous():
+        return _physically(op, input, (input, *args), **kwargs)  # type: ignore[no-any-return]
+    return _taken_apart(op, input, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+@_override(aten._pad_packed_sequence.default)
+def pad_packed_sequence(data: torch.Tensor, batch_sizes: torch.Tensor, *args: Any) -> Any:
+    """torch writes the lengths to memory itself: no mode may make them lazy."""
+    if type(batch_sizes) is LazyTensor:
+        batch_sizes = plain_copy(batch_sizes).cpu()
+    with _torch.without_modes():
+        return _taken_apart(aten._pad_packed_sequence.default, data, batch_sizes, *args)
+
+
+def _casts_inside(op: Any) -> None:
+    """An op whose kernel calls others through autocast: while that is on, it runs at once."""
+    spec = spec_of(op)
+
+    def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        with _torch.below_autograd():
+            if not torch.is_autocast_enabled(tensor.device.type):
+                return op(tensor, *args, **kwargs)
+            count_sync(spec)
+            with _torch.without_modes():
+                return run_eager(spec, (tensor, *args), kwargs)
+
+    _library.impl(op, run, "AutogradLazy")
+
+
+_casts_inside(aten._transformer_encoder_layer_fwd.default)
+_casts_inside(aten._native_multi_head_attention.default)
 
 
 def _tensor_split(

@@ -23,6 +23,7 @@ from torpor.trace.values import physical, write
 from torpor.trace.wrap import (
     clone_plain,
     data_storage,
+    is_traceable,
     plain,
     resize,
     wrap_data,
@@ -226,7 +227,7 @@ def _wrap(returned: Any, value: Any, bound: list[Any], device: torch.device | No
 
 
 def _wrap_one(returned: Any, value: Any, bound: list[Any], device: torch.device | None) -> Any:
-    if value is None or value.layout is not torch.strided or value.is_quantized:
+    if value is None or not is_traceable(value):
         return value  # a layout torpor does not trace stays a plain tensor
     device = device or value.device
     source = bound[returned.argument] if returned.kind is ReturnKind.VIEW else None

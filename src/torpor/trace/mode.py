@@ -15,7 +15,7 @@ from torpor.ops.spec import Mode, ReturnKind, spec_of
 from torpor.trace.dispatch import dispatch
 from torpor.trace.sharing import Adoption
 from torpor.trace.tensor import LazyTensor
-from torpor.trace.wrap import plain_copy, wrap_data
+from torpor.trace.wrap import is_traceable, plain_copy, wrap_data
 
 aten = torch.ops.aten
 
@@ -75,7 +75,7 @@ _enter: Callable[[torch.Tensor, Adoption], torch.Tensor] = _Enter.apply
 def _lazy_tensor(tensor: torch.Tensor, adoption: Adoption) -> torch.Tensor:
     if isinstance(tensor, LazyTensor):
         return tensor
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+    if not is_traceable(tensor) or tensor.device.type == "meta":
         raise UnsupportedError(
             f"a lazy tensor is strided and has memory, not {tensor.layout} on {tensor.device}"
         )
@@ -173,8 +173,7 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
 def _is_traceable(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
+        and is_traceable(tensor)
         and tensor.device.type != "meta"
     )
 

@@ -28,7 +28,15 @@ from torpor.trace.scalars import node_with_numbers, promotable_positions
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor, View
 from torpor.trace.values import make_node, physical, root_value, view_value, write
-from torpor.trace.wrap import data_storage, resize, set_bits, wrap_like, wrap_value, wrap_view
+from torpor.trace.wrap import (
+    data_storage,
+    is_traceable,
+    resize,
+    set_bits,
+    wrap_like,
+    wrap_value,
+    wrap_view,
+)
 
 _ALIASES = frozenset({"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"})
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -59,7 +67,7 @@ def other_value(arg: Any) -> Any:
         if type(arg) is LazyTensor:
             raise AssertionError("lazy tensors are read by the recorder itself")
         raise ForeignTensor
-    if arg.layout is not torch.strided or arg.is_quantized or arg.device.type == "meta":
+    if not is_traceable(arg) or arg.device.type == "meta":
         raise NotRecordable(f"an argument has layout {arg.layout} on {arg.device}", fallback=True)
     # its owner may write to it before the graph runs, and torpor would not know: take a copy
     storage = data_storage(_snapshot(arg), arg.device)

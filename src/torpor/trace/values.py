@@ -11,6 +11,7 @@ import torch
 
 from torpor import metrics
 from torpor.backend.registry import get_backend
+from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.memo import forget_memos
 from torpor.ir.node import TABLE, Node, Value
@@ -46,6 +47,12 @@ def make_node(
     types = infer(spec, key, bound, sample or {}, physical)
     metrics.count_node(spec.name)
     return TABLE.add(spec.kind, key, tuple(bound), types, site())  # type: ignore[arg-type]  # None: no tensor
+
+
+def finish() -> None:
+    """Compute all that is pending: what ops make of the same arguments is about to change."""
+    sync.cut()
+    sync.wait()
 
 
 def forget_types() -> None:

@@ -6,14 +6,14 @@ kernel of its own for the device is left whole, and so is its backward. The grap
 when such an op is met for the first time its parts are recorded, as torch takes it apart, and what
 they came to is remembered under the op's own arguments.
 
-torch has no forward-mode derivative of these ops, and its second derivative adds up in another
-order than that of their parts. While one of the two is asked for, the parts are what is recorded;
-and from the first complex tensor on, since torch differentiates the whole ops for real ones only.
+torch has no forward-mode derivative of these ops, differentiates them for real numbers only, and
+adds up their second derivative in another order than that of their parts. So the parts are what is
+recorded while forward mode is on, and for good from the first complex tensor or the first backward
+that keeps its graph.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -216,37 +216,34 @@ def _never(*arguments: Any) -> Any:
     raise AssertionError("a lazy tensor reaches torpor before it reaches its backend")
 
 
+def _nothing(on: bool) -> None:
+    pass
+
+
 class _While:
     """A state of the process that lasts while anybody is inside."""
 
-    def __init__(self, change: Callable[[bool], None]) -> None:
+    def __init__(self, change: Callable[[bool], None] = _nothing) -> None:
         self._change = change
-        self._inside = 0
+        self.inside = 0
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
         with self._lock:
-            self._inside += 1
-            if self._inside == 1:
+            self.inside += 1
+            if self.inside == 1:
                 self._change(True)
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
+            self.inside -= 1
+            if self.inside == 0:
                 self._change(False)
 
 
 _kept = _torch.Kernels("Lazy", {aten.linear.default: _never, aten.matmul.default: _never})
-_parts = _While(
-    _torch.Kernels(
-        "AutogradLazy",
-        {
-            op: functools.partial(_taken_apart, op)
-            for op in (aten.linear.default, aten.matmul.default)
-        },
-    ).set
-)
+_library = torch.library.Library("aten", "IMPL")
+_parts = _While()
 _parts_of_backward = _While(
     _torch.Kernels(
         "AutogradLazy",
@@ -258,13 +255,62 @@ _parts_of_backward = _While(
 )
 
 
+def _whole_or_parts(op: Any) -> None:
+    """Let `op` be whole where that saves for its backward what the parts would save.
+
+    The parts keep an operand only if the gradient of another needs it; one that they leave alone
+    may be written to before backward.
+    """
+    whole = _torch.kernel(op, "AutogradLazy")
+
+    def linear(keys: Any, one: torch.Tensor, other: torch.Tensor, bias: Any = None) -> Any:
+        if one.requires_grad and other.requires_grad and not _parts.inside:
+            return whole(keys, one, other, bias)
+        if _parts.inside or _needs_gradient(one, other, bias):
+            return _taken_apart(op, one, other, bias)
+        return whole(keys, one, other, bias)
+
+    def matmul(keys: Any, one: torch.Tensor, other: torch.Tensor) -> Any:
+        if one.requires_grad and other.requires_grad and not _parts.inside:
+            return whole(keys, one, other)
+        if _parts.inside or _needs_gradient(one, other, None):
+            return _taken_apart(op, one, other)
+        return whole(keys, one, other)
+
+    run = linear if op is aten.linear.default else matmul
+    _library.impl(op, run, "AutogradLazy", with_keyset=True)
+
+
+def _needs_gradient(one: torch.Tensor, other: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    needs = one.requires_grad or other.requires_grad or (bias is not None and bias.requires_grad)
+    return needs and torch.is_grad_enabled()
+
+
 def _forward_mode(on: bool) -> None:
     for state in (_parts, _parts_of_backward):
         state.__enter__() if on else state.__exit__()
 
 
+class _Again:
+    """A backward that keeps its graph: somebody differentiates twice, and will do so again."""
+
+    def __init__(self) -> None:
+        self.met = False
+
+    def __enter__(self) -> None:
+        if not self.met:
+            self.met = True
+            _parts.__enter__()  # to stay: only the parts of a forward add up in eager's order
+        _parts_of_backward.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        _parts_of_backward.__exit__()
+
+
 def install() -> None:
     """Keep the ops whole, but for what needs their parts."""
     _kept.set(True)
-    _torch.on_higher_derivatives(_While(_forward_mode), _parts_of_backward)
+    _whole_or_parts(aten.linear.default)
+    _whole_or_parts(aten.matmul.default)
+    _torch.on_higher_derivatives(_While(_forward_mode), _Again())
     on_first_complex(_parts.__enter__)  # to stay: complex tensors may live as long as the program

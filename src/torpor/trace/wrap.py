@@ -109,6 +109,11 @@ def clone_plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
 
 
+def is_traceable(tensor: torch.Tensor) -> bool:
+    """The tensor is strided and holds one number in each place: a lazy one can stand for it."""
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
+
+
 def wrap_data(tensor: torch.Tensor, device: torch.device) -> LazyTensor:
     """A lazy tensor on `device` that takes over a plain tensor nobody else writes to."""
     return wrap_storage(data_storage(tensor, device))

@@ -115,6 +115,8 @@ class _Replay:
         else:
             operands = [getattr(arg, "type", None) for arg in instruction.node.args]
             made = functional.call(spec, args, promised, operands)
+            if spec.name not in functional.FORMS:
+                _check_sizes(made, promised)
         for register, tensor in zip(instruction.outputs, made, strict=True):
             self.env[register] = tensor
             self.maker[register] = instruction
@@ -173,6 +175,13 @@ class _Replay:
                 raise refusal
             raise NodeError(self.maker[register], refusal)
         return tensor  # type: ignore[no-any-return]  # registers hold anything
+
+
+def _check_sizes(made: list[Any], promised: list[Any]) -> None:
+    """Refuse an op whose fake kernel is wrong: compilers believe it, and ask for its sizes."""
+    for tensor, type_ in zip(made, promised, strict=True):
+        if tensor is not None and type_ is not None and tuple(tensor.shape) != type_.shape:
+            raise NotTraceable(f"its fake kernel makes {tuple(tensor.shape)}, not {type_!r}")
 
 
 def _memory(tensor: torch.Tensor) -> int:

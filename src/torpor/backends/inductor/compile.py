@@ -17,12 +17,18 @@ MAX_NODES = 4000
 """Nodes compiled together. A training step of 2,000 took as long per node as pieces of 250 did."""
 
 
+COMPILE_AFTER = 4
+"""Runs on the reference backend before a graph is compiled. In the first steps of a training
+numbers that change become inputs, and optimizers make their state: such graphs are met once."""
+
+
 class InductorBackend(FxBackend):
     """Compiles graphs with `torch._inductor`.
 
     `rng` is "exact": random numbers are eager's. `cuda_graphs` replays a step as one CUDA graph.
-    A graph of more than `max_nodes` nodes is compiled in parts. Every other option is a setting of
-    Inductor's (`torch._inductor.config`), dots and all: `{"max_autotune": True}`.
+    A graph of more than `max_nodes` nodes is compiled in parts; one that was met `compile_after`
+    times or less runs on the reference backend. Every other option is a setting of Inductor's
+    (`torch._inductor.config`), dots and all: `{"max_autotune": True}`.
     """
 
     def __init__(
@@ -31,12 +37,14 @@ class InductorBackend(FxBackend):
         rng: str = "exact",
         cuda_graphs: bool = False,
         max_nodes: int = MAX_NODES,
+        compile_after: int = COMPILE_AFTER,
         **settings: Any,
     ) -> None:
         super().__init__(max_nodes=max_nodes)
         check_rng(rng)
         check_settings(settings)
         self.cuda_graphs = cuda_graphs
+        self.compile_after = compile_after
         self.settings = settings
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
