@@ -375,7 +375,10 @@ class _Filled(_StandIns):
         flat = torch.full(
             (type_.span,), self.number, dtype=type_.dtype, device=self.to(type_.device)
         )
-        return flat.as_strided(type_.shape, type_.stride)
+        tensor = flat.as_strided(type_.shape, type_.stride)
+        if type_.conj:
+            tensor = tensor.conj()
+        return tensor._neg_view() if type_.neg else tensor
 
 
 class _Units(_StandIns):
