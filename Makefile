@@ -60,10 +60,10 @@ test-models: $(STAMP) ## whole models: training steps against eager
 test-backends: $(STAMP) ## every backend: its tests, the conformance kit on all of op_db, models
 	@printf '\n== backends: their tests, and a part of the kit on inductor ==\n'
 	@$(PYTEST) $(QUICK) tests/backends $(ARGS)
-	@set -e; for backend in $(EXACT_BACKENDS); do \
-	  printf '\n== conformance kit on %s: all of op_db, forward and backward ==\n' $$backend; \
-	  $(PYTEST) --pyargs torpor.testing --backend $$backend --bit-exact $(ARGS); \
-	done
+	@set -e; for backend in $(EXACT_BACKENDS); do for device in lazy concrete; do \
+	  printf '\n== conformance kit on %s, %s: all of op_db, forward and backward ==\n' $$backend $$device; \
+	  $(PYTEST) --pyargs torpor.testing --backend $$backend --device $$device --bit-exact $(ARGS); \
+	done; done
 	@printf '\n== models on torchscript: training steps against eager ==\n'
 	@TORPOR_TEST_BACKEND=torchscript $(PYTEST) $(QUICK) tests/models/test_training.py -k 'test_training_equals_eager' $(ARGS)
 

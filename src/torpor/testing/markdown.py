@@ -26,7 +26,7 @@ def table(columns: Row, rows: Iterable[Row]) -> str:
 
 
 def _cell(value: object) -> str:
-    return " ".join(str(value).split()).replace("|", "\\|")
+    return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def _head(card: Scorecard) -> list[str]:
