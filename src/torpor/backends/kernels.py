@@ -33,7 +33,7 @@ def run_node(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> lis
     spec = spec_of(node.op.target)
     args = [_argument(arg, env, device) for arg in node.args]
     for position in spec.mutated:
-        args[position] = _copies(args[position])
+        args[position] = copies(args[position])
     positional, keywords = spec.call_arguments(args)
     try:
         with _torch.kernels():
@@ -41,7 +41,7 @@ def run_node(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> lis
     except Exception as error:
         site = None if node.site is None else str(node.site)
         raise annotate(error, node.op.name, site, print_node(node)) from None
-    outputs = _outputs(spec, result, args)
+    outputs = outputs_of(spec, result, args)
     return [as_promised(tensor, v.type) for tensor, v in zip(outputs, node.outputs, strict=True)]
 
 
@@ -66,13 +66,14 @@ def _argument(arg: Any, env: Mapping[Value, Any], device: BackendDevice) -> Any:
     return arg
 
 
-def _copies(arg: Any) -> Any:
+def copies(arg: Any) -> Any:
+    """A copy of a tensor, with its strides, or of each in a list: for an op to write to."""
     if isinstance(arg, list):
-        return [_copies(item) for item in arg]
+        return [copies(item) for item in arg]
     return None if arg is None else clone_strided(arg)
 
 
-def _outputs(spec: OpSpec, result: Any, args: list[Any]) -> list[Any]:
+def outputs_of(spec: OpSpec, result: Any, args: list[Any]) -> list[Any]:
     """Returned tensors, then written arguments: the order of a node's outputs."""
     outputs: list[Any] = []
     results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()

@@ -27,18 +27,10 @@ aten = torch.ops.aten
 _library = torch.library.Library("aten", "IMPL")
 
 
-class Physical(torch.autograd.Function):
-    """The same numbers on the physical device, as a tensor torch takes for an ordinary one there.
-
-    It is still lazy; but where torch looks for the backend of a tensor, it finds the device's.
-    """
+class _Elsewhere(torch.autograd.Function):
+    """The same numbers on another device; the gradient comes back to the first."""
 
     generate_vmap_rule = True
-
-    @staticmethod
-    def forward(tensor: LazyTensor, device: torch.device) -> Any:
-        there: Any = tensor if tensor.device == device else record_to_copy(tensor, device=device)
-        return wrap_plainly(there)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -48,6 +40,18 @@ class Physical(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         return _moved(grad, ctx.device), None
+
+
+class Physical(_Elsewhere):
+    """The same numbers on the physical device, as a tensor torch takes for an ordinary one there.
+
+    It is still lazy; but where torch looks for the backend of a tensor, it finds the device's.
+    """
+
+    @staticmethod
+    def forward(tensor: LazyTensor, device: torch.device) -> Any:
+        there: Any = tensor if tensor.device == device else record_to_copy(tensor, device=device)
+        return wrap_plainly(there)
 
     @staticmethod
     def jvp(ctx: Any, tangent: Any, _: Any) -> Any:
@@ -57,23 +61,12 @@ class Physical(torch.autograd.Function):
 _physical: Callable[[Any, torch.device], Any] = Physical.apply
 
 
-class Moved(torch.autograd.Function):
+class Moved(_Elsewhere):
     """The same numbers on another device, still lazy: from the physical to the virtual one."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(tensor: torch.Tensor, device: torch.device) -> Any:
         return record_to_copy(tensor, device=device)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.device = inputs[0].device
-        ctx.to = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return _moved(grad, ctx.device), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Any, _: Any) -> Any:

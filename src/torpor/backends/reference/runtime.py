@@ -12,13 +12,13 @@ from typing import Any
 from torpor import _torch
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
-from torpor.backends.layout import clone_strided, own_memory, storages_of, with_layout
+from torpor.backends.kernels import copies, outputs_of
+from torpor.backends.layout import own_memory, storages_of, with_layout
 from torpor.backends.reference.lowering import Instruction, Register
 from torpor.errors import StepError, annotate
 from torpor.ir.lines import line_of
 from torpor.ir.printer import print_node
 from torpor.ir.types import ScalarType, TensorType
-from torpor.ops.spec import ReturnKind
 
 
 class Failure:
@@ -102,10 +102,10 @@ def step(instruction: Instruction, env: list[Any]) -> None:
     ]  # fmt: skip
     for position in spec.mutated:
         if position not in instruction.reuse:
-            args[position] = _copies(args[position])
+            args[position] = copies(args[position])
     positional, keywords = spec.call_arguments(args)
     result = spec.target(*positional, **keywords)
-    outputs = _outputs(spec, result, args)
+    outputs = outputs_of(spec, result, args)
     if instruction.checked is None:
         instruction.checked = _check(instruction, outputs)
     for position in instruction.checked:
@@ -113,28 +113,6 @@ def step(instruction: Instruction, env: list[Any]) -> None:
         outputs[position] = with_layout(outputs[position], type_)
     for register, output in zip(instruction.outputs, outputs, strict=True):
         env[register] = output
-
-
-def _copies(arg: Any) -> Any:
-    if isinstance(arg, list):
-        return [_copies(item) for item in arg]
-    return None if arg is None else clone_strided(arg)
-
-
-def _outputs(spec: Any, result: Any, args: list[Any]) -> list[Any]:
-    """Returned tensors, then written arguments: the order of a node's outputs."""
-    outputs: list[Any] = []
-    results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
-    for returned, value in zip(spec.returns, results, strict=True):
-        if returned.kind in (ReturnKind.FRESH, ReturnKind.VIEW):
-            outputs.extend(value) if returned.is_list else outputs.append(value)
-    for position in spec.mutated:
-        written = args[position]
-        if isinstance(written, list):
-            outputs.extend(written)
-        elif written is not None:
-            outputs.append(written)
-    return outputs
 
 
 def _check(instruction: Instruction, outputs: list[Any]) -> list[int]:
