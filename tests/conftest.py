@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 import torpor
 from tests.known_differences import KNOWN
+from torpor.trace import whole
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,3 +22,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend under test runs its own graphs from the first time on."""
     monkeypatch.setattr(torpor.config, "compile_after", 0)
+
+
+@pytest.fixture
+def whole_ops() -> Iterator[None]:
+    """As if nothing in this process had needed the parts of `linear` and `matmul`."""
+    before = whole._parts.inside
+    while whole._parts.inside:
+        whole._parts.__exit__()
+    yield
+    while whole._parts.inside < before:
+        whole._parts.__enter__()

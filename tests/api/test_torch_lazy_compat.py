@@ -211,6 +211,7 @@ def test_a_training_loop_gives_eager_losses_and_weights(
     assert_same(lazy.to_cpu(model.state_dict()), eager_model.state_dict())
 
 
+@pytest.mark.usefixtures("whole_ops")
 def test_a_training_loop_compiles_little_and_reuses_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -11,7 +9,6 @@ from torch.nn import functional as F
 
 import torpor
 from tests.comparison import Put, assert_same, loads_jit_decompositions
-from torpor.trace import whole
 
 LINEAR_SHAPES = [(5,), (3, 5), (2, 3, 5), (2, 2, 3, 5), (1, 5), (0, 5), (2, 0, 5)]
 MATMUL_SHAPES = [
@@ -123,18 +120,7 @@ def test_the_same_operand_with_and_without_a_gradient(put: Put) -> None:
     _compare(run, put)
 
 
-@pytest.fixture
-def only_real_numbers() -> Iterator[None]:
-    """As if no complex tensor had been made in this process."""
-    before = whole._parts.inside
-    while whole._parts.inside:
-        whole._parts.__exit__()
-    yield
-    while whole._parts.inside < before:
-        whole._parts.__enter__()
-
-
-@pytest.mark.usefixtures("only_real_numbers")
+@pytest.mark.usefixtures("whole_ops")
 def test_a_step_records_each_layer_with_one_call(put: Put) -> None:
     model = put(torch.nn.Linear(4, 4))
     x = put(torch.ones(2, 3, 4)).requires_grad_()  # as between layers
@@ -150,7 +136,7 @@ def test_a_step_records_each_layer_with_one_call(put: Put) -> None:
     assert "lazy::mm" not in counters
 
 
-@pytest.mark.usefixtures("only_real_numbers")
+@pytest.mark.usefixtures("whole_ops")
 def test_the_graph_holds_the_parts(virtual: Put) -> None:
     y = F.linear(virtual(torch.ones(2, 3, 4)), virtual(torch.ones(5, 4)), virtual(torch.ones(5)))
     text = torpor.graph(y)
@@ -187,7 +173,7 @@ def test_forward_mode_over_a_backward_recorded_before(put: Put) -> None:
     _compare(run, put)
 
 
-@pytest.mark.usefixtures("only_real_numbers")
+@pytest.mark.usefixtures("whole_ops")
 def test_whole_again_after_forward_mode(virtual: Put) -> None:
     x = virtual(torch.ones(2, 3))
     with forward_ad.dual_level():

@@ -251,7 +251,8 @@ def _running(where: str) -> Iterator[Counter[str]]:
 
     before = Counter(torpor.metrics.counters())
     mode = torpor.mode() if where == "mode" else contextlib.nullcontext()
-    with torpor.using(backend_under_test.NAME), mode:
+    at_once = mock.patch.object(torpor.config, "compile_after", 0)  # nothing runs elsewhere first
+    with torpor.using(backend_under_test.NAME), at_once, mode:
         yield moved
     moved.update(Counter(torpor.metrics.counters()) - before)
 

@@ -83,7 +83,8 @@ class Concrete(Subject):
 
     def session(self) -> contextlib.AbstractContextManager[Any]:
         # On a backend that compiles every op, nothing may stand in for it unseen.
-        return mock.patch.object(self.torpor.config, "strict", backend_under_test.BIT_EXACT)
+        strict = backend_under_test.BIT_EXACT
+        return mock.patch.multiple(self.torpor.config, strict=strict, compile_after=0)
 
     def factories(self) -> contextlib.AbstractContextManager[Any]:
         return self.torpor.mode()

@@ -19,13 +19,15 @@ from torpor.ir.graph import Graph
 from torpor.ir.node import Node
 from torpor.ir.printer import print_node
 
+NOTHING_DONATED: Mapping[int, int] = MappingProxyType({})
+
 
 def compile_graph(
     graph: Graph,
     name: str,
     backend: Backend,
     device: BackendDevice,
-    donated: Mapping[int, int] = MappingProxyType({}),
+    donated: Mapping[int, int] = NOTHING_DONATED,
 ) -> Computation:
     """Lower and compile `graph`; a failure names the backend, the graph and the user's line."""
     node: Node | None = None

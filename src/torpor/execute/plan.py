@@ -15,7 +15,7 @@ from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.errors import CompileError
-from torpor.execute.compilation import StandIn, compile_graph, warn_once
+from torpor.execute.compilation import NOTHING_DONATED, StandIn, compile_graph, warn_once
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, Node, Value
 from torpor.ir.verify import verify
@@ -88,7 +88,7 @@ class PlanCache:
         graph: Graph,
         backend: Backend,
         device: BackendDevice,
-        donated: Mapping[int, int],
+        donated: Mapping[int, int] = NOTHING_DONATED,
     ) -> Plan:
         """Compile `graph`, now or when it is met again, and keep it under `key`."""
         self.serial += 1

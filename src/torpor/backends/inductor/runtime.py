@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ def unavailable() -> str | None:
     compilers = (os.environ.get("CXX"), *_CXX)
     if not any(compiler and shutil.which(compiler) for compiler in compilers):
         return f"no C++ compiler ({', '.join(_CXX)}): install one, or name one in CXX"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "no Python.h, which compiled code includes: install Python's headers (python3-dev)"
     return None
 
 
