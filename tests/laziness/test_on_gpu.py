@@ -1,0 +1,102 @@
+"""Lazy tensors on a CUDA device: eager's numbers, on the reference backend bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torpor
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+    pytest.mark.usefixtures("on_the_reference_backend"),
+]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed = nn.MultiheadAttention(32, 4, batch_first=True, dropout=0.1)
+        self.norm, self.out = nn.LayerNorm(32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.mixed(x, x, x, need_weights=False)
+        out: Tensor = self.out(self.norm(x + y)).mean(1)
+        return out
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.out = nn.LSTM(32, 16, 2, batch_first=True), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.cells(x)[0][:, -1])
+        return out
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(320, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 8)
+    )
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 10)), nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 8),
+    )  # fmt: skip
+
+
+NETWORKS = {
+    "mlp": mlp, "convolutions": convolutions, "attention": Attention, "recurrent": Recurrent,
+}  # fmt: skip
+
+
+def _train(make: Callable[[], nn.Module], lazy: bool, autocast: bool) -> list[Tensor]:
+    torch.manual_seed(0)
+    torch.cuda.manual_seed_all(0)
+    model = make().cuda()
+    x, target = torch.randn(6, 10, 32).cuda(), torch.randint(8, (6,)).cuda()
+    if lazy:
+        model, x, target = torpor.lazy(model), torpor.lazy(x), torpor.lazy(target)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = nn.functional.cross_entropy(model(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    numbers = [*losses, *model.state_dict().values()]
+    return [t.cpu() for t in numbers]
+
+
+@pytest.fixture(autouse=True)
+def the_same_every_time() -> None:
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
+@pytest.mark.filterwarnings("ignore:RNN module weights")  # torch's, of buffers that are apart
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_training_equals_eager(name: str, autocast: bool) -> None:
+    eager = _train(NETWORKS[name], False, autocast)
+    if not all(map(torch.equal, eager, _train(NETWORKS[name], False, autocast))):
+        pytest.skip("eager itself differs from run to run")
+    lazy = _train(NETWORKS[name], True, autocast)
+    assert [torch.equal(a, b) for a, b in zip(eager, lazy, strict=True)] == [True] * len(eager)
+
+
+def test_a_lazy_tensor_keeps_its_device() -> None:
+    x = torpor.lazy(torch.ones(3, device="cuda"))
+    y = (x * 2 + 1).sum()
+    assert torpor.is_pending(y)
+    assert y.device == torch.device("cuda", 0)
+    assert y.item() == 9.0
