@@ -65,9 +65,10 @@ class TensorType:
             found.numel = 1
             for size in shape:
                 found.numel *= size
+            plain = not offset and stride == contiguous_strides(shape)  # made faster if not told
             found.wrapper = (
-                shape, stride, offset, None, dtype, torch.strided, device,
-                *_torch.lazy_keys(device.type),
+                shape, None if plain else stride, offset or None, None, dtype, torch.strided,
+                device, *_torch.lazy_keys(device.type),
             )  # fmt: skip
             if dtype.is_complex:
                 _tell_of_complex()
