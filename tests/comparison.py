@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import torpor
+from torpor.testing.comparison import same_bits
 
 PLACES = ("lazy", "concrete")
 
@@ -95,21 +96,6 @@ def plain(tensor: Tensor) -> Tensor:
         return tensor.cpu().resolve_conj().resolve_neg()
     tensor = tensor.resolve_conj().resolve_neg()
     return torpor.eager(tensor)
-
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    """Equal to the last bit, the sign of zero included; any NaN equals any NaN."""
-    if left.is_complex():
-        left, right = torch.view_as_real(left), torch.view_as_real(right)
-    left, right = left.contiguous(), right.contiguous()
-    if not left.is_floating_point():
-        return torch.equal(left, right)
-    bits = _BITS[left.element_size()]
-    both_nan = left.isnan() & right.isnan()
-    return bool(((left.view(bits) == right.view(bits)) | both_nan).all())
 
 
 def assert_same(got: Any, expected: Any, where: str = "result") -> None:

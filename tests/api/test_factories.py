@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import torpor
-from tests.comparison import Put, agree, assert_same, plain, same_bits
+from tests.comparison import Put, agree, assert_same, plain
+from torpor.testing.comparison import same_bits
 
 FACTORIES: dict[str, Callable[..., Tensor]] = {
     "zeros": lambda **k: torch.zeros(2, 3, **k),

@@ -21,6 +21,7 @@ from torpor.backends.dynamo import DynamoBackend
 from torpor.backends.fx import functional
 from torpor.backends.fx.program import CompiledPiece
 from torpor.errors import CompileError, TorporWarning
+from torpor.execute.compilation import compile_graph
 from torpor.ir.graph import Graph
 from torpor.ops.text import parse
 
@@ -36,17 +37,7 @@ def compiled(graph: Graph, aliases: dict[int, int] | None = None, **options: Any
     """`graph`, compiled by a backend of its own, with donated parameters."""
     backend = DynamoBackend("eager", **options)
     device = backend.backend_device(torch.device("cpu"))
-    context = backend.lowering_context("graph", device, graph.nodes)
-    for value in graph.inputs:
-        context.add_parameter(value)
-    for node in graph.nodes:
-        context.lower(node)
-    for value in graph.outputs:
-        context.add_result(value)
-    for parameter, result in (aliases or {}).items():
-        context.set_alias(parameter, result)
-    (computation,) = backend.compile([context.build()])
-    return computation
+    return compile_graph(graph, "graph", backend, device, aliases or {})
 
 
 def execute(computation: Computation, *arguments: Any) -> list[BackendData]:

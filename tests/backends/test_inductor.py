@@ -18,6 +18,7 @@ from torpor.backend.data import BackendData
 from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
 from torpor.errors import BackendError
+from torpor.execute.compilation import compile_graph
 from torpor.ops.text import parse
 
 needs_compiler = pytest.mark.skipif(
@@ -96,15 +97,7 @@ graph(%0 = leaf 0 : float32[64] @cpu, %1 = leaf 1 : float32[64] @cpu, %2 = scala
     backend = InductorBackend()
     device = backend.backend_device(torch.device("cpu"))
     graph = parse(text)
-    context = backend.lowering_context("graph", device, graph.nodes)
-    for value in graph.inputs:
-        context.add_parameter(value)
-    for node in graph.nodes:
-        context.lower(node)
-    for value in graph.outputs:
-        context.add_result(value)
-    context.set_alias(0, 0)
-    (computation,) = backend.compile([context.build()])
+    computation = compile_graph(graph, "graph", backend, device, {0: 0})
     x, y = torch.randn(64), torch.randn(64)
     old, address = x.clone(), x.data_ptr()
     for rate in (0.5, 0.25):

@@ -15,7 +15,7 @@ from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
 from torpor.execute.storage import TRACE
 from torpor.ir.graph import Graph
-from torpor.ir.types import TensorType
+from torpor.ops.strides import is_dense
 
 
 def donations(graph: Graph) -> dict[int, int]:
@@ -28,15 +28,14 @@ def donations(graph: Graph) -> dict[int, int]:
         if value is leaf or value is None or value.type is not leaf.type:
             continue
         parameter, result = inputs.get(leaf), outputs.get(value)
-        if parameter is None or result is None or not _is_dense(leaf.type):
+        type_ = leaf.type
+        if not type_.numel or not is_dense(type_.shape, type_.stride):
+            continue
+        if parameter is None or result is None:
             continue
         if parameter not in found and result not in found.values():
             found[parameter] = result
     return found
-
-
-def _is_dense(type_: TensorType) -> bool:
-    return type_.numel > 0 and type_.span == type_.numel and type_.is_injective
 
 
 _SOLE_REFERENCES = 3  # the list of arguments or the handle, a name here, the count itself

@@ -132,7 +132,7 @@ class Draft:
         return self.left < 0
 
     def interpreted(self) -> Plan:
-        """A plan that runs on the reference backend for now."""
+        """A plan that runs on the reference backend until it is due."""
         metrics.count("InterpretedGraph")
         stand_in = StandIn(self.graph, self.name, self.backend, self.device)
         plan = Plan(stand_in.computation, self.graph, self.backend, stand_in)

@@ -24,6 +24,7 @@ from torpor.backend import (
     MemoryInfo,
 )
 from torpor.backend.registry import make
+from torpor.execute.compilation import compile_graph
 from torpor.ir.node import LEAF
 from torpor.ir.types import ScalarType, TensorType
 from torpor.testing.comparison import same_bits
@@ -400,15 +401,7 @@ def test_a_donated_argument_changes_no_result(kit: Kit) -> None:
     x, y = kit.put(X), kit.put(Y)
     graph = kit.graph(x + y, x * x, (x - y).relu())
     device = kit.backend.backend_device(kit.device)
-    context = kit.backend.lowering_context("donating", device, graph.nodes)
-    for value in graph.inputs:
-        context.add_parameter(value)
-    for node in graph.nodes:
-        context.lower(node)
-    for value in graph.outputs:
-        context.add_result(value)
-    context.set_alias(0, 0)
-    (computation,) = kit.backend.compile([context.build()])
+    computation = compile_graph(graph, "donating", kit.backend, device, {0: 0})
     assert computation.aliases == {0: 0}
     for left, right in ((X, Y), (Y, X)):
         kept = kit.data(right.clone())
