@@ -52,27 +52,36 @@ def import_part(results: Results, arguments: argparse.Namespace) -> None:
 
 
 def ops_part(results: Results, arguments: argparse.Namespace) -> None:
-    with terminal.progress("ops", 1) as advance:
-        command = [
-            sys.executable, "-m", "benchmarks.micro",
-            "--rounds", str(arguments.repeat), "--size", json.dumps(_size(arguments)),
-        ]  # fmt: skip
+    size = json.dumps(_size(arguments))
+    results.ops = _measured("ops", "benchmarks.micro", arguments, "--size", size)
+
+
+def recorders_part(results: Results, arguments: argparse.Namespace) -> None:
+    results.recorders = _measured("recorders", "benchmarks.recorders", arguments)
+
+
+def _measured(name: str, module: str, arguments: argparse.Namespace, *more: str) -> Any:
+    """What a module prints that measures in a process of its own."""
+    with terminal.progress(name, 1) as advance:
+        command = [sys.executable, "-m", module, "--rounds", str(arguments.repeat), *more]
         done = subprocess.run(
             command, cwd=ROOT, env=environment(threads=1), check=True, stdout=subprocess.PIPE
         )
-        results.ops = json.loads(done.stdout)
         advance("")
+    return json.loads(done.stdout)
 
 
 def instructions_part(results: Results, arguments: argparse.Namespace) -> None:
     size = json.dumps(_size(arguments) | {"layers": 2})  # the ops are those of any depth
-    with terminal.progress("instructions", 1) as advance:
+    with terminal.progress("instructions", 2) as advance:
         try:
             output, counter = counting.run("benchmarks.micro", "--instructions", "--size", size)
+            results.instructions, results.counter = json.loads(output), counter
+            advance("")
+            output, _ = counting.run("benchmarks.recorders", "--instructions")
+            results.recorder_instructions = json.loads(output)
         except counting.Unavailable as why:
             results.notes.append(f"instructions not counted: {why}")
-        else:
-            results.instructions, results.counter = json.loads(output), counter
         advance("")
 
 
@@ -81,6 +90,7 @@ PARTS: dict[str, Part] = {
     "cold": cold_part,
     "imports": import_part,
     "ops": ops_part,
+    "recorders": recorders_part,
     "instructions": instructions_part,
 }
 

@@ -13,6 +13,9 @@ from benchmarks.tracing import Subject
 
 OF_EAGER = 1.0
 OF_TORCH_LAZY = 1 / 3
+OF_GENERIC = 0.8
+OF_FLOOR = 1.3
+BINARY = "add.Tensor"
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 TORPOR = {"torpor": "lazy device", "torpor-concrete": "concrete-lazy"}
 
@@ -47,6 +50,8 @@ def bars(results: Results) -> list[Bar]:
     if results.cold:
         name = f"cold: {cold.MANY} layers / ({cold.FEW} cold + {cold.MANY - cold.FEW} warm)"
         found.append(Bar(name, results.cold.ratio, cold.BAR))
+    if results.recorders:
+        found += _recorders(results.recorders["ops"])
     if results.imports:
         found.append(Bar("import torpor, after torch", results.imports.added, imports.BAR, "s"))
     return found
@@ -63,9 +68,28 @@ def _tracing(results: Results) -> Iterator[Bar]:
                 yield Bar(name + "torch._lazy's", traced, OF_TORCH_LAZY)
 
 
+def _recorders(rows: list[dict[str, Any]]) -> Iterator[Bar]:
+    whole = {way: total(rows, way) for way in ("generated", "generic")}
+    name = f"recording {len(rows)} ops, generated / generic"
+    yield Bar(name, _over(whole["generated"], whole["generic"]), OF_GENERIC)
+    for row in rows:
+        if row["op"] == BINARY:
+            name = f"dispatch of {BINARY} / floor"
+            yield Bar(name, _over(Time(*row["generated"]), Time(*row["floor"])), OF_FLOOR)
+
+
+def total(rows: list[dict[str, Any]], way: str) -> Time:
+    """Nanoseconds of all calls of the suite, recorded in one way."""
+    wall, cpu = (sum(row[way][clock] * row["calls"] for row in rows) for clock in (0, 1))
+    return Time(wall, cpu)
+
+
+def _over(mine: Time, other: Time) -> Time:
+    return Time(mine.wall / other.wall, mine.cpu / other.cpu)
+
+
 def ratio(mine: Subject | None, other: Subject | None) -> Time | None:
     """Median over median, on each clock."""
     if mine is None or other is None or not mine.steps or not other.steps:
         return None
-    a, b = mine.trace, other.trace
-    return Time(a.wall / b.wall, a.cpu / b.cpu)
+    return _over(mine.trace, other.trace)

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bars import OPTIMIZERS, bars, ratio
+from benchmarks.bars import OPTIMIZERS, bars, ratio, total
 from benchmarks.clock import Time, medians
 from benchmarks.cold import FEW, MANY
 from benchmarks.results import Results, machine, versions
@@ -36,6 +36,8 @@ def text(results: Results) -> str:
         parts.append(_start_up(results))
     if results.ops or results.instructions:
         parts.append(_ops(results))
+    if results.recorders or results.recorder_instructions:
+        parts.append(_recorders(results))
     if results.imports and results.imports.offenders:
         parts.append(_offenders(results.imports.offenders))
     if found := bars(results):
@@ -191,6 +193,44 @@ def _sum(ops: dict[str, Any]) -> Row:
     whole = {"calls": calls} | {k: total(k) / 1e3 for k in ("torpor", "floor", "eager", "inside")}
     name = f"µs for these {calls:,} of {ops['recorded']:,} ops"
     return (name, *_times(whole), "", "", "")
+
+
+# -- recorders -----------------------------------------------------------------------------------
+
+
+_WAYS = ("generic", "generated", "floor")
+
+
+def _recorders(results: Results) -> str:
+    timed = {row["op"]: row for row in (results.recorders or {}).get("ops", [])}
+    counted = {row["op"]: row for row in (results.recorder_instructions or {}).get("ops", [])}
+    columns = (
+        "ns per recorded op, model suite", "calls", "generic", "generated", "less", "floor",
+        "/floor", "instr. generic", "generated", "less", "floor", "/floor",
+    )  # fmt: skip
+    rows: list[Row] = []
+    for name in timed or counted:
+        calls = (timed.get(name) or counted[name])["calls"]
+        rows.append((name, f"{calls}", *_ways(_cpu(timed.get(name))), *_ways(counted.get(name))))
+    if timed:
+        whole = {way: total(list(timed.values()), way).cpu / 1e3 for way in _WAYS}
+        calls = sum(row["calls"] for row in timed.values())
+        rows.append(("µs for these", f"{calls:,}", *_ways(whole), *_ways(None)))
+    return table(columns, rows)
+
+
+def _cpu(row: dict[str, Any] | None) -> dict[str, float] | None:
+    return row and {way: row[way][1] for way in _WAYS}
+
+
+def _ways(row: dict[str, Any] | None) -> Row:
+    if row is None:
+        return ("",) * 5
+    generic, generated, floor = (row[way] for way in _WAYS)
+    return (
+        f"{generic:,.0f}", f"{generated:,.0f}", f"{1 - generated / generic:.0%}", f"{floor:,.0f}",
+        f"{generated / floor:.2f}",
+    )  # fmt: skip
 
 
 # -- where it goes ---------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ class Results:
     imports: Imports | None = None
     ops: dict[str, Any] | None = None  # as `benchmarks.micro` prints it
     instructions: dict[str, Any] | None = None  # as `benchmarks.micro --instructions` prints it
+    recorders: dict[str, Any] | None = None  # as `benchmarks.recorders` prints it
+    recorder_instructions: dict[str, Any] | None = None  # the same with `--instructions`
     counter: str = ""  # what counted the instructions
     notes: list[str] = field(default_factory=list)
     repeat: int = 0
@@ -50,6 +52,8 @@ class Results:
             "imports": self.imports and self.imports.as_json(),
             "ops": self.ops,
             "instructions": self.instructions,
+            "recorders": self.recorders,
+            "recorder_instructions": self.recorder_instructions,
             "counter": self.counter,
             "notes": self.notes,
         }

@@ -6,7 +6,7 @@ to a compiler backend, and compiled graphs are reused step after step.
 
 from __future__ import annotations
 
-from torpor import backend, config, errors, ir, metrics
+from torpor import backend, config, errors, ir, metrics, ops
 from torpor.backend import registry as _registry
 from torpor.backend.registry import use
 from torpor.backends import builtin as _builtin  # noqa: F401  # registers the backends
@@ -46,6 +46,7 @@ __all__ = [
     "memory",
     "metrics",
     "mode",
+    "ops",
     "seed_state",
     "sync",
     "use",

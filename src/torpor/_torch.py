@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import _C
 from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -176,9 +177,80 @@ def set_op_attribute(op: OpOverload, name: str, value: Any) -> None:
     setattr(op, name, value)
 
 
+def parse_schema(text: str) -> Any:
+    """The schema that `text` is, as torch reads it; `RuntimeError` if it is none."""
+    return _C.parse_schema(text)
+
+
+def drop_op_attribute(op: OpOverload, name: str) -> None:
+    """Take away what `set_op_attribute` put on an op; nothing if it has none."""
+    vars(op).pop(name, None)
+
+
+def custom_op_overload(op: Any) -> OpOverload | None:
+    """The overload that a function made by `torch.library.custom_op` calls; None for others."""
+    overload = getattr(op, "_opoverload", None)
+    return overload if isinstance(overload, OpOverload) else None
+
+
+def ops_in(namespace: str) -> list[str]:
+    """The names of all ops of a namespace: `acme::scale.overload`."""
+    names = _C._dispatch_get_all_op_names()
+    return sorted(name for name in names if name.startswith(f"{namespace}::"))
+
+
+def has_fake(op: OpOverload) -> bool:
+    """An op of a library has a kernel for fake tensors."""
+    from torch._library import custom_ops, simple_registry, utils
+
+    made = custom_ops.OPDEFS.get(f"{op.namespace}::{op._opname}")
+    if made is not None and made._opoverload is op:
+        return made._abstract_fn is not None or utils.can_generate_trivial_fake_impl(op)
+    entry = simple_registry.singleton.get(op.name())
+    if entry is not None and entry.fake_impl.kernel is not None:
+        return True
+    keys = ("Meta", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    return any(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
+
+
+def give_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[[], None]:
+    """Give an op of a library that has none a kernel for fake tensors; what takes it away again."""
+    from torch._library import custom_ops
+
+    made = custom_ops.OPDEFS.get(f"{op.namespace}::{op._opname}")
+    if made is not None and made._opoverload is op:
+        made._abstract_fn = fake
+        return lambda: setattr(made, "_abstract_fn", None)
+    library = torch.library.Library(op.namespace, "FRAGMENT")
+    torch.library.register_fake(op, fake, lib=library, allow_override=True)
+    return library._destroy
+
+
 def is_composite(op: OpOverload) -> bool:
     """The op is made of other ops, also for autograd: torch normally never shows it to us."""
     return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+_MADE_OF_OTHERS = (
+    "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional",
+    "CompositeImplicitAutograd",
+)  # fmt: skip
+
+
+def type_source(op: OpOverload) -> str:
+    """What tells fake tensors the result of an op: a kernel for meta tensors, its parts, or fakes.
+
+    The empty string if there is nothing.
+    """
+    importlib.import_module("torch._meta_registrations")
+    fakes = importlib.import_module("torch._subclasses.fake_impls").op_implementations_dict
+    decompositions = importlib.import_module("torch._decomp").decomposition_table
+    if op in fakes:
+        return "fake"
+    if _C._dispatch_has_kernel_for_dispatch_key(op.name(), "Meta"):
+        return "meta"
+    has_parts = any(_C._dispatch_has_kernel_for_dispatch_key(op.name(), k) for k in _MADE_OF_OTHERS)
+    return "parts" if has_parts or op in decompositions else ""
 
 
 class Kernels:
@@ -576,9 +648,10 @@ def inductor_compile(
     from torch._inductor import config as settings
     from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
     from torch._inductor.utils import BoxedBool
+    from torch._inductor.virtualized import V
 
     with settings.patch(options), tracing_with(mode), torch.no_grad():
-        with mode:
+        with mode, V.set_fake_mode(mode):
             module = _recursive_joint_graph_passes(module) or module
         (output,) = (node for node in module.graph.nodes if node.op == "output")
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
@@ -639,6 +712,26 @@ def dynamo_training_backend(
         return run
 
     return aot_autograd(fw_compiler=compile_boxed)
+
+
+def dynamo_graphs() -> int:
+    """How many graphs TorchDynamo has compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def torch_lazy_system() -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], int]]:
+    """Starts PyTorch's own lazy tensors, where torpor is not: cut, wait, and compiles so far."""
+    import torch._lazy.metrics
+    import torch._lazy.ts_backend
+
+    torch._lazy.ts_backend.init()
+
+    def compiles() -> int:
+        return int(torch._lazy.metrics.counter_value("UncachedCompile") or 0)
+
+    return torch._lazy.mark_step, torch._lazy.wait_device_ops, compiles
 
 
 @functools.lru_cache(maxsize=4096)

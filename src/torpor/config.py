@@ -41,6 +41,9 @@ promote_scalars: bool = _env_bool("PROMOTE_SCALARS", True)
 async_queue: bool = _env_bool("ASYNC_QUEUE", True)
 """Run graphs on the device's queue thread; off runs them where `sync` was called."""
 
+queue_bytes: int = _env_int("QUEUE_BYTES", 1 << 29)
+"""Bytes that steps waiting to be run may keep alive before recording waits for them."""
+
 compile_after: int = _env_int("COMPILE_AFTER", -1)
 """Runs of a graph on the reference backend before it is compiled; -1: as the backend says."""
 

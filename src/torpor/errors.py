@@ -4,8 +4,11 @@
     ├── GraphError                  a graph that breaks the rules of the IR (verifier, parser)
     ├── BackendError                a backend misbehaved: unknown, unavailable, wrong results
     │   └── CompileError            a backend could not compile a graph
+    ├── RegistrationError           an op of somebody's own that was told of in a way that cannot be
     ├── UnsupportedError            a thing a lazy tensor cannot do, with what to do instead
-    └── StepError                   a graph failed while running and eager has no type of its own
+    ├── StepError                   a graph failed while running and eager has no type of its own
+    ├── RecordFileError             a record file is damaged, foreign or hostile
+    └── DifferenceError             a backend computed other numbers than the reference
 
     TorporWarning                   the program goes on, slower than it should
 
@@ -32,12 +35,26 @@ class CompileError(BackendError):
     """A backend could not compile a graph."""
 
 
+class RegistrationError(TorporError):
+    """What was told of an op of somebody's own is missing, twice there, or not true."""
+
+    node: object = None  # the node that shows it, where a graph does
+
+
 class UnsupportedError(TorporError):
     """A lazy tensor cannot do this; the message says what can be done instead."""
 
 
 class StepError(TorporError):
     """A recorded graph failed while running."""
+
+
+class RecordFileError(TorporError):
+    """A record file cannot be read: the message says what is wrong, and where in the file."""
+
+
+class DifferenceError(TorporError):
+    """A backend's numbers differ from the reference's; the message names the first node."""
 
 
 class TorporWarning(UserWarning):

@@ -1,25 +1,76 @@
-"""Counters and timers, cheap enough to be always on.
+"""Counters, timers and gauges, cheap enough to be always on.
 
 Ops count themselves in a one-element list each (see `op_cell`): one list increment on the hot
-path. Everything else counts by name.
+path. Everything else counts by name, once a step or less often. A gauge is a function that is
+asked when somebody wants to know.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
 _cells: dict[tuple[str, str], list[int]] = {}  # by counter and overload
 _new_nodes: Counter[str] = Counter()
-_timers: dict[str, list[float]] = {}
-_lines: dict[str, Counter[str]] = {}
-_MAX_SAMPLES = 4096
+_timers: dict[str, _Timer] = {}
+_lines: dict[str, dict[str, _Line]] = {}
+_gauges: dict[str, Callable[[], float]] = {}
 _reports: list[Callable[[], str]] = []
+_on_reset: list[Callable[[], None]] = []
+
+MAX_SAMPLES = 1024
+"""Percentiles of a timer are those of its latest samples, so many at most."""
+MAX_LINES = 4096
+"""Source lines told apart under one name."""
+OTHER_LINES = "(other lines)"
+
+
+class _Timer:
+    """How often, how long in all, and the latest samples."""
+
+    __slots__ = ("count", "samples", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self.samples: deque[float] = deque(maxlen=MAX_SAMPLES)
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total += seconds
+        self.samples.append(seconds)
+
+    def summary(self) -> dict[str, float]:
+        samples = sorted(self.samples)
+        last = len(samples) - 1
+        return {
+            "count": float(self.count),
+            "total": self.total,
+            "p50": samples[last // 2],
+            "p90": samples[last * 9 // 10],
+            "p99": samples[last * 99 // 100],
+        }
+
+
+class _Line:
+    """What one source line caused: how often, and the time it took."""
+
+    __slots__ = ("count", "seconds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+
+
+# -- counting ----------------------------------------------------------------------------------
 
 
 def op_cell(name: str, overload: str = "") -> list[int]:
@@ -45,22 +96,60 @@ def count_line(name: str, site: str) -> None:
     """Count `name` once, also under the source line that caused it."""
     with _lock:
         _counts[name] += 1
-        _lines.setdefault(name, Counter())[site] += 1
+        _line(name, site).count += 1
 
 
-@contextmanager
-def timer(name: str) -> Iterator[None]:
+def time_line(name: str, site: str, seconds: float) -> None:
+    """Add to the time that `name` took because of a source line."""
+    with _lock:
+        line = _line(name, site)
+        line.count += 1
+        line.seconds += seconds
+
+
+def _line(name: str, site: str) -> _Line:
+    """What is known of a line; the caller holds the lock."""
+    known = _lines.setdefault(name, {})
+    if site not in known:
+        site = site if len(known) < MAX_LINES else OTHER_LINES
+    return known.setdefault(site, _Line())
+
+
+def add_time(name: str, seconds: float) -> None:
+    """One more sample of the timer `name`."""
+    with _lock:
+        found = _timers.get(name)
+        if found is None:
+            found = _timers[name] = _Timer()
+        found.add(seconds)
+
+
+class timer:  # a class for speed: a generator's context costs three times as much
     """Time the body under `name`."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        elapsed = time.perf_counter() - start
-        with _lock:
-            samples = _timers.setdefault(name, [])
-            if len(samples) >= _MAX_SAMPLES:
-                del samples[: _MAX_SAMPLES // 2]
-            samples.append(elapsed)
+
+    __slots__ = ("name", "start")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        add_time(self.name, time.perf_counter() - self.start)
+
+
+def add_gauge(name: str, read: Callable[[], float]) -> None:
+    """Let `read()` say how much of `name` there is, when somebody asks."""
+    _gauges[name] = read
+
+
+# -- asking ------------------------------------------------------------------------------------
 
 
 def counters() -> dict[str, int]:
@@ -88,41 +177,30 @@ def new_nodes() -> dict[str, int]:
 def lines(name: str) -> dict[str, int]:
     """How often each source line caused the counter `name` (fallbacks and syncs)."""
     with _lock:
-        return dict(_lines.get(name, {}))
+        return {site: line.count for site, line in _lines.get(name, {}).items()}
+
+
+def line_seconds(name: str) -> dict[str, float]:
+    """How long `name` took because of each source line."""
+    with _lock:
+        return {site: line.seconds for site, line in _lines.get(name, {}).items()}
+
+
+def line_names() -> list[str]:
+    """The names that are counted by source line."""
+    with _lock:
+        return sorted(_lines)
 
 
 def timers() -> dict[str, dict[str, float]]:
     """Count, total and percentiles of every timer, in seconds."""
     with _lock:
-        snapshot = {name: sorted(samples) for name, samples in _timers.items() if samples}
-    return {name: _summary(samples) for name, samples in snapshot.items()}
+        return {name: found.summary() for name, found in _timers.items() if found.count}
 
 
-def _summary(samples: list[float]) -> dict[str, float]:
-    last = len(samples) - 1
-    return {
-        "count": float(len(samples)),
-        "total": sum(samples),
-        "p50": samples[last // 2],
-        "p90": samples[last * 9 // 10],
-        "p99": samples[last * 99 // 100],
-    }
-
-
-def add_report(text: Callable[[], str]) -> None:
-    """Let `text()` stand at the end of every report."""
-    _reports.append(text)
-
-
-def report() -> str:
-    """Counters and timers as an aligned text table, then what others have to report."""
-    rows = [f"{name:<44} {value:>12,}" for name, value in sorted(counters().items())]
-    rows += [
-        f"{name:<44} {t['count']:>12,.0f}  total {t['total'] * 1e3:10.2f} ms"
-        f"  p50 {t['p50'] * 1e6:10.1f} us  p99 {t['p99'] * 1e6:10.1f} us"
-        for name, t in sorted(timers().items())
-    ]
-    return "\n".join([*rows, *filter(None, (text() for text in _reports))])
+def gauges() -> dict[str, float]:
+    """What every gauge says now."""
+    return {name: read() for name, read in sorted(_gauges.items())}
 
 
 def reset() -> None:
@@ -134,3 +212,139 @@ def reset() -> None:
     _new_nodes.clear()
     for cell in list(_cells.values()):
         cell[0] = 0
+    for forget in _on_reset:
+        forget()
+
+
+def on_reset(forget: Callable[[], None]) -> None:
+    """Call `forget` whenever everything is set back to nothing."""
+    _on_reset.append(forget)
+
+
+# -- reports -----------------------------------------------------------------------------------
+
+
+def add_report(text: Callable[[], str]) -> None:
+    """Let `text()` stand at the end of every report in words."""
+    _reports.append(text)
+
+
+def report(format: str = "text") -> str:
+    """All that was counted: as aligned text, as `"json"`, or as `"prometheus"` text."""
+    if format == "text":
+        return _text()
+    if format == "json":
+        return json.dumps(_everything(), indent=2)
+    if format == "prometheus":
+        return _prometheus()
+    raise ValueError(f"format is 'text', 'json' or 'prometheus', not {format!r}")
+
+
+def _everything() -> dict[str, Any]:
+    with _lock:
+        by_line = {
+            name: {site: {"count": line.count, "seconds": line.seconds} for site, line in found.items()}
+            for name, found in sorted(_lines.items())
+        }
+    return {
+        "counters": dict(sorted(counters().items())),
+        "gauges": gauges(),
+        "timers": dict(sorted(timers().items())),
+        "lines": by_line,
+        "new_nodes": dict(sorted(new_nodes().items())),
+    }
+
+
+def _text() -> str:
+    rows = [f"{name:<44} {value:>12,}" for name, value in sorted(counters().items())]
+    rows += [f"{name:<44} {value:>12,.0f}" for name, value in gauges().items()]
+    rows += [
+        f"{name:<44} {t['count']:>12,.0f}  total {t['total'] * 1e3:10.2f} ms"
+        f"  p50 {t['p50'] * 1e6:10.1f} us  p90 {t['p90'] * 1e6:10.1f} us"
+        f"  p99 {t['p99'] * 1e6:10.1f} us"
+        for name, t in sorted(timers().items())
+    ]
+    for name in line_names():
+        rows += _text_of_lines(name)
+    return "\n".join([*rows, *filter(None, (text() for text in _reports))])
+
+
+def _text_of_lines(name: str) -> Iterator[str]:
+    seconds = line_seconds(name)
+    for site, number in sorted(lines(name).items(), key=lambda item: -item[1]):
+        spent = f"  total {seconds[site] * 1e3:10.2f} ms" if seconds[site] else ""
+        yield f"  {name:<42} {number:>12,}{spent}  {site}"
+
+
+# -- Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats/ ----------------------
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+Samples = Iterable[tuple[Mapping[str, str], float]]
+
+
+def _prometheus() -> str:
+    text: list[str] = []
+    plain, ops = _split(counters())
+    for name, value in sorted(plain.items()):
+        text += _metric(f"{_snake(name)}_total", "counter", f"{name}, counted by torpor", [({}, value)])
+    text += _metric(
+        "ops_total",
+        "counter",
+        "Recorded ops, fallbacks and syncs, by torpor's name for them",
+        [({"name": name}, value) for name, value in sorted(ops.items())],
+    )
+    for name, value in gauges().items():
+        text += _metric(_snake(name), "gauge", f"{name}, as it is now", [({}, value)])
+    text += _line_metrics()
+    for name, summary in sorted(timers().items()):
+        text += _summary_metric(name, summary)
+    return "\n".join(text) + "\n"
+
+
+def _split(counted: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Counters with a name of their own, and those that are one of many (`lazy::add`)."""
+    plain = {name: value for name, value in counted.items() if "::" not in name}
+    return plain, {name: value for name, value in counted.items() if "::" in name}
+
+
+def _line_metrics() -> Iterator[str]:
+    counted: list[tuple[dict[str, str], float]] = []
+    timed: list[tuple[dict[str, str], float]] = []
+    for name in line_names():
+        seconds = line_seconds(name)
+        for site, number in sorted(lines(name).items()):
+            counted.append(({"name": name, "line": site}, number))
+            timed.append(({"name": name, "line": site}, seconds[site]))
+    yield from _metric("lines_total", "counter", "Syncs and fallbacks by source line", counted)
+    yield from _metric("lines_seconds_total", "counter", "Time lost by source line", timed)
+
+
+def _summary_metric(name: str, summary: dict[str, float]) -> Iterator[str]:
+    full = f"torpor_{_snake(name)}_seconds"
+    yield f"# HELP {full} {_escaped(name)}: its latest samples, all of them in sum and count"
+    yield f"# TYPE {full} summary"
+    for quantile, key in (("0.5", "p50"), ("0.9", "p90"), ("0.99", "p99")):
+        yield f'{full}{{quantile="{quantile}"}} {summary[key]!r}'
+    yield f"{full}_sum {summary['total']!r}"
+    yield f"{full}_count {summary['count']:.0f}"
+
+
+def _metric(name: str, kind: str, help_: str, samples: Samples) -> Iterator[str]:
+    full = f"torpor_{name}"
+    yield f"# HELP {full} {_escaped(help_)}"
+    yield f"# TYPE {full} {kind}"
+    for labels, value in samples:
+        inside = ",".join(f'{key}="{_label(text)}"' for key, text in labels.items())
+        yield f"{full}{{{inside}}} {value}" if inside else f"{full} {value}"
+
+
+def _snake(name: str) -> str:
+    return "_".join(_WORDS.findall(name)).lower() or "unnamed"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _label(text: str) -> str:
+    return _escaped(text).replace('"', '\\"')

@@ -8,7 +8,7 @@ from torpor.backend import registry
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
-from torpor.errors import BackendError
+from torpor.errors import BackendError, TorporWarning
 
 
 class Idle(Backend):
@@ -110,6 +110,28 @@ def test_the_environment_names_the_first_backend(monkeypatch: pytest.MonkeyPatch
     assert registry.has_backend()
     assert first.name == "idle"
     assert registry.get_backend() is first
+
+
+@pytest.fixture
+def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody said which backend to use; two of the names stand for idle ones."""
+    monkeypatch.delenv("TORPOR_BACKEND", raising=False)
+    registry.register(registry.PLAIN, Idle)
+
+
+@pytest.mark.usefixtures("unnamed")
+def test_a_compiler_is_the_default_where_it_can_be_used() -> None:
+    registry.register(registry.PREFERRED, Idle, lambda: None)
+    assert registry.get_backend().name == registry.PREFERRED
+
+
+@pytest.mark.usefixtures("unnamed")
+@pytest.mark.parametrize("reason", ["no compiler", ""])
+def test_without_a_compiler_the_reference_is_the_default_and_says_why(reason: str) -> None:
+    if reason:
+        registry.register(registry.PREFERRED, Idle, lambda: reason)
+    with pytest.warns(TorporWarning, match=reason or "not there"):
+        assert registry.get_backend().name == registry.PLAIN
 
 
 def test_listeners_hear_of_a_change_before_it_happens() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,11 +40,21 @@ class Backend(abc.ABC):
     """How often a graph runs on the reference backend before it is compiled: a graph that is met
     once is seldom worth a compiler's time."""
 
+    draws: bool = False
+    """Random ops are recorded as nodes and drawn when a graph runs, by the backend: not eager's
+    numbers. Otherwise they are drawn when they are recorded, and enter graphs as data."""
+
+    exact: bool = False
+    """Runs eager's own kernels: its results are eager's to the last bit."""
+
+    options: Mapping[str, Any] = MappingProxyType({})
+    """What it was made with (`torpor.use(name, **options)`)."""
+
     takes_donations: bool = False
     """Writes results over donated parameters (`Computation.aliases`); the core gives it some."""
 
     def __init__(self) -> None:
-        self._default_type = BackendDeviceType("cpu")
+        self._default_type = BackendDeviceType("cuda" if torch.cuda.is_available() else "cpu")
         self._default_ordinal = 0
 
     # -- life ----------------------------------------------------------------------------------

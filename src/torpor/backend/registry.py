@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Any
@@ -11,11 +12,12 @@ from weakref import WeakSet
 
 from torpor import metrics
 from torpor.backend.interface import Backend
-from torpor.errors import BackendError
+from torpor.errors import BackendError, TorporWarning
 
 Factory = Callable[..., Backend]
 Available = Callable[[], str | None]  # None, or why the backend cannot be used here
 ENTRY_POINT_GROUP = "torpor.backends"
+PREFERRED, PLAIN = "inductor", "reference"  # the default where it can be used, and elsewhere
 
 _factories: dict[str, Factory] = {}
 _available: dict[str, Available] = {}
@@ -95,6 +97,7 @@ def make(name: str, **options: Any) -> Backend:
         if not isinstance(backend, Backend):
             raise TypeError(f"its factory gave a {type(backend).__name__}, not a Backend")
         backend.name = name
+        backend.options = options
         backend.initialize()
     except Exception as error:
         raise BackendError(f"backend {name!r} could not be made: {error}") from error
@@ -129,10 +132,24 @@ def use(name: str, **options: Any) -> Backend:
 
 
 def get_backend() -> Backend:
-    """The active backend; on first use the one `TORPOR_BACKEND` names, else the reference."""
+    """The active backend; on first use the one `TORPOR_BACKEND` names, else the default."""
     if _active is None:
-        return use(os.environ.get("TORPOR_BACKEND", "reference"))
+        return use(os.environ.get("TORPOR_BACKEND") or default_name())
     return _active
+
+
+def default_name() -> str:
+    """The compiling backend where it can be used, else the interpreting one, with a word of why."""
+    reason = _why_not(PREFERRED, _factories[PREFERRED]) if PREFERRED in _factories else "not there"
+    if reason is None:
+        return PREFERRED
+    warnings.warn(
+        f"graphs run uncompiled, on backend {PLAIN!r}; {PREFERRED!r} is not available: {reason} "
+        f"(TORPOR_BACKEND={PLAIN} says that this is meant)",
+        TorporWarning,
+        stacklevel=2,
+    )
+    return PLAIN
 
 
 def has_backend() -> bool:

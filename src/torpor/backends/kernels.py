@@ -31,7 +31,7 @@ def load(arguments: Sequence[Any]) -> list[Any]:
 def run_node(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> list[Any]:
     """The outputs of `node`, whose operands are in `env`; they are not written to."""
     spec = spec_of(node.op.target)
-    args = [_argument(arg, env, device) for arg in node.args]
+    args = arguments_of(node, env, device)
     for position in spec.mutated:
         args[position] = copies(args[position])
     positional, keywords = spec.call_arguments(args)
@@ -54,6 +54,11 @@ def store(
         BackendData(computation.device, type_, own_memory(tensor, type_, taken))
         for tensor, type_ in zip(tensors, computation.result_types, strict=True)
     ]
+
+
+def arguments_of(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> list[Any]:
+    """The arguments of a node in the order of its op's schema, tensors and numbers from `env`."""
+    return [_argument(arg, env, device) for arg in node.args]
 
 
 def _argument(arg: Any, env: Mapping[Value, Any], device: BackendDevice) -> Any:

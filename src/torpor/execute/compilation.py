@@ -18,6 +18,7 @@ from torpor.errors import CompileError, TorporWarning
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node
 from torpor.ir.printer import print_node
+from torpor.ops.expand import expanded
 
 NOTHING_DONATED: Mapping[int, int] = MappingProxyType({})
 
@@ -32,6 +33,7 @@ def compile_graph(
     """Lower and compile `graph`; a failure names the backend, the graph and the user's line."""
     node: Node | None = None
     try:
+        graph = expanded(graph, backend.name, lambda d: backend.backend_device(d).torch_device)
         context = backend.lowering_context(name, device, graph.nodes)
         context.devices = tuple(backend.compilation_devices(str(device), [str(device)]))
         for value in graph.inputs:
@@ -45,6 +47,7 @@ def compile_graph(
             context.set_alias(parameter, result)
         return _only(backend.compile([context.build()]))
     except Exception as error:
+        node = node or getattr(error, "node", None)  # a lowering that was registered, and is wrong
         raise CompileError(_explain(error, graph, name, backend, node)) from error
 
 
@@ -73,6 +76,8 @@ class StandIn:
 
     Data stay the backend's own: they become tensors before the run and data again after it.
     """
+
+    scalars_as_data = False  # the reference takes numbers
 
     def __init__(
         self,
@@ -106,7 +111,8 @@ class StandIn:
     def _take(self, result: BackendData) -> BackendData:
         if result.tensor is None:
             return result
-        return self.backend.data_from_tensor(result.tensor, result.type, result.device)
+        device = self.backend.backend_device(result.type.device)  # `x.cpu()` is not on the graph's
+        return self.backend.data_from_tensor(result.tensor, result.type, device)
 
 
 _warned: WeakKeyDictionary[Backend, set[str]] = WeakKeyDictionary()

@@ -26,20 +26,28 @@ class Plan:
     """A compiled graph, what runs it, and where its inputs come from."""
 
     __slots__ = (
-        "checked", "computation", "donated", "draft", "fragile", "inputs", "outputs", "positions",
-        "runner",
+        "checked", "computation", "donated", "draft", "fragile", "graph", "inputs", "kept_inputs",
+        "kept_outputs", "outputs", "positions", "runner",
     )  # fmt: skip
 
     def __init__(
         self, computation: Computation, graph: Graph, backend: Backend, runner: Backend | StandIn
     ) -> None:
         self.computation = computation
+        self.graph = graph  # as it was recorded; the computation's may be expanded
         self.draft: Draft | None = None  # what it is compiled from when it is met again
         self.donated = tuple(computation.aliases)  # positions of inputs that may be written over
         self.runner = runner
         self.outputs = graph.outputs
         self.positions = {value: i for i, value in enumerate(graph.outputs)}
-        self.inputs = tuple(_source(value, backend) for value in graph.inputs)
+        self.inputs = tuple(_source(value, backend, runner) for value in graph.inputs)
+        written = set(computation.aliases.values())  # what is written over is there anyway
+        self.kept_inputs = tuple(
+            place
+            for place, (source, _) in enumerate(self.inputs)
+            if source in (LEAVES, COMPUTED) and place not in computation.aliases
+        )
+        self.kept_outputs = tuple(i for i in range(len(graph.outputs)) if i not in written)
         self.checked = False  # a run of it has returned what its types promise
         self.fragile = tuple(filter(_may_fail, graph.nodes))
 
@@ -51,13 +59,13 @@ def _may_fail(node: Node) -> bool:
 LEAVES, SCALARS, COMPUTED, CARRIED, SCALAR_DATA = 0, 1, 2, 3, 4
 
 
-def _source(value: Value, backend: Backend) -> tuple[int, Any]:
+def _source(value: Value, backend: Backend, runner: Backend | StandIn) -> tuple[int, Any]:
     node = value.node
     if node.op is LEAF:
         data = backend.data_of(node)
         return (LEAVES, node.args[0]) if data is None else (CARRIED, data)
     if node.op is SCALAR:
-        return SCALAR_DATA if backend.scalars_as_data else SCALARS, node.args[0]
+        return SCALAR_DATA if runner.scalars_as_data else SCALARS, node.args[0]
     return COMPUTED, value
 
 

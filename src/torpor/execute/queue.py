@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,22 +14,60 @@ from torpor import _torch, config, metrics
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
 
-MAX_JOBS = 8
-"""Jobs that may wait on a queue before recording waits for them."""
+JOB_BYTES = 1 << 20
+"""What a job counts for besides its data: nobody wants to be thousands of steps ahead."""
 
 
 class Job:
-    """Something to run in order, and the handles it fills."""
+    """Something to run in order, the handles it fills, and the data it keeps alive till then."""
 
-    __slots__ = ("done", "results", "run", "threads")
+    __slots__ = ("done", "kept", "results", "run", "threads")
 
-    def __init__(self, run: Callable[[], None], results: Sequence[BackendData]) -> None:
+    def __init__(
+        self,
+        run: Callable[[], None],
+        results: Sequence[BackendData],
+        kept: Sequence[BackendData] = (),
+    ) -> None:
         self.run = run
         self.results = results
+        self.kept = kept
         self.done = threading.Event()
         self.threads = torch.get_num_threads()
         for result in results:
             result.done = self.done
+
+
+class Budget:
+    """The memory that waiting jobs keep alive; data that several of them hold count once."""
+
+    def __init__(self) -> None:
+        self.holders: Counter[int] = Counter()  # jobs by the identity of what they keep
+        self.bytes = 0
+        self.changed = threading.Condition()
+
+    def take(self, job: Job) -> None:
+        """Wait until `job` fits; one that never will may run when no other does."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.bytes or self._with(job) <= config.queue_bytes)
+            self.bytes = self._with(job)
+            self.holders.update(map(id, job.kept))
+
+    def _with(self, job: Job) -> int:
+        new = {id(data): data.type.nbytes for data in job.kept if id(data) not in self.holders}
+        return self.bytes + JOB_BYTES + sum(new.values())
+
+    def give_back(self, job: Job) -> None:
+        """`job` has run."""
+        with self.changed:
+            self.bytes -= JOB_BYTES
+            for data in job.kept:
+                key = id(data)
+                if self.holders[key] > 1:
+                    self.holders[key] -= 1
+                elif self.holders.pop(key, 0):
+                    self.bytes -= data.type.nbytes
+            self.changed.notify_all()
 
 
 class DeviceQueue:
@@ -36,7 +75,8 @@ class DeviceQueue:
 
     def __init__(self, device: BackendDevice) -> None:
         self.device = device
-        self.jobs: queue.Queue[Job | None] = queue.Queue(MAX_JOBS)
+        self.jobs: queue.Queue[Job | None] = queue.Queue()
+        self.budget = Budget()
         self.error: BaseException | None = None  # the first that nobody was told of yet
         self.thread: threading.Thread | None = None
         self._threads = 0
@@ -51,6 +91,7 @@ class DeviceQueue:
             name = f"torpor-{self.device}"
             self.thread = threading.Thread(target=self._work, name=name, daemon=True)
             self.thread.start()
+        self.budget.take(job)
         self.jobs.put(job)
 
     def wait(self) -> None:
@@ -78,6 +119,8 @@ class DeviceQueue:
                 if job is None:
                     return
                 self._run(job)
+                self.budget.give_back(job)
+                job.kept = ()
             finally:
                 del job  # an idle queue must not keep the last step's buffers alive
                 self.jobs.task_done()

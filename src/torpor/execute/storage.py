@@ -32,19 +32,21 @@ class Trace:
     """All that was recorded since the last cut."""
 
     __slots__ = (
-        "builder", "computed", "epoch", "leaf_storages", "leaf_values", "leaves", "lock", "misses",
+        "builder", "computed", "draws", "epoch", "leaf_storages", "leaf_values", "leaves", "lock", "misses",
         "pending", "scalars",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.builder = IrBuilder()  # the active backend's own, once there is one
-        self.pending: list[ref[LazyStorage]] = []  # storages that may need computing, dead or alive
+        # storages that may need computing, in the order of recording; who dies goes by itself
+        self.pending: dict[ref[LazyStorage], None] = {}
         self.leaves: list[BackendData] = []  # buffer of each leaf slot
         self.leaf_storages: list[tuple[LazyStorage, Value]] = []  # and the leaves they came in as
         self.leaf_values: dict[BackendData, Value] = {}
         self.scalars: list[Any] = []  # number of each run-time scalar slot
         self.computed: dict[Value, BackendData] = {}  # values read before the cut
+        self.draws = 0  # random ops recorded
         self.epoch = 0
         self.misses = 0
 
@@ -68,20 +70,25 @@ class Trace:
         self.scalars.append(number)
         return value
 
+    def draw(self) -> int:
+        """The number of a random op that is recorded."""
+        self.draws += 1
+        return self.draws
+
     def enlist(self, storage: LazyStorage) -> None:
         """Remember that `storage` may have to be computed."""
         if not storage.listed:
             storage.listed = True
-            self.pending.append(ref(storage))
+            self.pending[ref(storage, self.pending.pop)] = None
 
-    def prune(self) -> None:
-        """Drop listed storages that nobody holds any more."""
-        self.pending[:] = [reference for reference in self.pending if reference() is not None]
+    def is_open(self) -> bool:
+        """Something was recorded since the last cut, or has entered the trace."""
+        return bool(self.pending or self.leaves)
 
     def live(self) -> list[LazyStorage]:
         """Storages somebody still holds whose value is pending."""
         found = []
-        for reference in self.pending:
+        for reference in list(self.pending):
             storage = reference()
             if storage is not None and storage.data is None:
                 found.append(storage)
@@ -89,8 +96,7 @@ class Trace:
 
     def reset(self) -> None:
         """Forget values: what is alive is data now, and enters the next trace as leaves."""
-        for reference in self.pending:
-            storage = reference()
+        for storage in [reference() for reference in list(self.pending)]:
             if storage is not None:
                 storage.value = None
                 storage.listed = False
@@ -102,6 +108,7 @@ class Trace:
         self.leaf_values.clear()
         self.scalars.clear()
         self.computed.clear()
+        self.draws = 0
         self.misses = 0
         self.epoch += 1
 

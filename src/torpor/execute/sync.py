@@ -31,6 +31,7 @@ from torpor.execute.plan import (
 from torpor.execute.queue import Job, queue_of, queues
 from torpor.execute.results import checked
 from torpor.execute.storage import TRACE, LazyStorage
+from torpor.execute.watch import WATCHERS, Run, watched
 from torpor.ir.graph import Graph
 from torpor.ir.lines import recorded_by
 from torpor.ir.node import LEAF, Value
@@ -73,19 +74,12 @@ def rest() -> None:
     A program that only ever reads would otherwise record one trace for ever.
     """
     with TRACE.lock:
-        if not TRACE.leaves and not TRACE.pending:
+        if not TRACE.is_open():
             return
         if not TRACE.live():
             TRACE.reset()
         elif len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
             cut()
-
-
-def trim() -> None:
-    """The trace lists as many storages as it may: forget dead ones, or cut it."""
-    TRACE.prune()
-    if len(TRACE.pending) > config.max_trace_nodes // 2:
-        cut()
 
 
 def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
@@ -153,9 +147,11 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
     ]  # fmt: skip
     handles = [backend.placeholder(device, value.type) for value in plan.outputs]
     lines = [(node, node.site) for node in plan.fragile]
+    watchers = tuple(WATCHERS)
 
     def run() -> None:
         _wait_for(arguments)
+        seen = watched(watchers, Run(plan, backend, arguments)) if watchers else ()
         protect(arguments, plan.donated, backend)
         try:
             with recorded_by(lines):
@@ -164,13 +160,17 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
                 results = checked(results, plan, backend)
         except Exception as error:
             raise told(error, plan, backend) from error.__cause__
+        for watch in seen:
+            watch(results)
         for handle, result in zip(handles, results, strict=True):
             if result.error is not None:
                 told(result.error, plan, backend)
             handle.assign(result)
         arguments.clear()
 
-    return Job(run, handles), handles
+    kept = [arguments[place] for place in plan.kept_inputs]
+    kept += [handles[place] for place in plan.kept_outputs]
+    return Job(run, handles, kept), handles
 
 
 def _wait_for(arguments: Sequence[Any]) -> None:

@@ -19,11 +19,29 @@ from torpor import _torch, config
 from torpor.ir.node import Value
 from torpor.ir.types import ScalarType, TensorType
 from torpor.ops import type_rules
+from torpor.ops.elementwise import elementwise_types
 from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
 from torpor.ops.strides import restrided
 
 Types = tuple[TensorType | None, ...]
 Physical = Callable[[torch.device], torch.device]
+
+
+def _itself(device: torch.device) -> torch.device:
+    return device
+
+
+_physical: list[Physical] = [_itself]
+
+
+def work_on(to: Physical) -> None:
+    """Say which device does the work behind another, for nodes that are made by hand."""
+    _physical[0] = to
+
+
+def physical_device(device: torch.device) -> torch.device:
+    """The device that does the work behind `device`."""
+    return _physical[0](device)
 
 
 class NotRecordable(Exception):
@@ -121,11 +139,28 @@ def types_in(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> Types:
     device = common_device(spec, bound)
+    told = type_rules.CUSTOM.get(spec.name)
+    if told is not None:
+        return told(spec, bound, sample, to)
     rule = type_rules.RULES.get(spec.name)
     if rule is not None:
         types = rule(bound)
         if types is not None:
             return types
+    types = elementwise_types(spec, bound)
+    if types is not None:
+        return types
+    return _ask_torch(spec, bound, sample, to, device)
+
+
+def _ask_torch(
+    spec: OpSpec,
+    bound: list[Any],
+    sample: dict[Value, Any],
+    to: Physical,
+    device: torch.device | None,
+) -> Types:
+    """Types by fake tensors or by trial, and what fakes overlook."""
     if spec.name in type_rules.TRIED or _is_mixed(spec, bound):
         return _try(spec, bound, sample, to, device)
     fakes = _Fakes(to, sample)
@@ -135,6 +170,8 @@ def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
         ]
         result = _run_fake(spec, fake_args)
         types = _collect(spec, result, bound, fake_args, device)
+    if spec.draws(bound):  # a trial would draw
+        return types
     if _is_grown(spec, bound, types):
         types = _try(spec, bound, sample, to, device)
         if _is_grown(spec, bound, types):
@@ -321,6 +358,13 @@ def _try_with(stand_ins: _Filled, spec: OpSpec, bound: list[Any], device: Any) -
         return _collect(spec, spec.target(*positional, **keywords), bound, args, device)
 
 
+def fake_arguments(bound: list[Any], to: Physical) -> tuple[Any, list[Any]]:
+    """A mode, and fake tensors of it in the place of values."""
+    fakes = _Fakes(to, {})
+    with fakes.mode:
+        return fakes.mode, [fakes.of(value, fresh=True) for value in bound]
+
+
 def _run_fake(spec: OpSpec, fake_args: list[Any]) -> Any:
     positional, keywords = spec.call_arguments(fake_args)
     try:
@@ -372,9 +416,9 @@ class _Filled(_StandIns):
         self.number = number
 
     def tensor(self, type_: TensorType) -> torch.Tensor:
-        flat = torch.full(
-            (type_.span,), self.number, dtype=type_.dtype, device=self.to(type_.device)
-        )
+        device = self.to(type_.device)
+        number = _harmless(self.number, type_.dtype, device)
+        flat = torch.full((type_.span,), number, dtype=type_.dtype, device=device)
         tensor = flat.as_strided(type_.shape, type_.stride)
         if type_.conj:
             tensor = tensor.conj()
@@ -392,7 +436,14 @@ class _Units(_StandIns):
         return torch.empty((0,), dtype=arg.type.dtype, device=self.to(arg.type.device))
 
     def tensor(self, type_: TensorType) -> torch.Tensor:
-        return torch.ones((1,) * len(type_.shape), dtype=type_.dtype, device=self.to(type_.device))
+        device = self.to(type_.device)
+        number = _harmless(1, type_.dtype, device)
+        return torch.full((1,) * len(type_.shape), number, dtype=type_.dtype, device=device)
+
+
+def _harmless(number: int, dtype: torch.dtype, device: torch.device) -> int:
+    """`number`, unless it might be an index out of range where that ends the process: on a GPU."""
+    return number if device.type == "cpu" or dtype.is_floating_point or dtype.is_complex else 0
 
 
 class _Fakes(_StandIns):

@@ -44,6 +44,13 @@ NOT_RANDOM: Final = frozenset(
     }
 )
 
+DROPOUT_AT: Final = {
+    # random ops that draw only for a dropout; which argument is its probability
+    "aten._scaled_dot_product_flash_attention.default": 3,
+    "aten._scaled_dot_product_efficient_attention.default": 5,
+    "aten._scaled_dot_product_cudnn_attention.default": 5,
+}
+
 SHAPE_ONLY: Final = frozenset(
     # random ops that overwrite their tensor, or read nothing of it but its type
     {"bernoulli_", "uniform_", "normal_", "random_", "exponential_", "geometric_", "cauchy_",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,11 @@ class OpSpec:
     def may_fail(self) -> bool:
         """Its kernel may refuse numbers that were not known when it was recorded."""
         return self.target.namespace != "aten" or self.target._opname in rules.MAY_FAIL
+
+    def draws(self, args: Sequence[Any]) -> bool:
+        """It draws random numbers on these arguments, which are in schema order."""
+        place = rules.DROPOUT_AT.get(self.name)
+        return self.mode is Mode.RANDOM and (place is None or args[place] != 0.0)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The arguments in schema order, defaults filled in."""

@@ -41,13 +41,13 @@ def restrided(spec: OpSpec, bound: list[Any], types: Types) -> Types:
         return types
     if spec.target.namespace != "aten" or type_.conj or type_.neg:
         return types
-    stride = _eager_strides(spec, bound, type_)
+    stride = eager_strides(spec, bound, type_)
     if stride is None:
         return types
     return (TensorType.of(type_.shape, stride, type_.dtype, type_.device, type_.offset),)
 
 
-def _eager_strides(spec: OpSpec, bound: list[Any], type_: TensorType) -> Ints | None:
+def eager_strides(spec: OpSpec, bound: list[Any], type_: TensorType) -> Ints | None:
     """Strides of the result of an op; None where its kernel does not say."""
     if spec.target._opname in _LIKE_SELF:
         return _like_strides(bound)

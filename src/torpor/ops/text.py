@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -17,13 +19,17 @@ from torpor.ops.spec import ArgKind, Argument, OpSpec, spec_of
 _LISTS: Final = (ArgKind.TENSORS, ArgKind.PLAINS, ArgKind.FLOATS, ArgKind.SCALARS)
 
 
-def parse(text: str) -> Graph:
+Make = Callable[[OpSpec, list[Any], Types], Node]
+"""Finds or makes the node of an op on its arguments, in schema order."""
+
+
+def parse(text: str, make: Make = intern) -> Graph:
     """The graph `text` describes, of the nodes that recording the same ops gives.
 
     Types are taken at their word: a node met here first has the types that the text says, for
-    recorders too. Read text that torpor printed.
+    recorders too. Read text that torpor printed; for any other, give a `make` that interns nothing.
     """
-    return parse_graph(text, _node)
+    return parse_graph(text, partial(_node, make))
 
 
 def find_op(name: str) -> OpOverload:
@@ -40,12 +46,14 @@ def find_op(name: str) -> OpOverload:
     return found
 
 
-def _node(name: str, args: list[Any], keywords: dict[str, Any], types: Types) -> Node:
+def _node(
+    make: Make, name: str, args: list[Any], keywords: dict[str, Any], types: Types
+) -> Node:
     spec = spec_of(find_op(name))
     bound = _bind(spec, args, keywords)
     for argument, value in zip(spec.arguments, bound, strict=True):
         _check_argument(spec, argument, value)
-    return intern(spec, bound, types)
+    return make(spec, bound, types)
 
 
 def _bind(spec: OpSpec, args: list[Any], keywords: dict[str, Any]) -> list[Any]:

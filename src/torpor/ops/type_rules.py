@@ -9,7 +9,12 @@ import torch
 
 from torpor.ir.types import TensorType, contiguous_strides
 
-Rule = Callable[[list[Any]], tuple[TensorType | None, ...] | None]
+Types = tuple[TensorType | None, ...]
+Rule = Callable[[list[Any]], Types | None]
+CustomRule = Callable[[Any, list[Any], dict[Any, Any], Any], Types]
+
+CUSTOM: Final[dict[str, CustomRule]] = {}
+"""Rules for ops of others, by name (`ops.custom`): spec, arguments, run-time numbers, devices."""
 
 
 def _as_strided(bound: list[Any]) -> tuple[TensorType, ...]:

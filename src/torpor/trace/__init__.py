@@ -1,8 +1,17 @@
 """Recording: lazy tensors, and how every torch op on them becomes a node."""
 
 from torpor import _torch
-from torpor.trace import composites as _composites  # noqa: F401  # registers its ops
-from torpor.trace import device_module, gradients, hooks, methods, values, whole  # noqa: F401  # gives LazyTensor its methods
+from torpor.ops import custom
+from torpor.trace import (  # noqa: F401  # register their ops, give LazyTensor its methods
+    composites,
+    device_module,
+    fused,
+    gradients,
+    hooks,
+    methods,
+    values,
+    whole,
+)  # fmt: skip
 from torpor.trace.devices import register_device
 from torpor.trace.sharing import register_location
 from torpor.trace.tensor import LazyTensor, is_lazy
@@ -13,6 +22,7 @@ hooks.install()
 whole.install()
 _torch.accept_lazy_autocast()
 _torch.on_default_dtype(values.finish, values.forget_types)
+custom.on_change(values.finish, values.forget_types)
 _torch.accept_lazy_attention()
 _torch.accept_lazy_losses(values.physical, gradients.keep_lazy)
 _torch.prefer_foreach(LazyTensor)

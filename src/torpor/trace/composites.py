@@ -126,8 +126,9 @@ def _override(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @_override(aten.dropout.default)
 def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Dropout as the CPU computes it: one draw, one scaled mask, one product."""
-    if physical(input.device).type != "cpu":
+    """One draw, one scaled mask, one product; on other devices than the CPU one kernel."""
+    fused = physical(input.device).type != "cpu"
+    if fused and train and 0 < p < 1 and input.numel():
         return aten.native_dropout.default(input, p, train)[0]  # type: ignore[no-any-return]  # ops have no types
     if p < 0 or p > 1:
         raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")

@@ -15,9 +15,9 @@ from torpor.trace.eager import (
     count_sync,
     run_eager,
     run_on_plain_device,
-    run_random,
     try_on_zeros,
 )
+from torpor.trace.random import random_recorder
 from torpor.trace.recorder import (
     CutFirst,
     ForeignTensor,
@@ -56,7 +56,7 @@ def recorder_of(target: Any) -> Recorder:
 
 def _by_mode(spec: OpSpec) -> Recorder:
     if spec.mode is Mode.RANDOM:
-        return lambda *args, **kwargs: run_random(spec, args, kwargs)
+        return random_recorder(spec)
     if spec.mode is Mode.EAGER:
         return lambda *args, **kwargs: _at_once(spec, args, kwargs)
     if spec.mode is Mode.METADATA:
@@ -120,7 +120,8 @@ def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
 
     A mistake is recognised on zeros of the same types, so that it makes nothing run.
     """
-    if isinstance(error, TorporError) or getattr(error, "_torpor_annotated", False):
+    own = isinstance(error, TorporError) or getattr(error, "_torpor_refusal", False)
+    if own or getattr(error, "_torpor_annotated", False):
         raise annotate(error, spec.name, str(site()))
     try:
         if not isinstance(error, (NotRecordable, WritesPlain)):

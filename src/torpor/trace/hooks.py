@@ -17,7 +17,7 @@ from torpor.trace.tensor import LazyTensor
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if config.cut_after_optimizer and TRACE.pending and _is_lazy(optimizer):
+    if config.cut_after_optimizer and TRACE.is_open() and _is_lazy(optimizer):
         sync()
 
 
@@ -50,7 +50,7 @@ def _around_call(call: Callable[..., Any]) -> Callable[..., Any]:
             result = call(self, *args, **kwargs)
         finally:
             calls.inside = False
-        if not is_grad_enabled() and config.cut_after_module and TRACE.pending and _is_users():
+        if not is_grad_enabled() and config.cut_after_module and TRACE.is_open() and _is_users():
             sync()
         return result
 

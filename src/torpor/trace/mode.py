@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -142,8 +144,13 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
         return dispatch(LazyTensor, func, types, args, kwargs)
 
     def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What `torch.tensor` has just made, and nobody else holds."""
-        return wrap_data(tensor, tensor.device) if _is_traceable(tensor) else tensor
+        """What `torch.tensor` has just made, and nobody else holds.
+
+        An optimizer's counter of steps stays plain: it is read at every step.
+        """
+        counter = not tensor.dim() and _in_optimizer()
+        plain = counter or not _is_traceable(tensor)
+        return tensor if plain else wrap_data(tensor, tensor.device)
 
     def _traces(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """The op makes new tensors from nothing or from plain ones that torpor can read."""
@@ -168,6 +175,19 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
             return False
         kwargs["device"] = device
         return True
+
+
+def _in_optimizer() -> bool:
+    """The code that made the tensor is one of torch's optimizers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if name.startswith("torch.optim."):
+            return True
+        if not name.startswith(("torpor.", "torch.")):
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _is_traceable(tensor: torch.Tensor) -> bool:

@@ -1,14 +1,15 @@
 """Recorders: one function per op, written for its schema, that turns a call into a node.
 
 A recorder reads the values of its tensors, builds the intern key and looks it up. On a hit that
-is all, but for the result tensor. The source of every recorder is generated here from the op's
-schema, so that no argument list is walked at run time; `python -m torpor.trace.recorder
-aten.add.Tensor` shows one.
+is all, but for the result tensor. Recorders are generated from the ops' schemas, so that no
+argument list is walked at run time: ATen's stand in `ops/_generated/recorders/`, others are
+written when they are met (`ops.recorder_source`). Here they get the names that they use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import Any
 from weakref import ref
 
@@ -21,13 +22,14 @@ from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import Node, Value
 from torpor.ops.infer import NotRecordable
-from torpor.ops.keys import number_key
+from torpor.ops.keys import key_of, number_key
+from torpor.ops.recorders import kept_arguments, recorder_code
 from torpor.ops.spec import ArgKind, OpSpec, Return, ReturnKind
 from torpor.ops.storage_ops import window
 from torpor.trace.scalars import node_with_numbers, promotable_positions
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor, View
-from torpor.trace.values import make_node, physical, root_value, view_value, write
+from torpor.trace.values import make_node, physical, root_value, value_of, view_value, write
 from torpor.trace.wrap import (
     data_storage,
     is_traceable,
@@ -38,7 +40,6 @@ from torpor.trace.wrap import (
     wrap_view,
 )
 
-_ALIASES = frozenset({"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"})
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -124,7 +125,7 @@ def _make_miss(spec: OpSpec) -> Callable[[tuple[Any, ...], tuple[Any, ...]], Nod
     def miss(key: tuple[Any, ...], raw: tuple[Any, ...]) -> Node:
         if TRACE.misses > config.max_trace_nodes:
             raise CutFirst  # nothing of this op has happened yet
-        bound = [_bound(kind, k, r) for kind, k, r in zip(kinds, key, raw, strict=True)]
+        bound = [as_bound(kind, k, r) for kind, k, r in zip(kinds, key, raw, strict=True)]
         positions = promotable_positions(spec, bound)
         if positions:
             return node_with_numbers(spec, key, bound, positions)
@@ -133,7 +134,7 @@ def _make_miss(spec: OpSpec) -> Callable[[tuple[Any, ...], tuple[Any, ...]], Nod
     return miss
 
 
-def _bound(kind: ArgKind, key: Any, raw: Any) -> Any:
+def as_bound(kind: ArgKind, key: Any, raw: Any) -> Any:
     if kind is ArgKind.TENSOR:
         return key if type(key) is Value else raw
     if kind is ArgKind.TENSORS:
@@ -258,242 +259,19 @@ def _stand_in(arg: Any, memories: dict[LazyStorage, torch.Tensor], made: dict[in
     return window(memory, arg.dtype, arg.shape, arg.stride(), int(arg.storage_offset()))
 
 
-# -- source ------------------------------------------------------------------------------------
-
-_READ = """\
-        if type({a}) is LazyTensor:
-            s{i} = {a}._lazy_storage
-            {k} = s{i}.value
-            w{i} = {a}._lazy_view
-            if w{i} is None:
-                if {k} is None:
-                    {k} = leaf_value(s{i})
-            elif w{i}.base is {k}:
-                {k} = w{i}.value
-            else:
-                {k} = view_value(w{i}, s{i})
-        else:
-            {k} = other_value({a})
-"""
+# -- recorders ---------------------------------------------------------------------------------
 
 
-def _parameters(spec: OpSpec) -> tuple[str, list[str]]:
-    """The recorder's parameter list and the names in schema order."""
-    names: list[str] = []
-    parts: list[str] = []
-    starred = False
-    for position, argument in enumerate(spec.arguments):
-        name = argument.name if argument.keyword_only else f"a{position}"
-        if argument.keyword_only and not starred:
-            parts.append("*")
-            starred = True
-        names.append(name)
-        parts.append(f"{name}=d{position}" if argument.has_default else name)
-    return ", ".join(parts), names
-
-
-def _key_lines(spec: OpSpec, names: list[str]) -> tuple[list[str], list[str]]:
-    """Lines that read each argument, and the expression that stands for it in the key."""
-    lines: list[str] = []
-    keys: list[str] = []
-    for i, (argument, name) in enumerate(zip(spec.arguments, names, strict=True)):
-        k = f"k{i}"
-        if argument.kind is ArgKind.TENSOR:
-            lines.append(_READ.format(a=name, k=k, i=i))
-        elif argument.kind is ArgKind.TENSORS:
-            lines.append(f"        {k} = None if {name} is None else list_values({name})\n")
-        elif argument.kind in (ArgKind.FLOAT, ArgKind.SCALAR):
-            test = f"type({name}) is float and {name} == {name} and {name} != 0.0"
-            lines.append(f"        {k} = {name} if {test} else number_key({name})\n")
-        elif argument.kind is ArgKind.PLAINS:
-            lines.append(f"        {k} = tuple({name}) if type({name}) is list else {name}\n")
-        elif argument.kind in (ArgKind.FLOATS, ArgKind.SCALARS):
-            lines.append(
-                f"        {k} = None if {name} is None else tuple(map(number_key, {name}))\n"
-            )
-        elif argument.kind is ArgKind.OPAQUE:
-            lines.append(f"        if {name} is not None:\n            raise opaque\n")
-            k = "None"
-        else:
-            if name == "device":
-                tensor = names[0] if spec.arguments[0].kind is ArgKind.TENSOR else "None"
-                lines.append(
-                    "        if device is not None:\n"
-                    f"            device = numbered(device, {tensor})\n"
-                )
-            k = name
-        keys.append(k)
-    return lines, keys
-
-
-_FRESH = """\
-        v = {value}
-        t = v.type
-        s = LazyStorage(t, v, None)
-        s.listed = True
-        pending(ref(s))
-        r{n} = make_wrapper(LazyTensor, *t.wrapper)
-        r{n}._lazy_storage = s
-        r{n}._lazy_view = None
-"""
-
-_VIEW = """\
-        v = node.outputs[0]
-        t = v.type
-        r = wrap_like({tensor}, t) if inference() else make_wrapper(LazyTensor, *t.wrapper)
-        r._lazy_storage = s0
-        r._lazy_view = {view}
-        if t.conj or t.neg:
-            set_bits(r, t)
-        return r
-"""
-
-_WRITE = """\
-        v = node.outputs[0]
-        if w0 is None:
-            s0.value = v
-            s0.data = None
-            if not s0.listed:
-                enlist(s0)
-        else:
-            write({tensor}, v)
-        return {result}
-"""
-
-_WRITE_LIST = """\
-        for x, v in zip({tensors}, node.outputs):
-            if x._lazy_view is None:
-                s = x._lazy_storage
-                s.value = v
-                s.data = None
-                if not s.listed:
-                    enlist(s)
-            else:
-                write(x, v)
-        return {result}
-"""
-
-
-def _result_lines(spec: OpSpec, names: list[str]) -> str:
-    """Lines that make the results of a hit; one form for each common kind of op."""
-    kinds = [(r.kind, r.is_list) for r in spec.returns]
-    only = kinds[0] if len(kinds) == 1 else None
-    if not spec.mutated and kinds and all(kind == (ReturnKind.FRESH, False) for kind in kinds):
-        return _fresh_lines(len(kinds))
-    if only == (ReturnKind.FRESH, True) and not spec.mutated:
-        return "        return [wrap_value(v) for v in node.outputs]\n"
-    if only == (ReturnKind.VIEW, False) and spec.returns[0].argument == 0:
-        alias = spec.name in _ALIASES
-        view = "w0" if alias else "View(w0, node, 0, s0.value, v)"
-        return _VIEW.format(tensor=names[0], view=view)
-    if spec.mutated == (0,) and not _resizes(spec):
-        is_list = spec.arguments[0].kind is ArgKind.TENSORS
-        if is_list and not kinds:
-            return _WRITE_LIST.format(tensors=names[0], result="None")
-        if not is_list and only == (ReturnKind.ARGUMENT, False):
-            return _WRITE.format(tensor=names[0], result=names[0])
-    tuple_ = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
-    return f"        return finish(spec, node, {tuple_})\n"
-
-
-_TRIM = """\
-        if len(listed) > config.max_trace_nodes:
-            trim()
-"""
-
-
-def _fresh_lines(number: int) -> str:
-    if number == 1:
-        return _FRESH.format(value="node.outputs[0]", n=0) + _TRIM + "        return r0\n"
-    lines = "        outputs = node.outputs\n"
-    for n in range(number):
-        made = "    ".join(_FRESH.format(value=f"outputs[{n}]", n=n).splitlines(keepends=True))
-        lines += f"        if outputs[{n}].type is None:\n            r{n} = None\n"
-        lines += f"        else:\n    {made}"
-    return lines + _TRIM + f"        return ({', '.join(f'r{n}' for n in range(number))})\n"
-
-
-def _resizes(spec: OpSpec) -> bool:
-    return any(spec.arguments[i].keyword_only for i in spec.mutated)
-
-
-def _kept_arguments(spec: OpSpec) -> list[int]:
-    """Arguments that live on in the results: written ones, and those that are viewed."""
-    viewed = {r.argument for r in spec.returns if r.kind is ReturnKind.VIEW}
-    return sorted({*spec.mutated, *viewed})
-
-
-def _check_line(spec: OpSpec, names: list[str], position: int) -> str:
-    name = names[position]
-    if spec.arguments[position].kind is ArgKind.TENSORS:
-        return f"        all_lazy({name})\n"
-    return (
-        f"        if type({name}) is not LazyTensor and {name} is not None:\n"
-        "            raise WritesPlain\n"
-    )
-
-
-def _overlap_line(spec: OpSpec, names: list[str]) -> str:
-    """A line that notices when a written tensor shares its storage with another argument."""
-    tensors = [i for i, a in enumerate(spec.arguments) if a.kind is ArgKind.TENSOR]
-    pairs = [(i, j) for i in spec.mutated if i in tensors for j in tensors if i != j]
-    tests = []
-    for i, j in pairs:
-        if j in spec.mutated and j < i:
-            continue
-        test = f"type({names[j]}) is LazyTensor and {names[i]} is not None and s{j} is s{i}"
-        if not spec.arguments[i].keyword_only:  # `x.add_(x)` is what everybody writes
-            test += f" and {names[j]} is not {names[i]}"
-        tests.append(test)
-    lists = [i for i, a in enumerate(spec.arguments) if a.kind is ArgKind.TENSORS]
-    tests += [
-        f"{names[i]} is not None and shares(s{i}, {names[j]})"
-        for i in spec.mutated
-        if i in tensors
-        for j in lists
-    ]
-    if not tests or spec.name == "aten.copy_.default":
-        return ""
-    condition = " or ".join(f"({test})" for test in tests)
-    raw = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
-    return f"        if {condition}:\n            check_overlap(spec, {raw})\n"
-
-
-_NOTE_LINE = "        node.site = site()\n"
-
-
-def source(spec: OpSpec, also: str = "") -> str:
-    """The recorder of an op, as Python source; `also` is a further part of its key."""
-    parameters, names = _parameters(spec)
-    key_lines, keys = _key_lines(spec, names)
-    if also:
-        keys.append(also)
-    checks = "".join(_check_line(spec, names, i) for i in _kept_arguments(spec))
-    key = f"({', '.join(keys)}{',' if len(keys) == 1 else ''})"
-    raw = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
-    return (
-        f"def record({parameters}):\n"
-        "    cell[0] += 1\n"
-        "    acquire()\n"
-        "    try:\n"
-        f"{checks}"
-        f"{''.join(key_lines)}"
-        f"{_overlap_line(spec, names)}"
-        f"        key = {key}\n"
-        "        node = nodes.get(key)\n"
-        "        if node is None:\n"
-        f"            node = miss(key, {raw})\n"
-        f"{_NOTE_LINE if spec.may_fail else ''}"
-        f"{_result_lines(spec, names)}"
-        "    finally:\n"
-        "        release()\n"
-    )
+def _cell(spec: OpSpec) -> list[int]:
+    """Where the calls of an op are counted."""
+    name = spec.target._schema.name.removeprefix("aten::")
+    return metrics.op_cell(f"lazy::{name}", spec.name)
 
 
 def make_recorder(
     spec: OpSpec, may_leave: bool = False, also: str = "", **other: Any
 ) -> Callable[..., Any]:
-    """Compile the recorder of an op that becomes a node.
+    """The recorder of an op that becomes a node.
 
     With `may_leave`, a tensor on `lazy` may stay lazy on the physical device. `also` is a further
     part of its key; `other` replaces names it uses.
@@ -506,9 +284,7 @@ def make_recorder(
         "all_lazy": all_lazy,
         "acquire": TRACE.lock.acquire,
         "check_overlap": check_overlap,
-        "cell": metrics.op_cell(
-            f"lazy::{spec.target._schema.name.removeprefix('aten::')}", spec.name
-        ),
+        "cell": _cell(spec),
         "enlist": TRACE.enlist,
         "finish": finish,
         "inference": torch.is_inference_mode_enabled,
@@ -522,29 +298,119 @@ def make_recorder(
         "opaque": NotRecordable("an argument cannot be part of a graph", fallback=True),
         "other_value": other_value,
         "config": config,
+        "cut": sync.cut,
+        "forget": TRACE.pending.pop,
         "listed": TRACE.pending,
-        "pending": TRACE.pending.append,
         "ref": ref,
         "release": TRACE.lock.release,
         "set_bits": set_bits,
         "shares": shares,
         "site": site,
         "spec": spec,
-        "trim": sync.trim,
         "view_value": view_value,
         "wrap_like": wrap_like,
         "wrap_value": wrap_value,
         "write": write,
     }
-    names |= {f"d{i}": a.default for i, a in enumerate(spec.arguments)} | other
-    exec(compile(source(spec, also), f"<torpor recorder {spec.name}>", "exec"), names)
-    return names["record"]  # type: ignore[no-any-return]  # made by exec
+    for i, argument in enumerate(spec.arguments):
+        if argument.has_default and argument.kind in (ArgKind.FLOAT, ArgKind.SCALAR):
+            names |= {f"d{i}": argument.default, f"n{i}": number_key(argument.default)}
+    return _function(spec, recorder_code(spec, also), names | other)
 
 
-if __name__ == "__main__":
-    import sys
+def _function(spec: OpSpec, code: CodeType, names: dict[str, Any]) -> FunctionType:
+    """The function of that code, with the op's defaults."""
+    defaults = [a for a in spec.arguments if a.has_default]
+    positional = tuple(a.default for a in defaults if not a.keyword_only)
+    function = FunctionType(code, names, code.co_name, positional)
+    function.__kwdefaults__ = {a.name: a.default for a in defaults if a.keyword_only}
+    return function
 
-    from torpor.ops.spec import spec_of
-    from torpor.ops.text import find_op
 
-    print(source(spec_of(find_op(sys.argv[1]))))  # noqa: T201  # run as a command
+def generic_recorder(spec: OpSpec) -> Callable[..., Any]:
+    """A recorder that walks its arguments by the op's spec: slow, and short enough to be believed.
+
+    It gives the nodes that the generated recorder gives; tests and benchmarks compare the two.
+    """
+    cell = _cell(spec)
+    miss = _make_miss(spec)
+    kept = kept_arguments(spec)
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        cell[0] += 1
+        with TRACE.lock:
+            bound = spec.bind(args, kwargs)
+            key = generic_key(spec, bound, kept)
+            node = spec.kind.nodes.get(key)
+            if node is None:
+                node = miss(key, tuple(bound))
+            if spec.may_fail:
+                node.site = site()
+            result = finish(spec, node, tuple(bound))
+            if len(TRACE.pending) > config.max_trace_nodes:
+                sync.cut()
+            return result
+
+    return record
+
+
+def generic_key(spec: OpSpec, bound: list[Any], kept: list[int]) -> tuple[Any, ...]:
+    """The intern key of an op on `bound`, its arguments in schema order.
+
+    Makes sure of what every recorder does: arguments that are `kept` (`kept_arguments`) are lazy,
+    and what is written to does not overlap with what is read.
+    """
+    for position in kept:
+        tensors = bound[position]
+        all_lazy(tensors if spec.arguments[position].kind is ArgKind.TENSORS else [tensors])
+    _place(spec, bound)
+    key = key_of(spec, [_value(a.kind, v) for a, v in zip(spec.arguments, bound)])
+    if _overlaps(spec, bound):
+        check_overlap(spec, tuple(bound))
+    return key
+
+
+def _place(spec: OpSpec, bound: list[Any]) -> None:
+    """Give a `device` argument its number."""
+    for position, argument in enumerate(spec.arguments):
+        if argument.name == "device" and bound[position] is not None:
+            bound[position] = numbered(bound[position], bound[0])
+
+
+def _value(kind: ArgKind, arg: Any) -> Any:
+    """What stands for an argument in a node."""
+    if arg is None:
+        return None
+    if kind is ArgKind.TENSOR:
+        return value_of(arg) if type(arg) is LazyTensor else _untagged(arg)
+    if kind is ArgKind.TENSORS:
+        return list_values(arg)
+    if kind is ArgKind.OPAQUE:
+        raise NotRecordable("an argument cannot be part of a graph", fallback=True)
+    return arg
+
+
+def _untagged(arg: Any) -> Any:
+    """A number as it is; anything else as `other_value` sees it."""
+    return other_value(arg) if isinstance(arg, torch.Tensor) else arg
+
+
+def _overlaps(spec: OpSpec, bound: list[Any]) -> bool:
+    """A tensor that is written to shares its storage with another argument."""
+    if spec.name == "aten.copy_.default":
+        return False
+    for position in spec.mutated:
+        written = bound[position]
+        if type(written) is not LazyTensor:
+            continue
+        same_is_fine = not spec.arguments[position].keyword_only  # `x.add_(x)`
+        for other, argument in zip(bound, spec.arguments):
+            if argument.kind is ArgKind.TENSORS and shares(written._lazy_storage, other):
+                return True
+            if argument is spec.arguments[position] or type(other) is not LazyTensor:
+                continue
+            if other._lazy_storage is written._lazy_storage and not (
+                same_is_fine and other is written
+            ):
+                return True
+    return False

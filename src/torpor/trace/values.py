@@ -17,7 +17,7 @@ from torpor.ir.memo import forget_memos
 from torpor.ir.node import TABLE, Node, Value
 from torpor.ir.types import TensorType
 from torpor.ops.infer import forget as forget_inferences
-from torpor.ops.infer import infer
+from torpor.ops.infer import infer, work_on
 from torpor.ops.keys import key_of
 from torpor.ops.spec import OpSpec, spec_of
 from torpor.ops.storage_ops import storage_scatter
@@ -31,6 +31,9 @@ aten = torch.ops.aten
 def physical(device: torch.device) -> torch.device:
     """The torch device that does the work behind `device`."""
     return get_backend().backend_device(device).torch_device
+
+
+work_on(physical)
 
 
 # -- nodes -------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import abc
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +28,6 @@ from torpor.backends.reference.lowering import (
 )
 from torpor.errors import BackendError, CompileError, TorporWarning
 from torpor.ops.infer import types_in
-from torpor.ops.spec import Mode
 
 T = TypeVar("T")
 
@@ -89,6 +89,10 @@ class FxBackend(Backend):
         """The ATen ops a compiler's error is about, as far as it says."""
         return set()
 
+    def miscompiles(self, instruction: Instruction) -> bool:
+        """The compiler is known to make wrong code of it."""
+        return False
+
     # -- the interface -----------------------------------------------------------------------------
 
     def lowering_context(
@@ -125,9 +129,7 @@ class FxBackend(Backend):
 
         Compilers draw numbers to measure kernels with, from the generators of the program.
         """
-        device = program.device
-        drawn_on = [device] if device.type == "cuda" else []
-        with warnings.catch_warnings(), torch.random.fork_rng(drawn_on):
+        with warnings.catch_warnings(), undrawn(program.device):
             warnings.simplefilter("ignore")
             self._compile_program(program)
 
@@ -144,7 +146,10 @@ class FxBackend(Backend):
         types = program.types
 
         def alone(instruction: Instruction) -> bool:
-            if instruction.spec.mode is Mode.RANDOM or self._name(instruction) in self.refused:
+            drawn = instruction.spec.draws(instruction.args) and not self.draws
+            if drawn or self._name(instruction) in self.refused:
+                return True
+            if self.miscompiles(instruction) or _changes_device(instruction, types):
                 return True
             numbers = (types[r] for r in registers_in(instruction.args) if is_number(types[r]))
             return any(type_.kind not in PACKED for type_ in numbers)
@@ -191,7 +196,9 @@ class FxBackend(Backend):
         except NodeError as error:
             raise Refused([error.instruction], error.reason) from error
         try:
-            return CompiledPiece(piece, *self.compile_module(traced, piece))
+            compiled = CompiledPiece(piece, *self.compile_module(traced, piece))
+            program.types.update(traced.laid)  # as later pieces will find them
+            return compiled
         except Exception as error:
             blamed = [
                 instruction
@@ -215,6 +222,13 @@ class FxBackend(Backend):
         self.complaints.append(f"{text}\n{hint}")
 
 
+def _changes_device(instruction: Instruction, types: dict[int, Any]) -> bool:
+    """It brings tensors from one device to another, as `x.cpu()` does: no compiler is needed."""
+    read = {types[r].device for r in registers_in(instruction.args) if not is_number(types[r])}
+    made = {types[r].device for r in instruction.outputs if types[r] is not None}
+    return bool(read) and not made <= read
+
+
 def _plan(program: Program, parameters: int) -> None:
     """Find where registers die, now that the order of steps is known."""
     order: list[Instruction] = []
@@ -230,6 +244,26 @@ def _plan(program: Program, parameters: int) -> None:
         program.dead.append(sorted(touched - seen))
         seen |= touched
     program.dead.reverse()
+
+
+@contextmanager
+def undrawn(device: torch.device) -> Iterator[None]:
+    """The generators are afterwards what they were before.
+
+    One that nobody drew from is left alone: to set its state, even to what it is, starts the
+    dropout of cuDNN's recurrent networks anew.
+    """
+    get = functools.partial(torch.cuda.get_rng_state, device)
+    put = functools.partial(torch.cuda.set_rng_state, device=device)
+    kept: list[tuple[Any, Any]] = [(torch.get_rng_state, torch.set_rng_state)]
+    kept += [(get, put)] if device.type == "cuda" else []
+    before = [get() for get, _ in kept]
+    try:
+        yield
+    finally:
+        for (get, put), state in zip(kept, before, strict=True):
+            if not torch.equal(get(), state):
+                put(state)
 
 
 def in_fresh_thread(function: Callable[[], T]) -> T:

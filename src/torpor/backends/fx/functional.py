@@ -59,7 +59,8 @@ def outputs(spec: OpSpec, result: Any) -> list[Any]:
     found: list[Any] = []
     results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
     for returned, value in zip(spec.returns, results, strict=True):
-        found.extend(value) if returned.is_list else found.append(value)
+        if returned.kind is not ReturnKind.OTHER:
+            found.extend(value) if returned.is_list else found.append(value)
     return found
 
 
@@ -99,6 +100,8 @@ def functional_name(name: str) -> str:
 
 def _call_twin(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
     twin = twin_of(spec.target)
+    if twin is None and spec.target.namespace != "aten":
+        return _call_on_copies(spec, args)
     if twin is None:
         raise NotTraceable(f"{spec.name} has no functional twin")
     pairs = list(zip(spec.arguments, args, strict=True))
@@ -109,6 +112,22 @@ def _call_twin(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
         raise NotTraceable(f"{twin} makes {len(made)} tensors where {spec.name} makes {len(types)}")
     fresh = sum(1 for r in spec.returns if r.kind in (ReturnKind.FRESH, ReturnKind.VIEW))
     return [*made[:fresh], *(cast(m, t) for m, t in zip(made[fresh:], types[fresh:], strict=True))]
+
+
+def _call_on_copies(spec: OpSpec, args: list[Any]) -> list[Any]:
+    """Call an op of somebody's own that writes: compilers know what to do, as its schema tells."""
+    if any(r.kind is ReturnKind.ARGUMENT for r in spec.returns):
+        raise NotTraceable(f"{spec.name} returns what it writes to, which torch does not trace")
+    args = [_writable(v) if a.mutated else v for a, v in zip(spec.arguments, args, strict=True)]
+    fresh = outputs(spec, call_op(spec.target, spec, args))
+    written = [args[position] for position in spec.mutated if args[position] is not None]
+    return [*fresh, *_flat(written)]
+
+
+def _writable(arg: Any) -> Any:
+    if isinstance(arg, (tuple, list)):
+        return [_writable(item) for item in arg]
+    return None if arg is None else arg.clone()
 
 
 def _flat(result: Any) -> list[Any]:
@@ -223,6 +242,33 @@ def _moved(old: torch.Tensor, new: torch.Tensor, momentum: Any) -> torch.Tensor:
     return old * (1 - weight) + new * weight  # type: ignore[no-any-return]  # tensors
 
 
+def _cudnn_batch_norm_backward(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    """The same by what all batch norms save; what cuDNN keeps for itself is not needed."""
+    source, grad, weight, mean, variance, saved_mean, saved_scale, eps, _ = args
+    statistics = (mean, variance, saved_mean, saved_scale)
+    masked = (True, eps, [True, True, True])
+    return list(aten.native_batch_norm_backward(grad, source, weight, *statistics, *masked))
+
+
+def _uniform(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    tensor, low, high = args[:3]
+    drawn = torch.rand_like(tensor) * (high - low) + low
+    return [drawn]
+
+
+def _normal(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    tensor, mean, deviation = args[:3]
+    return [torch.randn_like(tensor) * deviation + mean]
+
+
+def _bernoulli(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
+    tensor, p = args[:2]
+    return [(torch.rand_like(tensor, dtype=torch.float32) < p).to(tensor.dtype)]
+
+
+UNREAD: Final = {"aten.cudnn_batch_norm_backward.default": 8}
+"""Arguments that a form by hand does not look at."""
+
 BATCH_NORMS: Final = (
     "aten.native_batch_norm.default",
     "aten.cudnn_batch_norm.default",
@@ -241,4 +287,9 @@ FORMS: Final[dict[str, Form]] = {
     "aten._foreach_copy_.default": _copy_all,
     "aten.fill_.Scalar": _fill,
     **dict.fromkeys(BATCH_NORMS, _batch_norm),
+    "aten.cudnn_batch_norm_backward.default": _cudnn_batch_norm_backward,
+    "aten.uniform_.default": _uniform,
+    "aten.normal_.default": _normal,
+    "aten.bernoulli_.float": _bernoulli,
+    "aten.bernoulli.p": _bernoulli,
 }

@@ -12,7 +12,6 @@ from typing import Any
 
 from torpor.backends.fx.trace import PACKED, Piece, is_number
 from torpor.backends.reference.lowering import Instruction, registers_in
-from torpor.ops.spec import Mode
 
 Step = Piece | Instruction
 Alone = Callable[[Instruction], bool]
@@ -54,7 +53,7 @@ def _ordered(
         level = max((made.get(r, 0) for r in read), default=0)
         if not lone:
             level = max((level, *(made_alone[r] + 1 for r in read if r in made_alone)))
-        elif instruction.spec.mode is Mode.RANDOM:
+        elif instruction.spec.draws(instruction.args):
             drawn = level = max(level, drawn)
         levels.setdefault(level, ([], []))[lone].append(instruction)
         made.update(dict.fromkeys(instruction.outputs, level))

@@ -50,6 +50,7 @@ class Traced:
     inputs: list[torch.Tensor]
     mode: Any
     sources: dict[str, list[Instruction]]  # instructions by ATen op they became
+    laid: dict[int, TensorType]  # outputs that lie in memory otherwise than their type promises
 
 
 def trace(
@@ -67,7 +68,7 @@ def trace(
         replay = _Replay(piece, types, device)
         with torch.no_grad(), _torch.quiet_fakes():
             module = make_fx(replay, decomposition_table=decompositions)(*inputs)
-    return Traced(module, inputs, mode, replay.sources)
+    return Traced(module, inputs, mode, replay.sources, replay.laid)
 
 
 def fake(type_: TensorType, device: torch.device) -> torch.Tensor:
@@ -87,6 +88,7 @@ class _Replay:
         self.env: dict[int, Any] = {}
         self.maker: dict[int, Instruction] = {}
         self.sources: dict[str, list[Instruction]] = {}
+        self.laid: dict[int, TensorType] = {}
         self.guards = Guards() if device.type == "cpu" else None
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -106,7 +108,7 @@ class _Replay:
 
     def _step(self, instruction: Instruction) -> None:
         last = _torch.last_traced_node()
-        args = [self._argument(arg) for arg in instruction.args]
+        args = self._arguments(instruction)
         spec, promised = instruction.spec, [v.type for v in instruction.node.outputs]
         if self.guards is not None:
             args = self.guards.guarded(spec, args)
@@ -130,6 +132,13 @@ class _Replay:
             if not made or made[-1] is not instruction:
                 made.append(instruction)
             node = node.next
+
+    def _arguments(self, instruction: Instruction) -> list[Any]:
+        unread = functional.UNREAD.get(instruction.spec.name)
+        return [
+            None if place == unread else self._argument(arg)
+            for place, arg in enumerate(instruction.args)
+        ]
 
     def _argument(self, arg: Any) -> Any:
         if type(arg) is Register:
@@ -163,6 +172,9 @@ class _Replay:
         if _memory(tensor) in taken or not _lies_as(tensor, type_):
             tensor = functional.with_strides(tensor, type_ if type_.is_dense else _dense(type_))
         taken.add(_memory(tensor))
+        if not type_.is_dense:  # a view: it gets memory of its own, without holes
+            size = (type_.shape, tuple(tensor.stride()))
+            self.laid[register] = TensorType.of(*size, type_.dtype, type_.device)
         return tensor
 
     def _checked(self, register: int) -> torch.Tensor:

@@ -9,9 +9,10 @@ from torpor import _torch
 from torpor.backends.fx.backend import FxBackend
 from torpor.backends.fx.program import Compiled
 from torpor.backends.fx.trace import Piece, Traced
-from torpor.backends.inductor.lowering import decompositions
+from torpor.backends.inductor.lowering import decompositions, miscompiles
 from torpor.backends.inductor.options import check_rng, check_settings
 from torpor.backends.inductor.runtime import out_of_graph_memory
+from torpor.backends.reference.lowering import Instruction
 
 MAX_NODES = 4000
 """Nodes compiled together. A training step of 2,000 took as long per node as pieces of 250 did."""
@@ -25,7 +26,8 @@ numbers that change become inputs, and optimizers make their state: such graphs 
 class InductorBackend(FxBackend):
     """Compiles graphs with `torch._inductor`.
 
-    `rng` is "exact": random numbers are eager's. `cuda_graphs` replays a step as one CUDA graph.
+    `rng` is "exact": random numbers are eager's; or "fast": Inductor draws its own, inside fused
+    kernels, from a seed of the device's generator. `cuda_graphs` replays a step as one CUDA graph.
     A graph of more than `max_nodes` nodes is compiled in parts; one that was met `compile_after`
     times or less runs on the reference backend. Every other option is a setting of Inductor's
     (`torch._inductor.config`), dots and all: `{"max_autotune": True}`.
@@ -43,6 +45,7 @@ class InductorBackend(FxBackend):
         super().__init__(max_nodes=max_nodes)
         check_rng(rng)
         check_settings(settings)
+        self.draws = rng == "fast"
         self.cuda_graphs = cuda_graphs
         self.compile_after = compile_after
         self.settings = settings
@@ -52,6 +55,9 @@ class InductorBackend(FxBackend):
 
     def blamed_ops(self, error: BaseException) -> set[str]:
         return _torch.ops_inductor_refused(error)
+
+    def miscompiles(self, instruction: Instruction) -> bool:
+        return miscompiles(instruction.spec, instruction.args)
 
     def compile_module(self, traced: Traced, piece: Piece) -> tuple[Compiled, Callable[[], str]]:
         donated = tuple(piece.inputs.index(parameter) for parameter in piece.donated)

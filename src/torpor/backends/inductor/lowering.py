@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torpor import _torch
 from torpor.backends.fx.backend import FxLowering as InductorLowering
+from torpor.ops.spec import OpSpec
 
-__all__ = ["InductorLowering", "decompositions"]
+__all__ = ["InductorLowering", "decompositions", "miscompiles"]
+
+_POOLED_BACK = ("avg_pool2d_backward", "avg_pool3d_backward")
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The ops that are taken apart before Inductor sees them."""
     return _torch.inductor_decompositions()
+
+
+def miscompiles(spec: OpSpec, args: Sequence[Any]) -> bool:
+    """Inductor makes wrong code of the op.
+
+    It divides by a window's whole size where, with `ceil_mode`, the window reaches beyond the
+    padding.
+    """
+    if spec.target._opname in _POOLED_BACK:
+        *_, ceil_mode, count_include_pad, divisor = args
+        return bool(ceil_mode and count_include_pad and divisor is None)
+    return False

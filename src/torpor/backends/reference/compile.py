@@ -16,6 +16,8 @@ from torpor.backends.reference.runtime import run
 class ReferenceBackend(Backend):
     """Interprets graphs op by op; the judge for all other backends."""
 
+    exact = True
+
     def lowering_context(
         self, name: str, device: BackendDevice, post_order: Any = None, emitted: Any = None
     ) -> ReferenceLowering:

@@ -43,6 +43,7 @@ class TorchScriptIrBuilder(IrBuilder):
 class TSBackend(Backend):
     """Draws TorchScript graphs and lets TorchScript run them, on the CPU or on CUDA."""
 
+    exact = True
     scalars_as_data = True
 
     def __init__(self, cuda: bool | None = None) -> None:

@@ -1,0 +1,209 @@
+"""A backend that declares which ops it lowers, each in a method of its own.
+
+For packages that `torpor codegen` writes: the generated class has a method for every declared op,
+which leaves the op to eager's kernel; the author overrides one after the other. What a method
+returns is the backend's own. `DeclaredBackend` takes a function on tensors, which is enough to
+begin with; a backend with a compiler overrides `compile` and `execute`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import torch
+
+from torpor import _torch
+from torpor.backend.data import BackendData
+from torpor.backend.device import BackendDevice
+from torpor.backend.interface import Backend
+from torpor.backend.lowering import Computation, LoweringContext
+from torpor.backends import kernels
+from torpor.errors import BackendError, annotate
+from torpor.ir.node import Node, Value
+from torpor.ir.printer import print_node
+from torpor.ops.spec import OpSpec, spec_of
+
+Kernel = Callable[..., Any]
+"""Takes the op's arguments, none of which it may write to. Returns the node's outputs: what the op
+makes, then the new contents of what it writes to; one tensor, or a list."""
+
+
+class Eager:
+    """In the place of a lowered op: eager's kernel runs it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "eager"
+
+
+EAGER: Final = Eager()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node, and what was made of it."""
+
+    node: Node
+    lowered: Any
+    as_twin: bool = False  # by the lowering of its functional form: the result may need a cast
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Steps in order, and after each the values that nobody needs any more."""
+
+    steps: list[Step]
+    dead: list[list[Value]]
+
+
+class DeclaredLowering(LoweringContext):
+    """Hands every node to the method of its op.
+
+    A method is given the node and its arguments in the order of the op's schema: a `Value` for each
+    tensor, a tuple for a list. A node that writes to its argument (`add_`) goes to the method of
+    its functional form (`add`), if only that is declared.
+    """
+
+    METHODS: ClassVar[Mapping[str, str]] = {}  # the method of each declared op
+    TWINS: ClassVar[Mapping[str, str]] = {}  # in-place ops, by the method of their functional form
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.steps: list[Step] = []
+
+    @classmethod
+    def written(cls) -> list[str]:
+        """The declared ops whose method is no longer the generated one."""
+        base = next(c for c in cls.__mro__ if "METHODS" in vars(c))
+        methods = base.METHODS.items()  # type: ignore[attr-defined]  # it has them
+        return [op for op, name in methods if getattr(cls, name) is not getattr(base, name)]
+
+    def lower(self, node: Node) -> None:
+        name = node.op.name
+        method = self.METHODS.get(name)
+        twin = self.TWINS.get(name) if method is None else None
+        chosen = method or twin
+        if chosen is None:
+            lowered = self.lower_other(node)
+        else:
+            lowered = getattr(self, chosen)(node, *node.args)
+        self.steps.append(Step(node, lowered, twin is not None))
+        super().lower(node)
+
+    def lower_other(self, node: Node) -> Any:
+        """Lower a node of an op that was not declared."""
+        return self.eager(node)
+
+    def eager(self, node: Node) -> Any:
+        """Leave a node to eager's kernel; counted, with the user's line."""
+        self.fell_back(node)
+        return EAGER
+
+    def build(self) -> Computation:
+        computation = super().build()
+        computation.program = self.steps
+        return computation
+
+
+class DeclaredBackend(Backend):
+    """Runs what `lowering` made of each node: a function on tensors, or eager's kernel."""
+
+    lowering: ClassVar[type[DeclaredLowering]] = DeclaredLowering
+
+    def lowering_context(self, *args: Any) -> DeclaredLowering:
+        return self.lowering(*args)
+
+    def compile(self, computations: Sequence[Computation]) -> list[Computation]:
+        for computation in computations:
+            steps = computation.program
+            computation.program = Program(steps, _last_uses(steps, computation.graph.outputs))
+        return list(computations)
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> list[BackendData]:
+        graph, program = computation.graph, computation.program
+        env: dict[Value, Any] = dict(zip(graph.inputs, kernels.load(arguments), strict=True))
+        for step, dead in zip(program.steps, program.dead, strict=True):
+            env.update(zip(step.node.outputs, self.run_step(step, env, device), strict=True))
+            for value in dead:
+                env.pop(value, None)
+        return kernels.store([env[value] for value in graph.outputs], computation, arguments)
+
+    def run_step(
+        self, step: Step, env: Mapping[Value, Any], device: BackendDevice
+    ) -> list[torch.Tensor]:
+        """The outputs of one step."""
+        node = step.node
+        if step.lowered is EAGER:
+            return kernels.run_node(node, env, device)
+        spec = spec_of(node.op.target)
+        positional, keywords = _call(spec, kernels.arguments_of(node, env, device))
+        try:
+            with _torch.kernels():
+                made = _listed(step.lowered(*positional, **keywords))
+            return _promised(step, made)
+        except Exception as error:
+            site = None if node.site is None else str(node.site)
+            raise annotate(error, node.op.name, site, print_node(node)) from None
+
+    def computation_text(self, computation: Computation) -> str:
+        return "\n".join(
+            f"{getattr(step.lowered, '__name__', step.lowered)!s:<16} {print_node(step.node)}"
+            for step in _steps(computation)
+        )
+
+
+def _steps(computation: Computation) -> list[Step]:
+    program = computation.program
+    return program.steps if isinstance(program, Program) else program
+
+
+def _last_uses(steps: Sequence[Step], kept: Sequence[Value]) -> list[list[Value]]:
+    """For each step the values that it is the last to need."""
+    last: dict[Value, int] = {}
+    for position, step in enumerate(steps):
+        for value in (*step.node.outputs, *step.node.operands):
+            last[value] = position
+    dead: list[list[Value]] = [[] for _ in steps]
+    for value, position in last.items():
+        if value not in kept:
+            dead[position].append(value)
+    return dead
+
+
+def _call(spec: OpSpec, bound: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call of the op, all of them."""
+    pairs = list(zip(spec.arguments, bound, strict=True))
+    positional = [value for argument, value in pairs if not argument.keyword_only]
+    return positional, {a.name: value for a, value in pairs if a.keyword_only}
+
+
+def _listed(made: Any) -> list[Any]:
+    """Tensors a kernel returned, lists spread out."""
+    if isinstance(made, (list, tuple)):
+        return [item for part in made for item in _listed(part)]
+    return [made]
+
+
+def _promised(step: Step, made: list[Any]) -> list[torch.Tensor]:
+    """What a kernel returned, with the types that were promised."""
+    outputs = step.node.outputs
+    if len(made) != len(outputs):
+        raise BackendError(f"the kernel made {len(made)} tensors, not {len(outputs)}")
+    return [_as_promised(t, v.type, step.as_twin) for t, v in zip(made, outputs, strict=True)]
+
+
+def _as_promised(tensor: Any, type_: Any, cast: bool) -> Any:
+    if type_ is None:
+        return tensor
+    if cast and isinstance(tensor, torch.Tensor):
+        tensor = tensor.to(type_.dtype)
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype is not type_.dtype:
+        raise BackendError(f"the kernel made {getattr(tensor, 'dtype', tensor)}, not {type_!r}")
+    if tuple(tensor.shape) != type_.shape:
+        raise BackendError(f"the kernel made {tuple(tensor.shape)}, not {type_!r}")
+    return kernels.as_promised(tensor, type_)

@@ -1,0 +1,5 @@
+"""Writes code from torch's own list of ops: recorders, typed nodes, type rules, backend packages.
+
+`model` is what an op is, read from `native_functions.yaml` (in the torch wheel, with torchgen);
+everything else turns it into text. Nothing here is loaded by `import torpor`.
+"""

@@ -1,0 +1,118 @@
+"""Which rule gives the types of each op's results, and which ops are plainly elementwise."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+
+from torpor import _torch
+from torpor.codegen.model import Form, LazyArgument, LazyIrSchema
+from torpor.codegen.torch_schemas import target_of
+from torpor.ops import type_rules
+from torpor.ops.spec import ArgKind, spec_of
+
+
+class Rule(enum.Enum):
+    """Where the types of an op's results come from."""
+
+    WRITTEN = "written"  # a rule of `ops.type_rules`
+    ELEMENTWISE = "elementwise"  # `ops.elementwise`; fake tensors where that does not apply
+    TRIED = "tried"  # its kernel, run once on stand-ins
+    STRUCTURED = "structured"  # torch's structured kernel, on fake tensors
+    META = "meta"  # another kernel for meta tensors
+    PARTS = "parts"  # the ops it is made of, on fake tensors
+    FAKE = "fake"  # a rule that fake tensors have for it
+    NONE = "none"  # nothing: it runs eagerly, as a fallback
+
+
+def rule_of(schema: LazyIrSchema) -> Rule:
+    """The rule for an op in the installed torch."""
+    if schema.name in type_rules.RULES:
+        return Rule.WRITTEN
+    if schema.name in type_rules.TRIED:
+        return Rule.TRIED
+    if elementwise_result(schema):
+        return Rule.ELEMENTWISE
+    if schema.structured:
+        return Rule.STRUCTURED
+    return Rule(_torch.type_source(target_of(schema)) or "none")
+
+
+def emit(schemas: Iterable[LazyIrSchema], header: str) -> dict[str, str]:
+    """The table of rules and its stub, by their paths."""
+    rows = "".join(f'    "{s.name}": "{rule_of(s).value}",\n' for s in schemas)
+    table = f'{header}"""The rule for the types of each op: `codegen.emit_types.Rule`."""\n\n'
+    return {
+        "type_rules.py": f"{table}RULE_OF = {{\n{rows}}}\n",
+        "type_rules.pyi": f"{header}RULE_OF: dict[str, str]\n",
+        "elementwise.py": _elementwise(schemas, header),
+        "elementwise.pyi": f"{header}RESULT_OF: dict[str, str]\n",
+    }
+
+
+# -- elementwise ops -------------------------------------------------------------------------------
+
+_PROBES: Final = (2, 0.5, 0, 0.0, 1, -1, -0.5, 1e30, -(2**40), math.inf, -math.inf, math.nan)
+_DTYPES: Final = (torch.float32, torch.float64)
+_OPERANDS: Final = (ArgKind.TENSOR, ArgKind.TENSORS, ArgKind.SCALAR, ArgKind.SCALARS, ArgKind.FLOAT)
+
+
+def _elementwise(schemas: Iterable[LazyIrSchema], header: str) -> str:
+    results = {schema.name: elementwise_result(schema) for schema in schemas}
+    rows = "".join(f'    "{name}": "{result}",\n' for name, result in results.items() if result)
+    return (
+        f'{header}"""Elementwise ops, and what they make of floating-point tensors.\n\n'
+        "The `same` dtype, `bool`, or the same of all `items` of lists; for `ops.elementwise`.\n"
+        '"""\n\n'
+        f"RESULT_OF = {{\n{rows}}}\n"
+    )
+
+
+@functools.cache
+def elementwise_result(schema: LazyIrSchema) -> str:
+    """What an op makes of floating-point tensors element by element, tried on its real kernel.
+
+    Empty if it is not elementwise, or if some number makes its kernel refuse.
+    """
+    if not (schema.is_elementwise or schema.is_foreach) or schema.form is Form.OUT:
+        return ""
+    if any(a.kind in _OPERANDS and a.type.is_optional for a in schema.arguments):
+        return ""
+    if schema.is_foreach != any(a.kind is ArgKind.TENSORS for a in schema.arguments):
+        return ""
+    if any(a.kind not in _OPERANDS and not a.has_default for a in schema.arguments):
+        return ""
+    found = {_probe(schema, number, dtype) for number in _PROBES for dtype in _DTYPES}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _probe(schema: LazyIrSchema, number: float, dtype: torch.dtype) -> str:
+    values = [_stand_in(argument, number, dtype) for argument in schema.arguments]
+    spec = spec_of(target_of(schema))
+    positional, keywords = spec.call_arguments(values)
+    try:
+        result = spec.target(*positional, **keywords)
+    except (RuntimeError, ValueError, NotImplementedError):
+        return ""
+    if schema.is_foreach:
+        items = values[0] if schema.mutated else result
+        return "items" if [(t.shape, t.dtype) for t in items] == [((2, 3), dtype)] * 2 else ""
+    if result.shape != (2, 3):
+        return ""
+    return {dtype: "same", torch.bool: "bool"}.get(result.dtype, "")
+
+
+def _stand_in(argument: LazyArgument, number: float, dtype: torch.dtype) -> Any:
+    one = torch.ones(2, 3, dtype=dtype)
+    if argument.kind is ArgKind.TENSOR:
+        return one
+    if argument.kind is ArgKind.TENSORS:
+        return [one, one.clone()]
+    if argument.kind is ArgKind.SCALARS:
+        return [number, number]
+    return number if argument.kind in _OPERANDS else argument.default

@@ -1,0 +1,565 @@
+"""What an op is, as the generator sees it: frozen, printed and parsed back the same.
+
+    >>> schema = LazyIrSchema.parse("aten::relu_(Tensor(a!) self) -> Tensor(a!) [tags=pointwise]")
+    >>> schema.name, schema.form, schema.arguments[0].kind
+    ('aten.relu_.default', <Form.INPLACE: 'inplace'>, <ArgKind.TENSOR: 'tensor'>)
+    >>> str(schema)
+    'aten::relu_(Tensor(a!) self) -> Tensor(a!) [tags=pointwise]'
+
+Principles:
+
+- A schema is data: two that print alike are equal, and `parse` needs neither torch nor torchgen's
+  tables. What torch knows of an op beside its schema stands in brackets behind it.
+- Everything that can be derived from the fields (form, view, kinds of arguments) is derived, by the
+  rules that `ops.spec` applies to the schemas of the running torch. A test compares the two
+  readings of every overload.
+- `schemas` reads what the installed torch has. An op that this torch lacks is absent.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torpor.ops import rules
+from torpor.ops.spec import ArgKind, Return, ReturnKind
+
+# -- types ---------------------------------------------------------------------------------------
+
+_TYPE = re.compile(r"^(?P<base>[\w.]+)(?P<suffix>(\?|\[\d*\])*)$")
+_SCALAR_KINDS: Final = {
+    "Tensor": ArgKind.TENSOR,
+    "Scalar": ArgKind.SCALAR,
+    "float": ArgKind.FLOAT,
+    "Generator": ArgKind.OPAQUE,
+    "Storage": ArgKind.OPAQUE,
+    "Stream": ArgKind.OPAQUE,
+    "Any": ArgKind.OPAQUE,
+}
+_LIST_KINDS: Final = {
+    ArgKind.TENSOR: ArgKind.TENSORS,
+    ArgKind.FLOAT: ArgKind.FLOATS,
+    ArgKind.SCALAR: ArgKind.SCALARS,
+    ArgKind.PLAIN: ArgKind.PLAINS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LazyType:
+    """The type of an argument or return: `Tensor`, `SymInt[2]?`, `Tensor?[]`.
+
+    `base` is the innermost type; `suffix` what stands behind it, from the inside out.
+    """
+
+    base: str
+    suffix: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> LazyType:
+        found = _TYPE.match(text)
+        if found is None:
+            raise SchemaError(f"{text!r} is not a type")
+        return cls(found["base"], found["suffix"])
+
+    def __str__(self) -> str:
+        return self.base + self.suffix
+
+    @property
+    def is_optional(self) -> bool:
+        """None is a value of it."""
+        return self.suffix.endswith("?")
+
+    @property
+    def is_list(self) -> bool:
+        """A list, which may be None."""
+        return self.suffix.rstrip("?").endswith("]")
+
+    @property
+    def holds_none(self) -> bool:
+        """A list whose items may be None: `Tensor?[]`."""
+        return self.is_list and self.suffix.startswith("?")
+
+    @property
+    def length(self) -> int | None:
+        """How often a single item is repeated where it stands for a list: 2 of `int[2]`."""
+        found = re.search(r"\[(\d+)\]", self.suffix)
+        return int(found[1]) if found else None
+
+    @property
+    def is_tensor(self) -> bool:
+        """Tensors, one or several."""
+        return self.base == "Tensor"
+
+    @property
+    def is_symbolic(self) -> bool:
+        """A size that need not be a number while tracing (`SymInt`)."""
+        return self.base.startswith("Sym")
+
+    @property
+    def kind(self) -> ArgKind:
+        """How an argument of this type enters a key."""
+        one = _SCALAR_KINDS.get(self.base, ArgKind.PLAIN)
+        return _LIST_KINDS.get(one, ArgKind.OPAQUE) if self.is_list else one
+
+    @property
+    def annotation(self) -> str:
+        """The Python type of its values in a node, to be written in a stub."""
+        item = _ANNOTATIONS.get(self.base, "Any")
+        if not self.is_list:
+            return f"{item} | None" if self.is_optional and item != "Any" else item
+        item = f"{item} | None" if self.holds_none else item
+        return f"Sequence[{item}]" + (" | None" if self.is_optional else "")
+
+
+_ANNOTATIONS: Final = {
+    "Tensor": "Value",
+    "Scalar": "Number",
+    "SymInt": "int",
+    "SymBool": "bool",
+    "int": "int",
+    "DeviceIndex": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "str",
+    "ScalarType": "torch.dtype",
+    "Layout": "torch.layout",
+    "Device": "torch.device",
+    "MemoryFormat": "torch.memory_format",
+    "QScheme": "torch.qscheme",
+    "Generator": "torch.Generator",
+}
+
+
+# -- arguments and returns ----------------------------------------------------------------------
+
+NO_DEFAULT: Final = object()
+"""In the place of a default: the argument has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LazyAlias:
+    """Memory an argument or return may share: `a`, `a!` (written to), `a -> *`."""
+
+    before: str
+    is_write: bool = False
+    after: str = ""  # the wildcard, where a list of views may keep it
+
+    @classmethod
+    def parse(cls, text: str) -> LazyAlias:
+        before, _, after = (part.strip() for part in text.partition("->"))
+        return cls(before.rstrip("!"), before.endswith("!"), after)
+
+    def __str__(self) -> str:
+        mark = "!" if self.is_write else ""
+        return f"{self.before}{mark}" + (f" -> {self.after}" if self.after else "")
+
+
+@dataclass(frozen=True, slots=True)
+class LazyArgument:
+    """One argument of a schema."""
+
+    name: str
+    type: LazyType
+    alias: LazyAlias | None = None
+    default: Any = NO_DEFAULT  # a Python value as the running torch tells it; lists are tuples
+    keyword_only: bool = False
+    hidden_write: bool = False  # the kernel writes to it, its schema denies it (`ops.rules`)
+
+    @property
+    def kind(self) -> ArgKind:
+        """How it enters a key."""
+        return self.type.kind
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not NO_DEFAULT
+
+    @property
+    def mutated(self) -> bool:
+        """The op writes to it."""
+        return self.hidden_write or (self.alias is not None and self.alias.is_write)
+
+    @property
+    def is_out(self) -> bool:
+        """It is one of the tensors of an `out=` overload."""
+        return self.keyword_only and self.alias is not None and self.alias.is_write
+
+    def __str__(self) -> str:
+        default = f"={_default_text(self.default)}" if self.has_default else ""
+        return f"{_typed(self.type, self.alias)} {self.name}{default}"
+
+
+@dataclass(frozen=True, slots=True)
+class LazyReturn:
+    """One return of a schema."""
+
+    type: LazyType
+    alias: LazyAlias | None = None
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{_typed(self.type, self.alias)} {self.name}".rstrip()
+
+
+def _typed(type_: LazyType, alias: LazyAlias | None) -> str:
+    return str(type_) if alias is None else f"{type_.base}({alias}){type_.suffix}"
+
+
+# -- schemas -----------------------------------------------------------------------------------
+
+
+class Form(enum.Enum):
+    """How an overload hands back what it computes."""
+
+    FUNCTIONAL = "functional"  # new tensors, or views
+    INPLACE = "inplace"  # `add_`: writes to its first argument
+    OUT = "out"  # `add.out`: writes to keyword arguments
+    MUTABLE = "mutable"  # writes to some other argument
+
+
+class Composite(enum.Enum):
+    """Whether torch computes the op by other ops, on every device."""
+
+    NO = "no"
+    IMPLICIT = "implicit"  # taken apart above autograd: never reaches a backend
+    EXPLICIT = "explicit"  # a kernel for all devices, with a derivative of its own
+    NON_FUNCTIONAL = "non_functional"  # the same, for devices that have memory
+
+
+_INPLACE = re.compile(r"__i\w+__$|\w*[^_]_$")  # `__iadd__`, `add_`; not `__and__`
+
+
+class SchemaError(ValueError):
+    """A text that is no schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class LazyIrSchema:
+    """One overload of an op: its schema, and what torch knows of it beside.
+
+    The derived facts are computed once; they take no part in comparisons.
+    """
+
+    namespace: str
+    base: str  # `add`, `add_`
+    overload: str  # `Tensor`; empty where the op has none
+    arguments: tuple[LazyArgument, ...]
+    returns_: tuple[LazyReturn, ...]
+    structured: str = ""  # the `out=` overload whose structured kernel computes sizes: `add.out`
+    inherits: str = ""  # what that kernel is built on: `TensorIteratorBase` if elementwise
+    composite: Composite = Composite.NO
+    tags: tuple[str, ...] = ()  # sorted
+
+    name: str = field(init=False, compare=False)  # in the IR: `aten.add.Tensor`
+    returns: tuple[Return, ...] = field(init=False, compare=False)  # where each comes from
+    mutated: tuple[int, ...] = field(init=False, compare=False)  # arguments written to
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # the class is frozen
+        put(self, "name", f"{self.namespace}.{self.base}.{self.overload or 'default'}")
+        hidden = rules.HIDDEN_MUTATIONS.get(self.name, ())
+        put(self, "arguments", tuple(_marked(a, a.name in hidden) for a in self.arguments))
+        put(self, "mutated", tuple(i for i, a in enumerate(self.arguments) if a.mutated))
+        put(self, "returns", tuple(_returned(self, r) for r in self.returns_))
+
+    # -- text --
+
+    @classmethod
+    def parse(cls, text: str) -> LazyIrSchema:
+        """The schema that prints as `text`; without a namespace it is ATen's.
+
+        Schemas as torch prints them, and those of `native_functions.yaml`, are read too.
+        """
+        return _Parser(text).schema()
+
+    @property
+    def signature(self) -> str:
+        """The schema alone: `aten::add.Tensor(Tensor self, ...) -> Tensor`."""
+        return f"{self.namespace}::{self.qualified}({_arguments_text(self)}) -> {_returns(self)}"
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """What stands in brackets behind the schema."""
+        told = {
+            "structured": self.structured,
+            "inherits": self.inherits,
+            "composite": "" if self.composite is Composite.NO else self.composite.value,
+            "tags": ",".join(self.tags),
+        }
+        return tuple(f"{key}={value}" for key, value in told.items() if value)
+
+    def __str__(self) -> str:
+        return self.signature + (f" [{'; '.join(self.facts)}]" if self.facts else "")
+
+    # -- names --
+
+    @property
+    def qualified(self) -> str:
+        """`add.Tensor`, or `relu` where there is no overload: as in `native_functions.yaml`."""
+        return f"{self.base}.{self.overload}" if self.overload else self.base
+
+    @property
+    def identifier(self) -> str:
+        """A Python name: `add_Tensor`, `relu`, `add__Tensor` for `add_.Tensor`."""
+        return f"{self.base}_{self.overload}" if self.overload else self.base
+
+    @property
+    def class_name(self) -> str:
+        """A Python class name, as LTC forms it: `AddTensor`, `NativeLayerNorm`, `AddTensor_`.
+
+        The underscores that tell ops apart are kept: those in front, and that of in-place ops.
+        """
+        front = len(self.base) - len(self.base.lstrip("_"))
+        end = "_" if self.base.endswith("_") or self.overload.endswith("_") else ""
+        words = re.split("_+", f"{self.base.strip('_')}_{self.overload}")
+        return "_" * front + "".join(w[:1].upper() + w[1:] for w in words) + end
+
+    # -- what it does --
+
+    @property
+    def form(self) -> Form:
+        if any(a.is_out for a in self.arguments):
+            return Form.OUT
+        written = [i for i, a in enumerate(self.arguments) if a.alias and a.alias.is_write]
+        if written and _INPLACE.match(self.base):
+            return Form.INPLACE
+        return Form.MUTABLE if written else Form.FUNCTIONAL
+
+    @property
+    def is_view(self) -> bool:
+        """Its result shares memory with an argument, by its schema or in truth (`ops.rules`)."""
+        return any(r.kind is ReturnKind.VIEW for r in self.returns)
+
+    @property
+    def is_foreach(self) -> bool:
+        """Does the same to each item of its lists."""
+        return self.base.startswith("_foreach_")
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Its sizes, dtype and strides are those of torch's elementwise iterator."""
+        return self.inherits == "TensorIteratorBase"
+
+    @property
+    def is_random(self) -> bool:
+        return "nondeterministic_seeded" in self.tags
+
+    @property
+    def is_core(self) -> bool:
+        """In core ATen, the set every backend should have."""
+        return "core" in self.tags
+
+    @property
+    def is_generated(self) -> bool:
+        """torchgen made it of another overload (functional and `out=` forms)."""
+        return "generated" in self.tags
+
+    @property
+    def may_fail(self) -> bool:
+        """Its kernel may refuse numbers that were not known when it was recorded."""
+        return self.namespace != "aten" or self.base in rules.MAY_FAIL
+
+    @property
+    def tensors(self) -> tuple[LazyArgument, ...]:
+        """Arguments that hold tensors, lists of them included."""
+        return tuple(a for a in self.arguments if a.type.is_tensor)
+
+    @property
+    def attributes(self) -> tuple[LazyArgument, ...]:
+        """The other arguments: what a node keeps beside its operands."""
+        return tuple(a for a in self.arguments if not a.type.is_tensor)
+
+
+def _marked(argument: LazyArgument, hidden: bool) -> LazyArgument:
+    if argument.hidden_write == hidden:
+        return argument
+    return LazyArgument(
+        argument.name, argument.type, argument.alias, argument.default, argument.keyword_only,
+        hidden,
+    )  # fmt: skip
+
+
+def _returned(schema: LazyIrSchema, returned: LazyReturn) -> Return:
+    """Where a return comes from."""
+    is_list = returned.type.is_list
+    if not returned.type.is_tensor:
+        return Return(ReturnKind.OTHER, is_list, -1)
+    if schema.name in rules.HIDDEN_VIEWS:
+        return Return(ReturnKind.VIEW, is_list, 0)
+    for position, argument in enumerate(schema.arguments):
+        if returned.alias and argument.alias and returned.alias.before == argument.alias.before:
+            kind = ReturnKind.ARGUMENT if argument.mutated else ReturnKind.VIEW
+            return Return(kind, is_list, position)
+    return Return(ReturnKind.FRESH, is_list, -1)
+
+
+def _arguments_text(schema: LazyIrSchema) -> str:
+    parts = []
+    starred = False
+    for argument in schema.arguments:
+        if argument.keyword_only and not starred:
+            starred = True
+            parts.append("*")
+        parts.append(str(argument))
+    return ", ".join(parts)
+
+
+def _returns(schema: LazyIrSchema) -> str:
+    if len(schema.returns_) == 1 and not schema.returns_[0].name:
+        return str(schema.returns_[0])
+    return f"({', '.join(map(str, schema.returns_))})"
+
+
+# -- defaults ----------------------------------------------------------------------------------
+
+_NAMED_DEFAULTS: Final[Mapping[str, int]] = {
+    # names in `native_functions.yaml` for what the running torch tells as numbers
+    "Mean": 1,
+    "contiguous_format": 0,
+    "long": 4,
+}
+
+
+def _default_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_default_text, value))}]"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _default_value(text: str, type_: LazyType) -> Any:
+    if text in _NAMED_DEFAULTS:
+        return _NAMED_DEFAULTS[text]
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        raise SchemaError(f"{text!r} is no default") from None
+    return _fitting(value, type_)
+
+
+def _fitting(value: Any, type_: LazyType) -> Any:
+    """The default as a value of its type: `0` is `(0, 0)` for an `int[2]`, `0.0` for a float."""
+    if isinstance(value, list):
+        return tuple(_fitting(item, LazyType(type_.base)) for item in value)
+    if value is not None and type_.is_list:
+        return (_fitting(value, LazyType(type_.base)),) * (type_.length or 1)
+    return float(value) if type_.base == "float" and value is not None else value
+
+
+# -- parsing -----------------------------------------------------------------------------------
+
+_NAME = re.compile(r"^(?:(?P<namespace>\w+)::)?(?P<base>\w+)(?:\.(?P<overload>\w+))?$")
+_ARGUMENT = re.compile(r"^(?P<base>[\w.]+)(?:\((?P<alias>[^)]*)\))?(?P<suffix>(?:\?|\[\d*\])*)")
+_FACTS: Final = ("structured", "inherits", "composite", "tags")
+_COMPOSITES: Final = frozenset(kind.value for kind in Composite)
+
+
+class _Parser:
+    """Reads one schema."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text.strip()
+
+    def schema(self) -> LazyIrSchema:
+        head, facts = self._split_facts()
+        opening, closing = head.find("("), _closing(head)
+        arrow, _, returns = head[closing + 1 :].partition("->")
+        name = _NAME.match(head[: max(opening, 0)].strip())
+        if opening < 0 or closing < 0 or arrow.strip() or not returns or name is None:
+            raise SchemaError(f"{self.text!r} is not `name(arguments) -> returns`")
+        return LazyIrSchema(
+            name["namespace"] or "aten",
+            name["base"],
+            (name["overload"] or "").removeprefix("default"),
+            tuple(_arguments(head[opening + 1 : closing])),
+            tuple(map(_return, _returns_in(returns.strip()))),
+            **facts,
+        )
+
+    def _split_facts(self) -> tuple[str, dict[str, Any]]:
+        head, bracket, rest = self.text.rpartition(" [")
+        if not bracket or not rest.endswith("]") or "=" not in rest:
+            return self.text, {}
+        facts: dict[str, Any] = {}
+        for item in rest[:-1].split(";"):
+            key, _, value = item.strip().partition("=")
+            if key not in _FACTS or (key == "composite" and value not in _COMPOSITES):
+                raise SchemaError(f"{item.strip()!r} is no fact of an op")
+            facts[key] = value
+        if "tags" in facts:
+            facts["tags"] = tuple(sorted(facts["tags"].split(",")))
+        if "composite" in facts:
+            facts["composite"] = Composite(facts["composite"])
+        return head, facts
+
+
+def _closing(text: str) -> int:
+    """Where the bracket closes that opens first."""
+    depth = 0
+    for position, character in _outside_quotes(text):
+        depth += (character == "(") - (character == ")")
+        if character == ")" and depth == 0:
+            return position
+    return -1
+
+
+def _outside_quotes(text: str) -> Iterator[tuple[int, str]]:
+    quote = ""
+    escaped = False
+    for position, character in enumerate(text):
+        if not quote:
+            yield position, character
+        if escaped:
+            escaped = False
+        elif character == "\\":
+            escaped = bool(quote)
+        elif character in "\"'" and quote in ("", character):
+            quote = "" if quote else character
+
+
+def _parts(text: str) -> list[str]:
+    """`text` split at its commas, but for those in brackets and quotes."""
+    parts, depth, start = [], 0, 0
+    for position, character in _outside_quotes(text):
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            parts.append(text[start:position].strip())
+            start = position + 1
+    last = text[start:].strip()
+    return [*parts, last] if last else parts
+
+
+def _type_and_rest(text: str) -> tuple[LazyType, LazyAlias | None, str]:
+    found = _ARGUMENT.match(text)
+    if found is None:
+        raise SchemaError(f"{text!r} does not begin with a type")
+    alias = LazyAlias.parse(found["alias"]) if found["alias"] is not None else None
+    return LazyType(found["base"], found["suffix"]), alias, text[found.end() :].strip()
+
+
+def _arguments(text: str) -> Iterator[LazyArgument]:
+    keyword_only = False
+    for part in _parts(text):
+        if part == "*":
+            keyword_only = True
+            continue
+        type_, alias, rest = _type_and_rest(part)
+        name, equals, default = rest.partition("=")
+        if not name.strip().isidentifier():
+            raise SchemaError(f"argument {part!r} has no name")
+        value = _default_value(default.strip(), type_) if equals else NO_DEFAULT
+        yield LazyArgument(name.strip(), type_, alias, value, keyword_only)
+
+
+def _returns_in(text: str) -> list[str]:
+    is_tuple = text.startswith("(") and text.endswith(")")
+    return _parts(text[1:-1]) if is_tuple else [text]
+
+
+def _return(text: str) -> LazyReturn:
+    type_, alias, name = _type_and_rest(text)
+    return LazyReturn(type_, alias, name)

@@ -1,0 +1,480 @@
+"""Reads the file in which a backend says what it covers: LTC's keys, mistakes with their lines.
+
+    backend: acme
+    full_codegen:        # ops with a lowering method
+      - add.Tensor
+    non_native:          # ops of the backend's own
+      - func: cast(Tensor input, ScalarType dtype) -> Tensor
+
+`read` gives all of it checked against the installed torch, or raises `YamlErrors` with all that is
+wrong: nobody has to run it again to find the second mistake.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import keyword
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from torpor import _torch
+from torpor.codegen.model import LazyIrSchema, SchemaError
+from torpor.codegen.torch_schemas import schemas
+from torpor.errors import TorporError
+
+OP_LISTS: Final = ("full_codegen", "ir_gen", "supported", "autograd")
+"""Lists of ops. An op is in one of them at most."""
+
+LISTS: Final = (*OP_LISTS, "symint", "non_native")
+TEXTS: Final = ("backend", "class_name", "cpp_namespace")
+FLAGS: Final = ("use_out_as_primary", "device_guard")
+KEYS: Final = (*TEXTS, "extra_headers", *FLAGS, *LISTS)
+IGNORED: Final = ("cpp_namespace", "extra_headers", *FLAGS)
+"""Keys for C++ that say nothing to torpor."""
+
+RESERVED: Final = ("dynamo", "inductor", "pytest", "reference", "torchscript")
+"""Names that a backend cannot have: those of torpor's own backends and packages."""
+
+NON_NATIVE_KEYS: Final = ("func", "opkind", "properties")
+PROPERTIES: Final = (
+    "ShapePrecompute", "ShapeCompute", "ShapeCache", "Lower", "LowerDeclOnly", "CanBeReused",
+    "CanBeReusedDeclOnly", "CreateFn", "CreateFnDeclOnly", "TreatScalarsAsConstants",
+)  # fmt: skip
+
+
+class PyYamlMissing(TorporError):
+    """PyYAML is not installed."""
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One mistake: its line (counted from 1), what it is, what was probably meant."""
+
+    line: int
+    what: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.hint}" if self.hint else self.what
+
+
+class YamlErrors(TorporError):
+    """Everything that is wrong with a file."""
+
+    def __init__(self, path: str, problems: Iterable[Problem], lines: list[str]) -> None:
+        self.path = path
+        self.problems = tuple(sorted(problems))
+        self.lines = lines
+        super().__init__("\n".join(map(self._told, self.problems)))
+
+    def _told(self, problem: Problem) -> str:
+        told = f"{self.path}:{problem.line}: {problem}"
+        if not 0 < problem.line <= len(self.lines):
+            return told
+        return f"{told}\n{problem.line:>6} | {self.lines[problem.line - 1].rstrip()}"
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [vars(problem) for problem in self.problems]
+
+
+@dataclass(frozen=True)
+class DeclaredOp:
+    """One op of a list."""
+
+    schema: LazyIrSchema
+    line: int
+
+    @property
+    def name(self) -> str:
+        """In the IR: `aten.add.Tensor`."""
+        return self.schema.name
+
+
+@dataclass(frozen=True)
+class OwnOp:
+    """An op of the backend's own (`non_native`)."""
+
+    schema: LazyIrSchema
+    line: int
+    opkind: str = ""
+    properties: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """In the IR: `torpor_acme.cast.default`."""
+        return self.schema.name
+
+
+@dataclass(frozen=True)
+class BackendFile:
+    """What a backend says of itself."""
+
+    path: str
+    backend: str  # as it is written
+    class_name: str = ""
+    full_codegen: tuple[DeclaredOp, ...] = ()  # a lowering method and a node class
+    ir_gen: tuple[DeclaredOp, ...] = ()  # the same; LTC makes no kernel for these
+    supported: tuple[DeclaredOp, ...] = ()  # a lowering method alone
+    autograd: tuple[DeclaredOp, ...] = ()  # with derivatives of the backend's own
+    symint: tuple[DeclaredOp, ...] = ()  # whose sizes may be symbols
+    non_native: tuple[OwnOp, ...] = ()
+    ignored: tuple[str, ...] = field(default=(), compare=False)  # keys that say nothing here
+
+    @property
+    def name(self) -> str:
+        """The name of the backend: `torpor.use(name)`."""
+        return self.backend.lower()
+
+    @property
+    def package(self) -> str:
+        """The name of its Python package, and the namespace of its own ops."""
+        return f"torpor_{self.name}"
+
+    @property
+    def camel(self) -> str:
+        """Its name as part of a class name."""
+        if self.class_name:
+            return self.class_name
+        words = self.backend.split("_")
+        return "".join(word[:1].upper() + word[1:] for word in words)
+
+    @property
+    def lowered(self) -> tuple[DeclaredOp, ...]:
+        """The ops that have a lowering method, sorted by name."""
+        found = (*self.full_codegen, *self.ir_gen, *self.supported)
+        return tuple(sorted(found, key=lambda op: op.name))
+
+
+def read(path: Path | str) -> BackendFile:
+    """The file at `path`, checked; raises `YamlErrors`."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise YamlErrors(str(path), [Problem(line, "not UTF-8 text")], []) from None
+    return _Reader(str(path), text).read()
+
+
+def _yaml() -> Any:
+    try:
+        return importlib.import_module("yaml")
+    except ImportError:
+        raise PyYamlMissing(
+            "torpor codegen reads YAML and needs PyYAML: pip install 'torpor[codegen]'"
+        ) from None
+
+
+class _Reader:
+    """One file while it is read."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path = path
+        self.text = text
+        self.yaml = _yaml()
+        self.problems: list[Problem] = []
+        self.seen: dict[str, tuple[str, int]] = {}  # ops: their list and line
+
+    def read(self) -> BackendFile:
+        values = self._values(self._root())
+        backend = self._backend(values)
+        lists = {key: self._ops(key, values.get(key)) for key in OP_LISTS}
+        symint = self._symint(values.get("symint"))
+        made = BackendFile(
+            self.path,
+            backend,
+            self._identifier("class_name", values.get("class_name")),
+            **lists,
+            symint=symint,
+            non_native=self._non_native(values.get("non_native"), f"torpor_{backend.lower()}"),
+            ignored=tuple(key for key in IGNORED if key in values),
+        )
+        self._check_rest(values)
+        if self.problems:
+            raise YamlErrors(self.path, self.problems, self.text.splitlines())
+        return made
+
+    def _problem(self, node: Any, what: str, hint: str = "") -> None:
+        line = node if isinstance(node, int) else node.start_mark.line + 1
+        self.problems.append(Problem(line, what, hint))
+
+    # -- the whole ---------------------------------------------------------------------------------
+
+    def _root(self) -> Any:
+        try:
+            root = self.yaml.compose(self.text, Loader=self.yaml.SafeLoader)
+        except self.yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+            line = 1 if mark is None else mark.line + 1
+            told = getattr(error, "problem", None) or str(error).splitlines()[0]
+            self._problem(line, f"not YAML: {told}")
+            root = None
+        if root is None and not self.problems:
+            self._problem(1, "the file is empty", "it needs at least `backend: NAME`")
+        if root is not None and not isinstance(root, self.yaml.MappingNode):
+            self._problem(root, f"expected keys and values, not {self._kind(root)}")
+            root = None
+        if root is None:
+            raise YamlErrors(self.path, self.problems, self.text.splitlines())
+        return root
+
+    def _values(self, root: Any) -> dict[str, Any]:
+        """The nodes under the known keys."""
+        values: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key_node, value in root.value:
+            key = str(key_node.value)
+            if key in lines:
+                self._problem(key_node, f"key {key!r} is there twice: see line {lines[key]}")
+                continue
+            lines[key] = key_node.start_mark.line + 1
+            if key in KEYS:
+                values[key] = value
+            else:
+                self._problem(
+                    key_node,
+                    f"unknown key {key!r}",
+                    _near(key, KEYS) or f"the keys are {', '.join(KEYS)}",
+                )
+        return values
+
+    def _check_rest(self, values: Mapping[str, Any]) -> None:
+        """What torpor does not use has to have the right kind all the same."""
+        if "cpp_namespace" in values:
+            self._text("cpp_namespace", values["cpp_namespace"])
+        for key in FLAGS:
+            if key in values and values[key].tag != "tag:yaml.org,2002:bool":
+                self._problem(values[key], f"{key} is true or false, not {self._kind(values[key])}")
+        headers = values.get("extra_headers")
+        if headers is not None and isinstance(headers, self.yaml.MappingNode):
+            self._problem(headers, "extra_headers is a text or a list of texts, not a mapping")
+
+    # -- texts -------------------------------------------------------------------------------------
+
+    def _kind(self, node: Any) -> str:
+        """A node's kind, for messages."""
+        if isinstance(node, self.yaml.SequenceNode):
+            return "a list"
+        if isinstance(node, self.yaml.MappingNode):
+            return "keys and values"
+        kind = node.tag.rpartition(":")[2]
+        names = {"str": "a text", "null": "nothing", "bool": "a truth value"}
+        return names.get(kind, f"a number ({kind})" if kind in ("int", "float") else kind)
+
+    def _text(self, key: str, node: Any) -> str:
+        """The text of a node; complains of anything else."""
+        if isinstance(node, self.yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str":
+            return str(node.value).strip()
+        hint = ""
+        if isinstance(node, self.yaml.ScalarNode) and node.value:
+            hint = f"put it in quotes: '{node.value}'"
+        self._problem(node, f"{key} is a text, not {self._kind(node)}", hint)
+        return ""
+
+    def _identifier(self, key: str, node: Any) -> str:
+        if node is None:
+            return ""
+        text = self._text(key, node)
+        if text and (not text.isidentifier() or not text.isascii() or keyword.iskeyword(text)):
+            self._problem(node, f"{key} is part of Python names, which {text!r} cannot be")
+            return ""
+        return text
+
+    def _backend(self, values: Mapping[str, Any]) -> str:
+        node = values.get("backend")
+        if node is None:
+            self._problem(1, "key 'backend' is missing", "it names the backend")
+            return ""
+        name = self._identifier("backend", node)
+        if name.lower() in RESERVED:
+            self._problem(node, f"{name!r} is taken", "choose another name for the backend")
+        return name
+
+    # -- ops ---------------------------------------------------------------------------------------
+
+    def _items(self, key: str, node: Any) -> list[Any]:
+        """The items of a list; nothing stands for an empty one."""
+        if node is None or node.tag == "tag:yaml.org,2002:null":
+            return []
+        if isinstance(node, self.yaml.SequenceNode):
+            return list(node.value)
+        self._problem(node, f"{key} is a list, not {self._kind(node)}", "begin each item with '- '")
+        return []
+
+    def _ops(self, key: str, node: Any) -> tuple[DeclaredOp, ...]:
+        found = []
+        for item in self._items(key, node):
+            op = self._op(key, item)
+            if op is not None and self._is_first(key, op):
+                found.append(op)
+        return tuple(found)
+
+    def _op(self, key: str, item: Any) -> DeclaredOp | None:
+        text = self._text(f"an op in {key}", item)
+        if not text:
+            return None
+        line = item.start_mark.line + 1
+        if "(" in text:
+            return self._by_schema(text, line)
+        schema = _known().get(text)
+        if schema is None:
+            self._problem(line, *_unknown(text))
+            return None
+        return DeclaredOp(schema, line)
+
+    def _by_schema(self, text: str, line: int) -> DeclaredOp | None:
+        """An op that is written with its schema, which has to be the one of this torch."""
+        try:
+            told = LazyIrSchema.parse(text)
+        except SchemaError as error:
+            self._problem(line, f"not a schema: {error}")
+            return None
+        schema = _known().get(told.qualified)
+        if schema is None:
+            self._problem(line, *_unknown(told.qualified))
+            return None
+        if told.signature != schema.signature:
+            what = f"this torch has no such schema of {told.qualified!r}"
+            self._problem(line, what, f"its schema is '{schema.signature}'")
+            return None
+        return DeclaredOp(schema, line)
+
+    def _is_first(self, key: str, op: DeclaredOp) -> bool:
+        """The op is in no list yet; complains if it is."""
+        text = op.schema.qualified
+        if op.name not in self.seen:
+            self.seen[op.name] = (key, op.line)
+            return True
+        before, line = self.seen[op.name]
+        if before == key:
+            self._problem(op.line, f"{text!r} is in {key} twice: see line {line}")
+        else:
+            what = f"{text!r} is in {before} (line {line}) and in {key}"
+            self._problem(op.line, what, "an op is in one list")
+        return False
+
+    def _symint(self, node: Any) -> tuple[DeclaredOp, ...]:
+        found: dict[str, DeclaredOp] = {}
+        for item in self._items("symint", node):
+            op = self._op("symint", item)
+            if op is None:
+                continue
+            text = op.schema.qualified
+            if op.name in found:
+                first = found[op.name].line
+                self._problem(op.line, f"{text!r} is in symint twice: see line {first}")
+            elif op.name not in self.seen:
+                what = f"{text!r} is in symint and in no list of ops"
+                self._problem(op.line, what, f"put it in one of {', '.join(OP_LISTS)} too")
+            else:
+                found[op.name] = op
+        return tuple(found.values())
+
+    # -- ops of the backend's own ------------------------------------------------------------------
+
+    def _non_native(self, node: Any, namespace: str) -> tuple[OwnOp, ...]:
+        found: dict[str, OwnOp] = {}
+        for item in self._items("non_native", node):
+            op = self._own_op(item, namespace)
+            if op is None:
+                continue
+            if op.name in found:
+                first = found[op.name].line
+                self._problem(
+                    op.line, f"{op.schema.qualified!r} is in non_native twice: see line {first}"
+                )
+            else:
+                found[op.name] = op
+        return tuple(found.values())
+
+    def _own_op(self, item: Any, namespace: str) -> OwnOp | None:
+        if not isinstance(item, self.yaml.MappingNode):
+            what = f"an op in non_native has a key 'func', this is {self._kind(item)}"
+            self._problem(item, what, "write `- func: name(arguments) -> returns`")
+            return None
+        values = self._own_values(item)
+        if "func" not in values:
+            self._problem(item, "an op in non_native needs the key 'func'")
+            return None
+        func = self._text("func", values["func"])
+        line = values["func"].start_mark.line + 1
+        opkind = self._text("opkind", values["opkind"]) if "opkind" in values else ""
+        properties = tuple(self._property(p) for p in self._items_of(values, "properties"))
+        schema = self._own_schema(func, line, namespace) if func else None
+        return None if schema is None else OwnOp(schema, line, opkind, properties)
+
+    def _own_values(self, item: Any) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key_node, value in item.value:
+            key = str(key_node.value)
+            if key not in NON_NATIVE_KEYS:
+                hint = _near(key, NON_NATIVE_KEYS) or f"there are {', '.join(NON_NATIVE_KEYS)}"
+                self._problem(key_node, f"unknown key {key!r} of an op in non_native", hint)
+            elif key in values:
+                self._problem(key_node, f"key {key!r} is there twice")
+            else:
+                values[key] = value
+        return values
+
+    def _items_of(self, values: Mapping[str, Any], key: str) -> list[Any]:
+        return self._items(key, values.get(key))
+
+    def _property(self, node: Any) -> str:
+        text = self._text("a property", node)
+        if text and text not in PROPERTIES:
+            hint = _near(text, PROPERTIES) or f"there are {', '.join(PROPERTIES)}"
+            self._problem(node, f"unknown property {text!r}", hint)
+        return text
+
+    def _own_schema(self, func: str, line: int, namespace: str) -> LazyIrSchema | None:
+        try:
+            schema = LazyIrSchema.parse(f"{namespace}::{func}")
+            _torch.parse_schema(schema.signature)
+        except (SchemaError, RuntimeError) as error:
+            told = str(error).strip().splitlines()[0].partition(". Common")[0].rstrip(":")
+            self._problem(line, f"not a schema: {told}", _TYPES_HINT)
+            return None
+        if keyword.iskeyword(schema.base) or any(
+            keyword.iskeyword(a.name) for a in schema.arguments
+        ):
+            self._problem(line, "a Python keyword cannot be the name of an op or of an argument")
+            return None
+        return schema
+
+
+_TYPES_HINT: Final = "write it as in native_functions.yaml: `name(Tensor x, int[] dims) -> Tensor`"
+
+
+# -- names -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _known() -> Mapping[str, LazyIrSchema]:
+    """Every overload of this torch by the name it has in YAML files."""
+    return {schema.qualified: schema for schema in schemas().values()}
+
+
+def _unknown(text: str) -> tuple[str, str]:
+    """What is wrong with the name of an op that torch does not have, and what was meant."""
+    known = _known()
+    plain = text.removeprefix("aten::").removeprefix("aten.").removesuffix(".default")
+    base, _, overload = plain.partition(".")
+    if plain in known and plain != text:
+        return f"unknown op {text!r}", f"did you mean {plain!r}?"
+    overloads = [name for name in known if name.partition(".")[0] == base]
+    if overloads and overload:
+        what = f"{base!r} has no overload {overload!r} in this torch"
+        return what, _near(plain, overloads) or f"there are {', '.join(overloads)}"
+    if overloads:
+        what = f"{base!r} has no overload without a name in this torch"
+        return what, f"there are {', '.join(overloads)}"
+    return f"unknown op {text!r}", _near(plain, known)
+
+
+def _near(text: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(text, list(known), n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else ""

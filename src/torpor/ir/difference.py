@@ -1,0 +1,342 @@
+"""What makes two graphs two: the first thing that differs, with the user's lines.
+
+    before                                 after
+    %1 = aten.mul.Tensor(%0, 2)            %1 = aten.mul.Tensor(%0, 3)     ->  constant: 2 -> 3
+
+Leaves are numbered in the order of their first use, so the leaf of the highest number that a node
+is made of says how late in its step it was recorded. The first difference is the one with the
+lowest such number. Nodes are matched by structure alone: op and operands, no types, no attributes.
+Then types are compared at the leaves, where they come from, and attributes at matching nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from torpor.ir.graph import Graph
+from torpor.ir.node import LEAF, SCALAR, Node, Value
+from torpor.ir.types import TensorType
+
+SAME = "same"  # the same graph: it was forgotten in between
+SHAPE = "shape"  # a tensor that enters has another size
+DTYPE = "dtype"  # a tensor that enters, or is made, has another dtype
+LAYOUT = "layout"  # a tensor that enters has other strides, or is on another device
+MODULE = "module"  # a tensor that was always the same one is another one, of another type
+CONSTANT = "constant"  # a number, a size, a flag of an op
+PROMOTED = "promoted"  # a number has become a run-time input
+LIST = "list"  # an op takes more tensors, or fewer
+BRANCH = "branch"  # other ops
+READ = "read"  # a tensor was read earlier in the step, so the graph begins later
+RESULTS = "results"  # other results of the same nodes are held
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first thing that differs between two graphs."""
+
+    kind: str
+    op: str = ""  # the op where it shows
+    argument: str = ""  # and the argument of that op
+    before: str = ""
+    after: str = ""
+    dim: int | None = None  # of the sizes that differ
+    slot: int | None = None  # of the leaf
+    line: str = ""  # the user's line in the later graph
+    line_before: str = ""  # and the one in the earlier graph, where it is another
+    then: Difference | None = None  # what differs in structure, where a leaf differs too
+
+
+def difference(before: Graph, after: Graph, replaced: Collection[int] = ()) -> Difference:
+    """What differs first; `replaced` are leaves that were always the same tensor, and are not."""
+    signatures: dict[tuple[Any, ...], int] = {}
+    old, new = _Outline(before, signatures), _Outline(after, signatures)
+    structure = _structure(old, new)
+    leaf = _leaf(old, new, replaced, structure)
+    if leaf is not None:
+        return leaf
+    attribute = _attribute(old, new)
+    found = [place for place in (attribute, structure) if place is not None]
+    if found:
+        return min(found, key=lambda place: place[0])[1]
+    return _ends(old, new)
+
+
+Order = tuple[int, int]  # highest leaf number, position
+Found = tuple[Order, Difference]
+
+
+class _Outline:
+    """A graph's nodes by structure, and in the order in which they were recorded, nearly."""
+
+    def __init__(self, graph: Graph, signatures: dict[tuple[Any, ...], int]) -> None:
+        self.graph = graph
+        self.computed = [v for v in graph.inputs if v.node.op is not LEAF and v.node.op is not SCALAR]
+        whole = Graph.of(graph.outputs) if self.computed else graph
+        self.leaves: dict[int, Value] = {}
+        for value in whole.inputs:
+            if value.node.op is LEAF:
+                self.leaves[value.node.args[0]] = value
+        self.signature: dict[Node, int] = {}
+        self.order: dict[Node, Order] = {}
+        self.groups: dict[int, list[Node]] = {}
+        for position, node in enumerate(whole.nodes):
+            self._add(node, position, signatures)
+
+    def _add(self, node: Node, position: int, signatures: dict[tuple[Any, ...], int]) -> None:
+        parts: list[Any] = [node.op.name]
+        rank = -1
+        for operand in node.operands:
+            source = operand.node
+            if source.op is LEAF:
+                parts.append(("leaf", source.args[0]))
+                rank = max(rank, source.args[0])
+            elif source.op is not SCALAR:
+                parts.append((self.signature[source], operand.index))
+                rank = max(rank, self.order[source][0])
+        signature = signatures.setdefault(tuple(parts), len(signatures))
+        self.signature[node] = signature
+        self.order[node] = rank, position
+        self.groups.setdefault(signature, []).append(node)
+
+    @cached_property
+    def in_order(self) -> list[Node]:
+        """Its nodes, those of early leaves first."""
+        return sorted(self.order, key=self.order.__getitem__)
+
+    def first_use(self, slot: int) -> tuple[Node, int] | None:
+        """The first node that takes the leaf, and at which argument."""
+        value = self.leaves[slot]
+        for node in self.in_order:
+            for position, argument in enumerate(node.args):
+                if argument is value or (type(argument) is tuple and value in argument):
+                    return node, position
+        return None
+
+
+# -- leaves ------------------------------------------------------------------------------------
+
+
+def _leaf(
+    old: _Outline, new: _Outline, replaced: Collection[int], structure: Found | None
+) -> Difference | None:
+    """A leaf of another type that both graphs use alike; the earliest."""
+    limit = structure[0][0] if structure else len(new.leaves) + len(old.leaves)
+    for slot in sorted(new.leaves.keys() & old.leaves.keys()):
+        one, other = old.leaves[slot].type, new.leaves[slot].type
+        if one is other or slot > limit:
+            continue
+        used = new.first_use(slot)
+        if used is None or new.signature[used[0]] not in old.groups:
+            continue
+        kind = MODULE if slot in replaced else _type_kind(one, other)
+        return _leaf_difference(kind, slot, one, other, used, structure)
+    return None
+
+
+def _type_kind(one: TensorType, other: TensorType) -> str:
+    if one.dtype != other.dtype:
+        return DTYPE
+    return SHAPE if one.shape != other.shape else LAYOUT
+
+
+def _leaf_difference(
+    kind: str,
+    slot: int,
+    one: TensorType,
+    other: TensorType,
+    used: tuple[Node, int],
+    structure: Found | None,
+) -> Difference:
+    node, position = used
+    before, after = _type_texts(kind, one, other)
+    return Difference(
+        kind,
+        node.op.name,
+        _name(node, position),
+        before,
+        after,
+        _changed_dim(one.shape, other.shape),
+        slot,
+        _line(node),
+        then=structure[1] if structure else None,
+    )
+
+
+def _type_texts(kind: str, one: TensorType, other: TensorType) -> tuple[str, str]:
+    if kind == SHAPE:
+        return str(list(one.shape)), str(list(other.shape))
+    if kind == DTYPE:
+        return _plain(one.dtype), _plain(other.dtype)
+    return repr(one), repr(other)
+
+
+def _changed_dim(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The dimension that differs, if it is one alone."""
+    if len(one) != len(other):
+        return None
+    changed = [dim for dim, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    return changed[0] if len(changed) == 1 else None
+
+
+# -- attributes of matching nodes --------------------------------------------------------------
+
+
+def _attribute(old: _Outline, new: _Outline) -> Found | None:
+    """The first pair of nodes alike in structure whose attributes differ."""
+    for node in new.in_order:
+        signature = new.signature[node]
+        theirs, ours = old.groups.get(signature), new.groups[signature]
+        if theirs is None or len(theirs) != len(ours):
+            continue
+        match = theirs[ours.index(node)]
+        found = None if match is node else _attribute_difference(match, node)
+        if found is not None:
+            return new.order[node], found
+    return None
+
+
+def _attribute_difference(match: Node, node: Node) -> Difference | None:
+    for position, (one, other) in enumerate(zip(match.args, node.args, strict=True)):
+        if _is_tensor(one) or _is_tensor(other) or _same(one, other):
+            continue
+        lines = _line(node), _line(match)
+        kind = _attribute_kind(one, other, lines)
+        before = lines[1] if lines[1] != lines[0] else ""
+        name = _name(node, position)
+        return Difference(
+            kind, node.op.name, name, _plain(one), _plain(other), line=lines[0], line_before=before
+        )
+    return None
+
+
+def _attribute_kind(one: Any, other: Any, lines: tuple[str, str]) -> str:
+    if _holds_scalar(other) and not _holds_scalar(one):
+        return PROMOTED
+    if isinstance(other, torch.dtype) or isinstance(one, torch.dtype):
+        return DTYPE
+    return CONSTANT if lines[0] == lines[1] else BRANCH
+
+
+def _holds_scalar(argument: Any) -> bool:
+    items = argument if type(argument) is tuple else (argument,)
+    return any(type(item) is Value and item.node.op is SCALAR for item in items)
+
+
+def _is_tensor(argument: Any) -> bool:
+    items = argument if type(argument) is tuple else (argument,)
+    return any(type(item) is Value and item.node.op is not SCALAR for item in items)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal and of one type: `1` is not `True`, and NaN is itself."""
+    if type(one) is not type(other):
+        return False
+    if type(one) is tuple:
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one is other or repr(one) == repr(other)
+
+
+# -- structure ---------------------------------------------------------------------------------
+
+
+def _structure(old: _Outline, new: _Outline) -> Found | None:
+    """The first node that only one graph has, and what the other has in its place."""
+    added, removed = _surplus(new, old), _surplus(old, new)
+    if not added and not removed:
+        return None
+    node, gone = next(iter(added), None), next(iter(removed), None)
+    if node is not None and gone is not None:
+        order = min(new.order[node], old.order[gone])
+        return order, _exchange(gone, node)
+    if node is not None:
+        return new.order[node], _changed_structure("", node.op.name, node.op.name, _line(node), "")
+    assert gone is not None, "one of them has a node that the other has not"
+    return old.order[gone], _changed_structure(
+        gone.op.name, "", gone.op.name, _line(gone), _line(gone)
+    )
+
+
+def _surplus(one: _Outline, other: _Outline) -> list[Node]:
+    """Nodes of `one` that `other` has not, or not as often; first ones first."""
+    left = Counter({signature: len(nodes) for signature, nodes in other.groups.items()})
+    found = []
+    for node in one.in_order:
+        signature = one.signature[node]
+        left[signature] -= 1
+        if left[signature] < 0:
+            found.append(node)
+    return found
+
+
+def _exchange(gone: Node, node: Node) -> Difference:
+    lengths = _list_lengths(gone), _list_lengths(node)
+    if gone.op is node.op and lengths[0] != lengths[1]:
+        return Difference(LIST, node.op.name, "", *map(str, map(sum, lengths)), line=_line(node))
+    return _changed_structure(gone.op.name, node.op.name, node.op.name, _line(node), _line(gone))
+
+
+def _list_lengths(node: Node) -> list[int]:
+    return [len(argument) for argument in node.args if type(argument) is tuple and _is_tensor(argument)]
+
+
+def _changed_structure(before: str, after: str, op: str, line: str, line_before: str) -> Difference:
+    kind = DTYPE if "aten._to_copy.default" in (before, after) else BRANCH
+    before_line = line_before if line_before != line else ""
+    return Difference(kind, op, "", before, after, line=line, line_before=before_line)
+
+
+# -- where graphs begin and end ----------------------------------------------------------------
+
+
+def _ends(old: _Outline, new: _Outline) -> Difference:
+    """All nodes are alike: other values were computed before, or other results are held."""
+    begun = {value.node for value in new.computed} ^ {value.node for value in old.computed}
+    known = {old.signature.get(n, new.signature.get(n)) for n in begun}
+    if len(old.computed) != len(new.computed) and known:
+        node = next(iter(value.node for value in (*new.computed, *old.computed) if value.node in begun))
+        counts = str(len(old.computed)), str(len(new.computed))
+        return Difference(READ, node.op.name, "", *counts, line=_line(node))
+    ours, theirs = _results(new), _results(old)
+    for value in _only_in(ours, theirs):
+        counts = str(len(old.graph.outputs)), str(len(new.graph.outputs))
+        return Difference(RESULTS, value.node.op.name, "", *counts, line=_line(value.node))
+    return Difference(SAME)
+
+
+def _results(outline: _Outline) -> dict[tuple[int, int], Value]:
+    return {
+        (outline.signature[value.node], value.index): value
+        for value in outline.graph.outputs
+        if value.node in outline.signature
+    }
+
+
+def _only_in(
+    ours: dict[tuple[int, int], Value], theirs: dict[tuple[int, int], Value]
+) -> Iterator[Value]:
+    yield from (value for key, value in ours.items() if key not in theirs)
+    yield from (value for key, value in theirs.items() if key not in ours)
+
+
+# -- words -------------------------------------------------------------------------------------
+
+
+def _line(node: Node) -> str:
+    return "" if node.site is None else str(node.site)
+
+
+def _name(node: Node, position: int) -> str:
+    parameter = node.op.parameters[position] if position < len(node.op.parameters) else position
+    return str(getattr(parameter, "name", parameter))
+
+
+def _plain(argument: Any) -> str:
+    if _holds_scalar(argument):
+        return "a run-time input"
+    return str(argument).removeprefix("torch.")

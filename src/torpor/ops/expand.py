@@ -1,0 +1,302 @@
+"""Takes ops apart that have a lowering (`ops.custom`): a graph in, a graph out.
+
+    %1 = acme.scale.default(%0, 2.0)        %1 = aten.mul.Tensor(%0, 2.0)
+    %2 = aten.relu.default(%1)              %2 = aten.relu.default(%1)
+
+A lowering is traced on fake tensors, its writes turned into values, and its ops become nodes that
+carry the line of the op they stand for. What it makes gets the very types that were promised.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torpor import _torch
+from torpor._torch import OpOverload
+from torpor.errors import RegistrationError
+from torpor.ir.graph import Graph
+from torpor.ir.memo import Memo
+from torpor.ir.node import Node, Value, values_in
+from torpor.ir.types import ScalarType, TensorType
+from torpor.ops import custom
+from torpor.ops.infer import Physical, common_device, fake_arguments, infer, types_in
+from torpor.ops.keys import key_of
+from torpor.ops.spec import Mode, OpSpec, ReturnKind, spec_of
+
+aten = torch.ops.aten
+
+
+def expanded(graph: Graph, backend: str, physical: Physical) -> Graph:
+    """`graph` as `backend` is to see it: `graph` itself if no op in it has a lowering."""
+    if not custom.lowerings():
+        return graph
+    if not any(custom.lowering_of(node.op.name, backend) for node in graph.nodes):
+        return graph
+    expansion = _Expansion(backend, physical)
+    for node in graph.nodes:
+        expansion.add(node)
+    outputs = [expansion.renamed.get(value, value) for value in graph.outputs]
+    return Graph(graph.inputs, expansion.nodes, outputs)
+
+
+@dataclass(slots=True)
+class _Expansion:
+    """A graph while it is rewritten."""
+
+    backend: str
+    physical: Physical
+    nodes: list[Node] = field(default_factory=list)
+    renamed: dict[Value, Value] = field(default_factory=dict)
+    inside: list[str] = field(default_factory=list)  # ops that are being taken apart
+
+    def add(self, node: Node) -> None:
+        """Add a node, or what stands for it, on the values that stand for its operands."""
+        args = tuple(_mapped(arg, self.renamed) for arg in node.args)
+        lowering = custom.lowering_of(node.op.name, self.backend)
+        if lowering is None:
+            self._keep(node, args)
+            return
+        inlining = _Inlining(self, node, args)
+        if node.op.name in self.inside:
+            raise inlining.wrong("leads back to itself")
+        self.inside.append(node.op.name)
+        made = inlining.run(lowering)
+        self.inside.pop()
+        self.renamed.update(zip(node.outputs, made, strict=True))
+
+    def _keep(self, node: Node, args: tuple[Any, ...]) -> None:
+        if args != node.args:
+            key = key_of(spec_of(node.op.target), args)
+            types = tuple(value.type for value in node.outputs)
+            moved = Node(node.op, key, args, types, node.site)
+            self.renamed.update(zip(node.outputs, moved.outputs, strict=True))
+            node = moved
+        self.nodes.append(node)
+
+    def call(self, target: OpOverload, bound: list[Any], site: Any) -> tuple[Value, ...]:
+        """The outputs of an op on values."""
+        spec = spec_of(target)
+        key = key_of(spec, bound)
+        types = infer(spec, key, bound, {}, self.physical)
+        node = Node(spec.kind, key, tuple(bound), types, site)  # type: ignore[arg-type]  # None: no tensor
+        self.add(node)
+        return tuple(self.renamed.get(value, value) for value in node.outputs)
+
+
+def _mapped(arg: Any, renamed: dict[Value, Value]) -> Any:
+    if type(arg) is Value:
+        return renamed.get(arg, arg)
+    return tuple(_mapped(item, renamed) for item in arg) if type(arg) is tuple else arg
+
+
+_REFUSED: Final = {
+    Mode.RANDOM: "draws random numbers, which eager does when an op is recorded; pass them in",
+    Mode.EAGER: "asks for numbers, which nobody has when a graph is compiled",
+    Mode.METADATA: "changes the size of a tensor in place",
+}
+
+
+_traces: Memo[torch.fx.GraphModule] = Memo()
+
+
+class _Inlining:
+    """One op while it is taken apart."""
+
+    def __init__(self, expansion: _Expansion, node: Node, args: tuple[Any, ...]) -> None:
+        self.expansion = expansion
+        self.node = node
+        self.args = args
+        self.spec = spec_of(node.op.target)
+        self.device = common_device(self.spec, list(args))
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.constants: torch.fx.GraphModule | None = None
+
+    def run(self, lowering: custom.Lowering) -> list[Value]:
+        """The values that stand for the node's outputs."""
+        operands = list(values_in(self.args))
+        if any(type(value.type) is ScalarType for value in operands):
+            raise self.wrong("takes a number that is not known yet")
+        module = self._trace(lowering)
+        self.constants = module
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.values = dict(zip(inputs, operands, strict=True))
+        made: list[Any] = []
+        for node in module.graph.nodes:
+            if node.op == "output":
+                made = [self._argument(arg) for arg in node.args[0]]
+            elif node.op != "placeholder":
+                self.values[node] = self._step(node)
+        after = iter([self.values[node] for node in inputs])
+        args = [_refilled(arg, after) for arg in self.args]
+        made += values_in(tuple(args[position] for position in self.spec.mutated))
+        return self._promised_all(made)
+
+    # -- tracing -----------------------------------------------------------------------------------
+
+    def _trace(self, lowering: custom.Lowering) -> torch.fx.GraphModule:
+        """The ops of a lowering, traced once for the same types.
+
+        That is done on a thread of its own, where modes of the user's do not count.
+        """
+        on = None if self.device is None else self.expansion.physical(self.device)
+        key = (lowering, self.node.op, types_in(self.node.key), on)
+        return _traces.find(key) or _traces.add(key, self._traced_aside(lowering))
+
+    def _traced_aside(self, lowering: custom.Lowering) -> torch.fx.GraphModule:
+        try:
+            with ThreadPoolExecutor(1, "torpor-lowering") as threads:
+                return threads.submit(self._traced, lowering).result()
+        except _torch.data_dependent_errors() as error:
+            raise self.wrong(f"{_REFUSED[Mode.EAGER]} ({error})") from error
+        except Exception as error:
+            raise self.wrong(f"failed: {type(error).__name__}: {error}") from error
+
+    def _traced(self, lowering: custom.Lowering) -> torch.fx.GraphModule:
+        mode, fakes = fake_arguments(list(self.args), self.expansion.physical)
+        tensors = [leaf for leaf in _torch.tree_leaves(fakes) if isinstance(leaf, torch.Tensor)]
+
+        def call(*given: torch.Tensor) -> list[Any]:
+            rest = iter(given)
+            positional, keywords = self.spec.call_arguments([_refilled(f, rest) for f in fakes])
+            return _made(self.spec, lowering(*positional, **keywords))
+
+        with torch.no_grad(), _torch.quiet_fakes(), mode:
+            return make_fx(torch.func.functionalize(call, remove="mutations"))(*tensors)
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def _step(self, node: torch.fx.Node) -> Any:
+        if node.op == "get_attr":
+            return self._constant(str(node.target))
+        if node.target is operator.getitem:
+            source, index = node.args
+            return self.values[source][index]  # type: ignore[index]  # it is a node
+        if not isinstance(node.target, OpOverload):
+            raise self.wrong(f"calls {node.target}, which is no op")
+        return self._call(node, spec_of(node.target))
+
+    def _call(self, node: torch.fx.Node, spec: OpSpec) -> Any:
+        if spec.mode in _REFUSED:
+            raise self.wrong(f"calls {spec.name}, which {_REFUSED[spec.mode]}")
+        args = spec.bind(tuple(node.args), dict(node.kwargs))
+        bound = [self._argument(arg) for arg in args]
+        outputs = self.expansion.call(spec.target, bound, self.node.site)
+        written = [leaf for i in spec.mutated for leaf in _torch.tree_leaves(args[i])]
+        fresh = len(outputs) - len(written)
+        self.values.update(zip(written, outputs[fresh:], strict=True))  # what it holds from here on
+        return _shaped(spec, list(outputs[:fresh]), args, self.values)
+
+    def _argument(self, arg: Any) -> Any:
+        if isinstance(arg, torch.fx.Node):
+            return self.values[arg]
+        if isinstance(arg, (list, tuple)):
+            return tuple(self._argument(item) for item in arg)
+        return self._virtual(arg) if isinstance(arg, torch.device) else arg
+
+    def _virtual(self, device: torch.device) -> torch.device:
+        """The device that a lowering meant when it saw the physical one."""
+        ours = self.device
+        return ours if ours is not None and self.expansion.physical(ours) == device else device
+
+    def _constant(self, name: str) -> Value:
+        """A tensor that a lowering made of a Python number."""
+        tensor = getattr(self.constants, name)
+        if tensor.numel() != 1:
+            raise self.wrong("makes a tensor of Python numbers; make it an argument of the op")
+        device = self._virtual(tensor.device)
+        bound = [tuple(tensor.shape), tensor.item(), tensor.dtype, torch.strided, device, False]
+        return self.expansion.call(aten.full.default, bound, self.node.site)[0]
+
+    # -- results -----------------------------------------------------------------------------------
+
+    def _promised_all(self, made: list[Any]) -> list[Value]:
+        """New tensors, then written arguments, each of the type that was promised."""
+        if len(made) != len(self.node.outputs):
+            wanted = len(self.node.outputs)
+            raise self.wrong(f"makes {len(made)} tensors where the op makes {wanted}")
+        pairs = zip(made, self.node.outputs, strict=True)
+        return [self._promised(value, output) for value, output in pairs]
+
+    def _promised(self, value: Any, output: Value) -> Value:
+        type_ = output.type
+        if value is None and type_ is None:
+            return output
+        if type_ is None or type(value) is not Value or (value.type.shape, value.type.dtype) != (
+            type_.shape, type_.dtype
+        ):  # fmt: skip
+            told = value.type if type(value) is Value else value
+            raise self.wrong(f"makes {told!r} where {type_!r} was promised")
+        movable = type_.is_dense and not type_.offset
+        if value.type is type_ and not (movable and value in self.node.operands):
+            return value
+        if not movable:
+            raise self.wrong(f"makes {value.type!r} where {type_!r} was promised")
+        return self._laid_out(value, type_)
+
+    def _laid_out(self, value: Value, type_: TensorType) -> Value:
+        """A copy of `value` with the strides of `type_`, which has no holes."""
+        rank = len(type_.shape)
+        order = sorted(range(rank), key=lambda d: (-type_.stride[d], -type_.shape[d]))
+        call, site = self.expansion.call, self.node.site
+        turned = call(aten.permute.default, [value, tuple(order)], site)[0]
+        copy = call(aten.clone.default, [turned, torch.contiguous_format], site)[0]
+        back = tuple(order.index(dim) for dim in range(rank))
+        return call(aten.permute.default, [copy, back], site)[0]
+
+    def wrong(self, what: str) -> RegistrationError:
+        """The error that says what is wrong with the lowering."""
+        error = RegistrationError(f"the lowering of {self.spec.name} {what}")
+        error.node = self.node
+        return error
+
+
+def _refilled(arg: Any, given: Iterator[Any]) -> Any:
+    """`arg` with the next of `given` in the place of each tensor or value."""
+    if isinstance(arg, (torch.Tensor, Value)):
+        return next(given)
+    if isinstance(arg, (list, tuple)):
+        return type(arg)(_refilled(item, given) for item in arg)
+    return arg
+
+
+def _made(spec: OpSpec, result: Any) -> list[Any]:
+    """The new tensors among what a lowering returned, lists spread out."""
+    results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
+    if not isinstance(results, (tuple, list)) or len(results) != len(spec.returns):
+        raise TypeError(f"it returned a {type(result).__name__} for {len(spec.returns)} results")
+    made: list[Any] = []
+    for returned, value in zip(spec.returns, results, strict=True):
+        if returned.kind is not ReturnKind.ARGUMENT:
+            made += _listed(value, returned.is_list)
+    return made
+
+
+def _listed(value: Any, is_list: bool) -> Iterable[Any]:
+    if is_list != isinstance(value, (tuple, list)):
+        raise TypeError(f"it returned a {type(value).__name__} in the place of a " + (
+            "list of tensors" if is_list else "tensor"
+        ))  # fmt: skip
+    return value if is_list else (value,)
+
+
+def _shaped(spec: OpSpec, fresh: list[Value], args: list[Any], values: dict[Any, Any]) -> Any:
+    """What an op returns, of the new values it makes and the arguments it writes to."""
+    single = sum(not r.is_list and r.kind is not ReturnKind.ARGUMENT for r in spec.returns)
+    length = len(fresh) - single  # of the one list that it may return
+    results: list[Any] = []
+    rest = iter(fresh)
+    for returned in spec.returns:
+        if returned.kind is ReturnKind.ARGUMENT:
+            results.append(_torch.tree_map(values.get, args[returned.argument]))
+        elif returned.is_list:
+            results.append([next(rest) for _ in range(length)])
+        else:
+            results.append(next(rest))
+    return results[0] if len(results) == 1 else results

@@ -1,0 +1,147 @@
+"""Nodes by their op's own names and types: one class for each overload.
+
+    >>> from torpor.ops._generated.nodes import AddTensor
+    >>> total = AddTensor.create(x, y, alpha=2)      # finds the interned node, or makes it
+    >>> total.alpha, AddTensor.can_be_reused(total.node, x, y, alpha=2)
+    (2, True)
+
+The classes are made on first use from the op's spec. Names, arguments and their types stand in the
+generated stub (`ops/_generated/nodes.pyi`), for type checkers and editors.
+
+Nodes are shared with recorders: who makes them while other threads record holds the trace's lock.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol, Self, TypeAlias
+
+from torpor.errors import GraphError
+from torpor.ir.node import TABLE, Node, Value, values_in
+from torpor.ir.types import ScalarType, TensorType
+from torpor.ops.infer import infer, physical_device
+from torpor.ops.keys import key_of
+from torpor.ops.spec import OpSpec, spec_of
+from torpor.ops.text import find_op
+
+Number: TypeAlias = bool | int | float | complex
+Operand: TypeAlias = Value | Number  # a number in the place of a tensor is a wrapped number
+Scalar: TypeAlias = Number | Value  # a number that changes from step to step is a value
+Types: TypeAlias = tuple[TensorType | None, ...]
+
+
+class Lowers(Protocol):
+    """What lowers nodes: `backend.LoweringContext`."""
+
+    def lower(self, node: Node) -> None: ...
+
+
+class TypedNode:
+    """A node of one op, with its arguments as attributes.
+
+    An argument that is named like a method here has an underscore behind its name.
+    """
+
+    __slots__ = ("node",)
+
+    op: ClassVar[OpSpec]
+    signature: ClassVar[inspect.Signature]
+
+    def __init__(self, node: Node) -> None:
+        if node.op is not self.op.kind:
+            raise GraphError(f"{node!r} is not a node of {self.op.name}")
+        self.node = node
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.node!r})"
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What the op returns, then the new contents of what it writes to."""
+        return self.node.outputs
+
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> Self:
+        """The node of the op on these arguments, found or made."""
+        spec, bound = cls.op, cls._bind(args, kwargs)
+        key = key_of(spec, bound)
+        node = TABLE.find(spec.kind, key)
+        if node is None:
+            node = TABLE.add(spec.kind, key, tuple(bound), _types(spec, key, bound))  # type: ignore[arg-type]  # None: no tensor
+        return cls(node)
+
+    @classmethod
+    def can_be_reused(cls, node: Node, *args: Any, **kwargs: Any) -> bool:
+        """`node` is the op on these very arguments."""
+        return node.op is cls.op.kind and node.key == key_of(cls.op, cls._bind(args, kwargs))
+
+    @classmethod
+    def infer(cls, *args: Any, **kwargs: Any) -> Types:
+        """The types of the node's outputs; asked for once for each combination of types."""
+        bound = cls._bind(args, kwargs)
+        return _types(cls.op, key_of(cls.op, bound), bound)
+
+    def lower(self, context: Lowers) -> None:
+        """Let `context` lower the node."""
+        context.lower(self.node)
+
+    @classmethod
+    def _bind(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        bound = cls.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return [tuple(v) if isinstance(v, list) else v for v in bound.arguments.values()]
+
+
+def _types(spec: OpSpec, key: tuple[Any, ...], bound: list[Any]) -> Types:
+    numbers = {v: v.type.kind(1) for v in values_in(tuple(bound)) if type(v.type) is ScalarType}
+    return infer(spec, key, bound, numbers, physical_device)
+
+
+# -- classes -----------------------------------------------------------------------------------
+
+
+def class_finder(module: str, ops: Mapping[str, str]) -> Callable[[str], type[TypedNode]]:
+    """The `__getattr__` of a module of node classes: makes each on first use.
+
+    `ops` has the op behind each class.
+    """
+    made: dict[str, type[TypedNode]] = {}
+
+    def find(name: str) -> type[TypedNode]:
+        if name not in ops:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        if name not in made:
+            made[name] = _node_class(module, name, ops[name])
+        return made[name]
+
+    return find
+
+
+def _node_class(module: str, name: str, op: str) -> type[TypedNode]:
+    try:
+        spec = spec_of(find_op(op))
+    except GraphError as error:  # an op that this torch does not have
+        raise AttributeError(str(error)) from None
+    members: dict[str, Any] = {
+        attribute_name(a.name): property(_argument(i)) for i, a in enumerate(spec.arguments)
+    }
+    signature = inspect.Signature(list(map(_parameter, spec.arguments)))
+    members |= {"op": spec, "signature": signature, "__slots__": (), "__module__": module}
+    members["__doc__"] = str(spec.target._schema)
+    return type(name, (TypedNode,), members)
+
+
+def attribute_name(argument: str) -> str:
+    """The attribute of a typed node in which an argument is found."""
+    return f"{argument}_" if hasattr(TypedNode, argument) else argument
+
+
+def _argument(position: int) -> Callable[[TypedNode], Any]:
+    return lambda typed: typed.node.args[position]
+
+
+def _parameter(argument: Any) -> inspect.Parameter:
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    default = argument.default if argument.has_default else inspect.Parameter.empty
+    return inspect.Parameter(argument.name, kinds[argument.keyword_only], default=default)

@@ -1,0 +1,148 @@
+"""Two well-known models as they are trained on a GPU: 20 steps in bfloat16, curves against eager's.
+
+bfloat16 keeps three digits, and a compiler keeps more of them between ops than eager does: a curve
+may be off by a hundredth. How far eager in bfloat16 is from eager in float32 is told beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torpor
+
+STEPS = 20
+CLOSE = 1e-2  # relative
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of transformers and torchvision
+    pytest.mark.filterwarnings("ignore:.*TensorFloat32:UserWarning"),
+]
+
+Batch = tuple[Tensor, ...]
+Losses = list[float]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, the loss of a batch, and batches."""
+
+    build: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, Batch], Tensor]
+    batch: Callable[[torch.Generator], Batch]
+    rate: float
+
+
+def _gpt2() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(use_cache=False)  # dropout 0.1, as it comes
+    model: nn.Module = transformers.GPT2LMHeadModel(config)
+    return model
+
+
+def _next_words(model: nn.Module, batch: Batch) -> Tensor:
+    (tokens,) = batch
+    loss: Tensor = model(input_ids=tokens, labels=tokens).loss
+    return loss
+
+
+def _words(generator: torch.Generator) -> Batch:
+    """Sentences with something to learn: every word decides on the next."""
+    starts = torch.randint(50257, (4, 1), generator=generator)
+    return ((starts + 17 * torch.arange(512)) % 50257,)
+
+
+def _resnet50() -> nn.Module:
+    torchvision = pytest.importorskip("torchvision")
+    model: nn.Module = torchvision.models.resnet50()
+    return model
+
+
+def _class(model: nn.Module, batch: Batch) -> Tensor:
+    pictures, classes = batch
+    return nn.functional.cross_entropy(model(pictures), classes)
+
+
+def _pictures(generator: torch.Generator) -> Batch:
+    classes = torch.randint(1000, (32,), generator=generator)
+    shade = classes.view(-1, 1, 1, 1) / 500 - 1
+    return (torch.randn(32, 3, 224, 224, generator=generator) * 0.3 + shade, classes)
+
+
+WORKLOADS = {
+    "gpt2-small": Workload(_gpt2, _next_words, _words, 3e-4),
+    "resnet50": Workload(_resnet50, _class, _pictures, 1e-3),
+}
+
+
+def _train(workload: Workload, place: Callable[[Any], Any], bfloat16: bool) -> Losses:
+    torch.manual_seed(0)
+    model = place(workload.build().cuda()).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=workload.rate)
+    generator = torch.Generator().manual_seed(1)
+    losses = []
+    for _ in range(STEPS):
+        batch = tuple(place(tensor.cuda()) for tensor in workload.batch(generator))
+        with torch.autocast("cuda", torch.bfloat16, enabled=bfloat16):
+            loss = workload.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return [loss.item() for loss in losses]
+
+
+def _as_it_is(thing: Any) -> Any:
+    return thing
+
+
+@cache
+def _eager(name: str, bfloat16: bool) -> Losses:
+    return _train(WORKLOADS[name], _as_it_is, bfloat16)
+
+
+def _distance(expected: Losses, actual: Losses) -> float:
+    """The largest relative difference."""
+    return max(abs(a - b) / abs(b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.fixture
+def without_cudas_choices() -> Iterator[None]:
+    """cuDNN takes the same algorithm each time."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        yield
+
+
+@pytest.mark.timeout(1800)  # compiling GPT-2's step takes minutes
+@pytest.mark.usefixtures("without_cudas_choices")
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("backend", ["reference", "torchscript", "inductor"])
+def test_twenty_steps_in_bfloat16_follow_eagers_curve(backend: str, name: str) -> None:
+    options = {"cuda": True} if backend == "torchscript" else {}
+    expected = _eager(name, True)
+    with torpor.using(backend, **options):
+        actual = _train(WORKLOADS[name], torpor.lazy, True)
+    distance, own = _distance(expected, actual), _distance(_eager(name, False), expected)
+    print(f"{name} on {backend}: {distance:.1e} from eager (eager from float32: {own:.1e})")
+    _note(name, {"eager": expected, "eager float32": _eager(name, False), backend: actual})
+    assert distance < CLOSE, (expected, actual)
+    assert expected[-1] < expected[0]  # there was something to follow
+
+
+def _note(name: str, curves: dict[str, Losses]) -> None:
+    """Keep the curves where `TORPOR_CURVES` names a folder."""
+    if folder := os.environ.get("TORPOR_CURVES"):
+        file = Path(folder, f"{name}.json")
+        known = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(known | curves))
