@@ -5,6 +5,8 @@ VENV    ?= .venv
 WORKERS ?= 2
 # Extra arguments, e.g. `make test-ops ARGS="-k softmax"`, `make demo ARGS="--steps 50"`.
 ARGS    ?=
+# The same for the whole steps of `make bench`, e.g. STEPS_ARGS="gpt --rounds 31 --plot steps.png".
+STEPS_ARGS ?=
 
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.torpor-installed
@@ -22,8 +24,8 @@ BACKENDS ?= $(EXACT_BACKENDS) inductor
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-core test-ops test-models test-backends test-slow test-gpu check format bench \
-        sweep sweep-ops sweep-backends clean
+.PHONY: help setup demo test test-core test-ops test-models test-backends test-slow test-gpu check codegen format bench \
+        bench-steps bench-recording sweep sweep-ops sweep-backends clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,7 +75,7 @@ test-slow: $(STAMP) ## the tests that take minutes each
 test-gpu: $(STAMP) ## the tests that need a CUDA device
 	@$(PY) -m pytest -q -m gpu tests $(ARGS)
 
-check: $(STAMP) ## ruff, formatter, strict types of src/, import directions
+check: $(STAMP) ## ruff, formatter, strict types of src/, import directions, generated files
 	@printf '\n== ruff ==\n'
 	@$(PY) -m ruff check .
 	@printf '\n== formatter ==\n'
@@ -82,12 +84,24 @@ check: $(STAMP) ## ruff, formatter, strict types of src/, import directions
 	@$(PY) -m mypy
 	@printf '\n== import directions ==\n'
 	@$(PY) scripts/lint_imports.py
+	@printf '\n== generated files ==\n'
+	@$(PY) -m torpor.codegen.own_ops --check
+
+codegen: $(STAMP) ## rewrite the generated files: src/torpor/ops/_generated, docs/coverage.md, golden ones
+	@$(PY) -m torpor.codegen.own_ops
+	@$(PY) -m torpor codegen --coverage --markdown > docs/coverage.md
+	@$(PY) -m pytest -q tests/golden --update-golden
 
 format: $(STAMP) ## rewrite the sources in house format
 	@$(PY) -m ruff check --fix-only --quiet .
 	@$(PY) -m ruff format .
 
-bench: $(STAMP) ## the benchmarks: ratios of one run, in one table
+bench: bench-steps bench-recording ## the benchmarks: ratios of one run, in one table
+
+bench-steps: $(STAMP) ## whole steps against eager, torch.compile and torch._lazy
+	@$(PY) -m torpor bench $(STEPS_ARGS)
+
+bench-recording: $(STAMP) ## what recording a step costs, and where it goes
 	@$(PY) -m benchmarks $(ARGS)
 
 sweep: sweep-ops sweep-backends ## all of it, surviving crashes and hangs: hours with inductor

@@ -10,8 +10,8 @@ For someone whose import was refused. The rules, each with the name that is prin
     Only ``backend`` finds a concrete backend, by name (``importlib.import_module``). No layer
     imports ``torpor.backends``.
 ``tools``
-    Nothing imports ``debug``, ``testing`` or ``compat``. The facade (``torpor/__init__.py`` and
-    ``cli``) may, inside a function: they load when they are asked for.
+    Nothing imports ``debug``, ``testing``, ``compat`` or ``bench``. The facade (``cli``, ``bench``,
+    and ``torpor/__init__.py`` inside a function) may: they load when they are asked for.
 ``private-torch``
     Only ``_torch.py`` touches torch's private names, so a new torch release is one file's work.
 ``dependencies``
@@ -28,8 +28,8 @@ from pathlib import Path
 
 BASE = ("errors", "config", "metrics", "_torch")
 LAYERS = ("ir", "ops", "backend", "execute", "trace")
-TOOLS = ("debug", "testing", "compat")
-FACADE = ("", "cli", "__main__")  # "" is torpor/__init__.py
+TOOLS = ("debug", "testing", "compat", "bench")
+FACADE = ("", "cli", "bench", "__main__")  # "" is torpor/__init__.py
 PRIVATE_TORCH_ALLOWED_IN = "_torch"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 import torpor
 from tests.known_differences import KNOWN
 from torpor.trace import whole
+
+# Eager's kernels, and so its bits, unless a test asks for another backend; processes it starts too.
+os.environ.setdefault("TORPOR_BACKEND", "reference")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -129,6 +129,53 @@ def test_ops_inductor_cannot_lower_are_left_out_and_counted(
     assert torpor.metrics.counters()["fallback::aten.tan.default"] >= 1
 
 
+@needs_compiler
+def test_a_view_that_one_piece_leaves_to_the_next_is_found_as_it_lies() -> None:
+    def halves(x: Tensor) -> Tensor:
+        left, right = (x * 2).chunk(2, -1)
+        return left.sin() * right
+
+    x = torch.randn(4, 6)
+    with torpor.using("inductor", max_nodes=2):
+        assert torch.allclose(halves(x.to("lazy")).cpu(), halves(x))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_windows_beyond_the_padding_are_averaged_as_eager_does(dims: int) -> None:
+    pool = getattr(nn.functional, f"avg_pool{dims}d")
+    x = torch.randn(1, 2, *[9] * dims, requires_grad=True)
+    lazy = x.detach().to("lazy").requires_grad_()
+    expected = pool(x, 6, 3, 2, ceil_mode=True)
+    with torpor.using("inductor"):
+        actual = pool(lazy, 6, 3, 2, ceil_mode=True)
+        for y, t in ((expected, x), (actual, lazy)):
+            y.backward(torch.arange(y.numel(), dtype=y.dtype, device=y.device).view_as(y))
+            assert t.grad is not None
+        assert torch.allclose(lazy.grad.cpu(), x.grad)
+
+
+@needs_compiler
+def test_with_rng_fast_inductor_draws_inside_its_kernels() -> None:
+    masks = []
+    with torpor.using("inductor", rng="fast") as backend:
+        x = torch.ones(4000).to("lazy").requires_grad_()
+        for _ in range(3):
+            y = nn.functional.dropout(x, 0.25)
+            (grad,) = torch.autograd.grad(y.sum(), x)
+            code = torpor.graph(y, format="backend")
+            masks.append(y.cpu())
+            assert torch.equal(grad.cpu(), y.cpu())
+            torpor.sync(wait=True)
+        assert "fallback::aten.bernoulli_.float" not in torpor.metrics.counters()
+    assert backend.draws
+    assert "inductor_random" in code
+    assert not torch.equal(masks[0], masks[1])
+    for mask in masks:
+        assert mask.unique().tolist() == pytest.approx([0, 4 / 3])
+        assert abs((mask == 0).float().mean() - 0.25) < 0.05
+
+
 # -- options ---------------------------------------------------------------------------------------
 
 
@@ -137,10 +184,9 @@ def test_an_unknown_option_is_refused_with_the_nearest_one() -> None:
         torpor.use("inductor", max_autotun=True)
 
 
-def test_rng_is_exact_or_refused() -> None:
-    InductorBackend(rng="exact")
-    with pytest.raises(BackendError, match="rng='fast' is not available"):
-        torpor.use("inductor", rng="fast")
+def test_rng_is_exact_or_fast() -> None:
+    assert not InductorBackend(rng="exact").draws
+    assert InductorBackend(rng="fast").draws
     with pytest.raises(BackendError, match="rng is 'exact' or 'fast'"):
         torpor.use("inductor", rng="slow")
 

@@ -64,3 +64,18 @@ def test_the_switch_overrides_the_backend(put: Put, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torpor.config, "compile_after", 0)
     _step(put, 3)
     assert Slow.compiled > 0
+
+
+def test_numbers_that_change_are_numbers_for_the_reference_too(
+    put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchscript takes run-time numbers as data; the reference, which runs first, does not."""
+    monkeypatch.setattr(torpor.config, "compile_after", 3)
+    with torpor.using("torchscript"):
+        x = put(torch.ones(3))
+        for step in range(6):
+            tensors = [x.clone(), x.clone()]
+            torch._foreach_mul_(tensors, 0.1 + step)
+            assert_same(tensors[0], torch.ones(3) * (0.1 + step))
+            torpor.sync(wait=True)
+    assert torpor.metrics.counters()["ScalarsPromoted"] >= 1

@@ -98,3 +98,21 @@ def test_a_lazy_tensor_keeps_its_device() -> None:
     assert torpor.is_pending(y)
     assert y.device == torch.device("cuda", 0)
     assert y.item() == 9.0
+
+
+def test_a_copy_on_the_cpu_is_on_the_cpu_before_and_after_its_graph_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torpor.config, "compile_after", 1)
+    for _ in range(3):
+        lengths = (torpor.lazy(torch.arange(3, device="cuda")) + 1).cpu()
+        assert torch.ops.aten.add.Tensor(lengths, torch.ones(3, dtype=torch.int64)).sum() == 9
+        assert lengths.numpy().tolist() == [1, 2, 3]
+
+
+def test_compiling_leaves_the_generator_and_cudnns_dropout_alone() -> None:
+    torch.manual_seed(0)
+    with torpor.using("inductor"):
+        before = torch.cuda.get_rng_state()
+        torpor.lazy(torch.ones(3, device="cuda")).sin().add(1).tolist()
+        assert torch.equal(torch.cuda.get_rng_state(), before)

@@ -77,6 +77,13 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _float32_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN computes with 32 bits, as it says, and by the same algorithm each time."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+
+@pytest.fixture(autouse=True)
 def _no_global_state_leaks() -> Iterator[None]:
     """A model test leaves the global generator as it found it."""
     with torch.random.fork_rng(devices=[]):

@@ -5,10 +5,10 @@ Bit for bit on a backend with eager's kernels; on one with kernels of its own th
 
 `where` says which tensors the program holds:
 
-- ``eager``     plain CPU tensors: the judge;
+- ``eager``     plain tensors on the device under test, the CPU or a GPU: the judge;
 - ``lazy``      the virtual device, `model.to("lazy")`;
-- ``concrete``  lazy on the CPU, `torpor.lazy(model)`;
-- ``mode``      lazy on the CPU without touching the script, `with torpor.mode()`.
+- ``concrete``  lazy on the device under test, `torpor.lazy(model)`;
+- ``mode``      lazy there without touching the script, `with torpor.mode()`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def train(entry: Entry, where: str, *, read: str = "each step") -> Run:
                     loss = update(batch)
                     losses.append(loss.item() if read == "each step" else loss.detach())
                 times.append(time.perf_counter() - begun)
-        drawn = {"generator": torch.get_rng_state(), **to_cpu(masks)}
+        drawn = {"generator": _generator_state(), **to_cpu(masks)}
         numbers = [loss.item() if isinstance(loss, Tensor) else loss for loss in losses]
         state = to_cpu(model.state_dict())
     return Run(numbers, state, min(times), counters, drawn)
@@ -110,10 +110,19 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def _generator_state() -> Tensor:
+    """The states of the generators of the CPU and of the device under test."""
+    states = [torch.get_rng_state()]
+    if backend_under_test.DEVICE == "cuda":
+        states.append(torch.cuda.get_rng_state())
+    return torch.cat(states)
+
+
 def place(thing: Placeable, where: str) -> Placeable:
     """Bring a CPU tensor or module to where it runs."""
     if where == "lazy":
         return thing.to("lazy")
+    thing = thing.to(backend_under_test.DEVICE)
     if where == "concrete":
         import torpor
 
@@ -251,8 +260,9 @@ def _running(where: str) -> Iterator[Counter[str]]:
 
     before = Counter(torpor.metrics.counters())
     mode = torpor.mode() if where == "mode" else contextlib.nullcontext()
-    at_once = mock.patch.object(torpor.config, "compile_after", 0)  # nothing runs elsewhere first
-    with torpor.using(backend_under_test.NAME), at_once, mode:
+    after = mock.patch.object(torpor.config, "compile_after", backend_under_test.COMPILE_AFTER)
+    with torpor.using(backend_under_test.NAME) as backend, after, mode:
+        backend.default_device_type = backend_under_test.DEVICE
         yield moved
     moved.update(Counter(torpor.metrics.counters()) - before)
 

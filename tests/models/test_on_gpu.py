@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,12 @@ Losses = list[float]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, the loss of a batch, and batches."""
+    """A model, the loss of a batch, what there is to learn, and who learns it."""
 
     build: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Batch], Tensor]
     batch: Callable[[torch.Generator], Batch]
-    rate: float
+    optimizer: Callable[..., torch.optim.Optimizer]
 
 
 def _gpt2() -> nn.Module:
@@ -58,9 +58,7 @@ def _next_words(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _words(generator: torch.Generator) -> Batch:
-    """Sentences with something to learn: every word decides on the next."""
-    starts = torch.randint(50257, (4, 1), generator=generator)
-    return ((starts + 17 * torch.arange(512)) % 50257,)
+    return (torch.randint(50257, (4, 512), generator=generator),)
 
 
 def _resnet50() -> nn.Module:
@@ -76,28 +74,31 @@ def _class(model: nn.Module, batch: Batch) -> Tensor:
 
 def _pictures(generator: torch.Generator) -> Batch:
     classes = torch.randint(1000, (32,), generator=generator)
-    shade = classes.view(-1, 1, 1, 1) / 500 - 1
-    return (torch.randn(32, 3, 224, 224, generator=generator) * 0.3 + shade, classes)
+    return (torch.randn(32, 3, 224, 224, generator=generator), classes)
 
 
 WORKLOADS = {
-    "gpt2-small": Workload(_gpt2, _next_words, _words, 3e-4),
-    "resnet50": Workload(_resnet50, _class, _pictures, 1e-3),
+    "gpt2-small": Workload(_gpt2, _next_words, _words, partial(torch.optim.AdamW, lr=3e-4)),
+    "resnet50": Workload(
+        _resnet50, _class, _pictures, partial(torch.optim.SGD, lr=0.02, momentum=0.9)
+    ),
 }
 
 
 def _train(workload: Workload, place: Callable[[Any], Any], bfloat16: bool) -> Losses:
     torch.manual_seed(0)
     model = place(workload.build().cuda()).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=workload.rate)
-    generator = torch.Generator().manual_seed(1)
+    optimizer = workload.optimizer(model.parameters())
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / STEPS, total_iters=STEPS)
+    batches = [workload.batch(torch.Generator().manual_seed(seed)) for seed in (1, 2)]
     losses = []
-    for _ in range(STEPS):
-        batch = tuple(place(tensor.cuda()) for tensor in workload.batch(generator))
+    for step in range(STEPS):
+        batch = tuple(place(tensor.cuda()) for tensor in batches[step % 2])
         with torch.autocast("cuda", torch.bfloat16, enabled=bfloat16):
             loss = workload.loss(model, batch)
         loss.backward()
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
     return [loss.item() for loss in losses]
@@ -118,14 +119,15 @@ def _distance(expected: Losses, actual: Losses) -> float:
 
 
 @pytest.fixture
-def without_cudas_choices() -> Iterator[None]:
-    """cuDNN takes the same algorithm each time."""
+def as_a_user_has_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs are compiled when the backend finds it worth while; cuDNN does not try things out."""
+    monkeypatch.setattr(torpor.config, "compile_after", -1)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
         yield
 
 
 @pytest.mark.timeout(1800)  # compiling GPT-2's step takes minutes
-@pytest.mark.usefixtures("without_cudas_choices")
+@pytest.mark.usefixtures("as_a_user_has_it")
 @pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.parametrize("backend", ["reference", "torchscript", "inductor"])
 def test_twenty_steps_in_bfloat16_follow_eagers_curve(backend: str, name: str) -> None:
@@ -137,7 +139,7 @@ def test_twenty_steps_in_bfloat16_follow_eagers_curve(backend: str, name: str) -
     print(f"{name} on {backend}: {distance:.1e} from eager (eager from float32: {own:.1e})")
     _note(name, {"eager": expected, "eager float32": _eager(name, False), backend: actual})
     assert distance < CLOSE, (expected, actual)
-    assert expected[-1] < expected[0]  # there was something to follow
+    assert expected[-1] < expected[0] - 0.5  # there was something to follow
 
 
 def _note(name: str, curves: dict[str, Losses]) -> None:

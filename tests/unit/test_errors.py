@@ -6,7 +6,7 @@ from torpor import errors
 from torpor.errors import annotate
 
 OWN = [errors.GraphError, errors.BackendError, errors.CompileError, errors.UnsupportedError,
-       errors.StepError]  # fmt: skip
+       errors.RegistrationError, errors.StepError]  # fmt: skip
 
 
 @pytest.mark.parametrize("error", OWN)

@@ -10,7 +10,7 @@ import torch
 from torpor import config
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice, BackendDeviceType
-from torpor.execute.queue import MAX_JOBS, DeviceQueue, Job, queue_of, queues
+from torpor.execute.queue import JOB_BYTES, DeviceQueue, Job, queue_of, queues
 from torpor.ir.types import TensorType
 
 DEVICE = BackendDevice(BackendDeviceType("cpu"), 0)
@@ -46,10 +46,10 @@ def failing(error: BaseException) -> Callable[[], None]:
 
 def test_jobs_run_in_the_order_of_submission(either: DeviceQueue) -> None:
     ran: list[int] = []
-    for number in range(3 * MAX_JOBS):
+    for number in range(30):
         either.submit(Job(lambda number=number: ran.append(number), []))
     either.wait()
-    assert ran == list(range(3 * MAX_JOBS))
+    assert ran == list(range(30))
 
 
 def test_jobs_run_on_a_thread_of_torpors_own(threaded: DeviceQueue) -> None:
@@ -68,22 +68,51 @@ def test_without_the_asynchronous_queue_the_caller_runs_the_job(
     assert where == [threading.current_thread()]
 
 
-def test_a_job_that_waits_holds_up_whoever_submits_too_many(threaded: DeviceQueue) -> None:
-    gate = threading.Event()
-    for _ in range(MAX_JOBS + 1):  # one runs, the others wait
-        threaded.submit(Job(lambda: gate.wait(PATIENCE) and None, []))
+LARGE = TensorType.of((JOB_BYTES,), (1,), torch.float32, torch.device("cpu"))
+
+
+def is_held_up(queue: DeviceQueue, gate: threading.Event, kept: BackendData) -> bool:
+    """Whoever submits a job that keeps `kept` has to wait until `gate` opens."""
     submitted = threading.Event()
 
     def submit() -> None:
-        threaded.submit(Job(lambda: None, []))
+        queue.submit(Job(lambda: None, [], [kept]))
         submitted.set()
 
     thread = threading.Thread(target=submit)
     thread.start()
-    assert not submitted.wait(0.05)
+    waited = not submitted.wait(0.05)
     gate.set()
     thread.join(PATIENCE)
     assert submitted.is_set()
+    return waited
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_jobs_that_keep_too_much_alive_hold_up_whoever_submits_more(
+    threaded: DeviceQueue, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    monkeypatch.setattr(config, "queue_bytes", 10 * JOB_BYTES)
+    gate, data = threading.Event(), BackendData(DEVICE, LARGE)  # four times JOB_BYTES
+    threaded.submit(Job(lambda: gate.wait(PATIENCE) and None, [], [data]))
+    threaded.submit(Job(lambda: None, [], [data]))
+    more = data if shared else BackendData(DEVICE, LARGE)
+    assert is_held_up(threaded, gate, more) is not shared
+    threaded.wait()
+    assert threaded.budget.bytes == 0
+    assert not threaded.budget.holders
+
+
+def test_a_job_larger_than_the_budget_runs_when_no_other_does(
+    threaded: DeviceQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "queue_bytes", 1)
+    ran: list[int] = []
+    for number in range(3):
+        kept = [BackendData(DEVICE, LARGE)]
+        threaded.submit(Job(lambda number=number: ran.append(number), [], kept))
+    threaded.wait()
+    assert ran == [0, 1, 2]
 
 
 def test_a_result_is_there_when_its_job_has_run(either: DeviceQueue) -> None:

@@ -8,8 +8,12 @@ import ast
 import importlib
 import inspect
 import logging
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -237,6 +241,61 @@ def test_set_op_attribute_keeps_something_on_an_op() -> None:
     _torch.set_op_attribute(op, "_torpor_internals_test", 7)
     assert torch.ops.aten.mul.Tensor._torpor_internals_test == 7
     del op._torpor_internals_test
+
+
+def test_parse_schema_knows_the_types_of_torch() -> None:
+    assert _torch.parse_schema("a::b.c(Tensor x, ScalarType t) -> Tensor").overload_name == "c"
+    with pytest.raises(RuntimeError):
+        _torch.parse_schema("a::b(Tensr x) -> Tensor")
+
+
+def test_drop_op_attribute_takes_it_away_again() -> None:
+    op = aten.mul.Tensor
+    _torch.set_op_attribute(op, "_torpor_internals_test", 7)
+    _torch.drop_op_attribute(op, "_torpor_internals_test")
+    assert not hasattr(op, "_torpor_internals_test")
+    _torch.drop_op_attribute(op, "_torpor_internals_test")
+
+
+@torch.library.custom_op("torpor_internals::own", mutates_args=())
+def _own(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+_bare = torch.library.Library("torpor_internals", "FRAGMENT")
+_bare.define("bare(Tensor x) -> Tensor")
+
+
+def test_custom_op_overload_is_the_op_behind_a_function() -> None:
+    assert _torch.custom_op_overload(_own) is torch.ops.torpor_internals.own.default
+    assert _torch.custom_op_overload(torch.add) is None
+
+
+def test_opoverloadpacket_lists_its_overloads() -> None:
+    assert isinstance(torch.ops.torpor_internals.own, _torch.OpOverloadPacket)
+    assert torch.ops.torpor_internals.own.overloads() == ["default"]
+
+
+def test_ops_in_lists_the_ops_of_a_namespace() -> None:
+    assert _torch.ops_in("torpor_internals") == ["torpor_internals::bare", "torpor_internals::own"]
+    assert _torch.ops_in("torpor_nowhere") == []
+
+
+def test_has_fake_tells_ops_that_fake_tensors_know() -> None:
+    assert _torch.has_fake(aten.add.Tensor)
+    assert not _torch.has_fake(torch.ops.torpor_internals.own.default)
+    assert not _torch.has_fake(torch.ops.torpor_internals.bare.default)
+
+
+@pytest.mark.parametrize("name", ["own", "bare"])
+def test_give_fake_lets_fake_tensors_know_an_op_and_is_undone(name: str) -> None:
+    op = getattr(torch.ops.torpor_internals, name).default
+    take = _torch.give_fake(op, lambda x: x.new_empty((7,)))
+    assert _torch.has_fake(op)
+    with _torch.new_fake_mode():
+        assert op(torch.ones(2)).shape == (7,)
+    take()
+    assert not _torch.has_fake(op)
 
 
 def test_is_composite_tells_ops_that_are_made_of_others() -> None:
@@ -723,3 +782,33 @@ def test_shares_memory_notices_views_arrays_and_storages() -> None:
         assert _torch.shares_memory(tensor)
         del other
     assert not _torch.shares_memory(tensor)
+
+
+def test_type_source_tells_who_knows_the_result() -> None:
+    aten = torch.ops.aten
+    assert _torch.type_source(aten.add.Tensor) == "meta"
+    assert _torch.type_source(aten.linear.default) == "parts"
+    assert _torch.type_source(aten.nonzero.default) == "fake"
+    assert _torch.type_source(aten._foobar.default) == ""
+
+
+def test_dynamo_graphs_counts_what_is_compiled() -> None:
+    before = _torch.dynamo_graphs()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert _torch.dynamo_graphs() == before + 1
+
+
+def test_torch_lazy_system_runs_where_torpor_is_not_loaded(tmp_path: Path) -> None:
+    source = Path(_torch.__file__).parent
+    (tmp_path / "lazy_system.py").write_text(
+        "import torch\n"
+        "from torpor._torch import torch_lazy_system\n"
+        "mark_step, wait, compiles = torch_lazy_system()\n"
+        "x = torch.ones(2).to('lazy') + 1\n"
+        "mark_step(); wait()\n"
+        "print(compiles(), x.cpu().tolist())\n"
+    )
+    command = [sys.executable, "-P", str(source / "bench" / "bare.py"), "lazy_system"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "1 [2.0, 2.0]\n", done.stderr

@@ -1,101 +1,209 @@
-"""``torpor bench``: what recording a training step costs, next to eager's whole step.
+"""``torpor bench``: whole steps against eager, torch.compile and torch._lazy, in one run.
 
-Ratios of one run on one machine; the repository's ``make bench`` adds other systems.
+``torpor bench`` races the workloads of the device, ``torpor bench gpt conv`` some of them,
+``torpor bench train.py ARGS`` a script of the user's, ``torpor bench --growth`` ever more layers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import median
+import sys
+from pathlib import Path
+from typing import Any
 
-import torpor
+import torch
+
+from torpor.bench import growth, plot, report, runners, script, workloads
+from torpor.bench.race import Settings, race, turns
+from torpor.bench.results import Results, load
+from torpor.bench.worker import Limits
 from torpor.cli import terminal
-from torpor.cli.char_gpt import Text, make_text
-from torpor.cli.demo import (
-    Plan,
-    Training,
-    add_threads_argument,
-    physical_device,
-    positive,
-    threads,
-    warm_up,
-)
+from torpor.cli.demo import physical_device, positive
 
 NAME = "bench"
-HELP = "measure recording and running a small GPT's training step against eager"
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of one training step: until Python is free again, and until it is computed."""
-
-    first_ms: float
-    returned_ms: float
-    finished_ms: float
+HELP = "race whole steps against eager, torch.compile and torch._lazy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--layers", type=positive, default=12)
-    parser.add_argument("--width", type=positive, default=64, help="a multiple of 4")
-    parser.add_argument("--batch", type=positive, default=2)
-    parser.add_argument("--repeat", type=positive, default=15, help="warm steps; the median counts")
-    add_threads_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_options(parser)
+    what = parser.add_argument(
+        "what", nargs=argparse.PARSER, default=[], metavar="workload | script.py",
+        help=f"workloads ({', '.join(workloads.FULL)}), by default those of the device; "
+        "or a script, and all that follows it are its arguments",
+    )  # fmt: skip
+    what.required = False  # options may stand alone
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=physical_device())
+    parser.add_argument("--runners", type=_names, help=f"of {','.join(runners.RUNNERS)}")
+    parser.add_argument(
+        "--backends", type=_names, default=["inductor"],
+        help="torpor's runners run once with each of these (default: inductor)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--backend-option", type=_option, action="append", default=[], metavar="NAME=VALUE",
+        help="an option of torpor's backend, its value in JSON",
+    )  # fmt: skip
+    parser.add_argument("--scale", choices=workloads.SCALES, default="full")
+    parser.add_argument("--rounds", type=positive, default=15, help="the median counts")
+    parser.add_argument("--round-ms", type=positive, default=100, help="a round lasts this long")
+    parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
+    parser.add_argument(
+        "--timeout", type=positive, default=600, help="seconds a process may take to warm up"
+    )
+    parser.add_argument(
+        "--keep-caches", action="store_true",
+        help="let compilers find what an earlier run left on disk; cold starts are then not cold",
+    )  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="write all numbers; - is standard output")
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw it (needs matplotlib)")
+    parser.add_argument("--growth", action="store_true", help="cost of 1, 2, 4, … layers")
+    parser.add_argument("--max-layers", type=positive, default=64, help="of --growth")
+    parser.add_argument("--steps", type=positive, default=0, help="of a script: stop after so many")
+    parser.add_argument("--verbose", action="store_true", help="of a script: show its output")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def run(arguments: argparse.Namespace) -> int:
-    plan = Plan(
-        layers=arguments.layers,
-        width=arguments.width,
-        batch=arguments.batch,
-        length=32,
-        dropout=0.0,
+    try:
+        if arguments.what and arguments.what[0].endswith(".py"):
+            return _run_script(arguments)
+        arguments = _workloads_first(arguments)
+        return _grow(arguments) if arguments.growth else _race(arguments)
+    except (ValueError, plot.NoPicture) as error:
+        print(f"torpor bench: {error}", file=sys.stderr)
+        return 2
+
+
+def _workloads_first(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Options may also follow the workloads, as nothing else may."""
+    parser = argparse.ArgumentParser(prog="torpor bench")
+    _add_options(parser)
+    parser.add_argument("workloads", nargs="*")
+    return parser.parse_intermixed_args(arguments.what, arguments)
+
+
+def _race(arguments: argparse.Namespace) -> int:
+    names = arguments.workloads or list(workloads.BY_DEVICE[arguments.device])
+    for name in names:
+        workloads.check_name(name)
+    if arguments.plot:
+        plot.check()
+    settings = _settings(arguments)
+    specs = runners.specs(
+        arguments.runners or list(runners.BY_DEVICE[arguments.device]),
+        arguments.backends,
+        arguments.device,
+        dict(arguments.backend_option),
     )
-    text = Text.encode(make_text(sentences=50))
-    with threads(arguments.threads):
-        warm_up(physical_device())
-        eager = measure("eager", Training(physical_device(), plan, text), arguments.repeat)
-        lazy = measure("lazy", Training("lazy", plan, text), arguments.repeat)
-    if arguments.json:
-        print(json.dumps({"eager": vars(eager), "lazy": vars(lazy)}, indent=2))
-    else:
-        _show(arguments, eager, lazy)
+    results = Results(
+        arguments.device, arguments.threads, arguments.rounds, arguments.scale, load=[load()]
+    )
+    with terminal.progress("bench", len(names) * turns(specs, settings)) as advance:
+        for name in names:
+            results.outcomes.append(race(name, specs, settings, advance))
+            results.load = [results.load[0], load()]
+            _write_json(arguments.json, results.as_json(), final=name == names[-1])
+    if arguments.json != "-":
+        _show(results)
+    if arguments.plot:
+        plot.race(results, arguments.plot)
     return 0
 
 
-def measure(label: str, training: Training, repeat: int) -> Timing:
-    """Each step starts with an empty device queue."""
-    unmeasured = 3
-    steps = []
-    with terminal.progress(label, unmeasured + repeat) as advance:
-        for _ in range(unmeasured + repeat):
-            steps.append(_measure_step(training.step))
-            advance("")
-    returned, finished = zip(*steps[unmeasured:])
-    return Timing(steps[0][1], median(returned), median(finished))
+def _grow(arguments: argparse.Namespace) -> int:
+    if arguments.workloads:
+        raise ValueError("--growth has a workload of its own")
+    if arguments.plot:
+        plot.check()
+    plan = growth.Plan(
+        arguments.device,
+        arguments.threads,
+        arguments.backends[0],
+        arguments.max_layers,
+        repeat=arguments.rounds,
+        timeout=arguments.timeout,
+        keep_caches=arguments.keep_caches,
+    )
+    with terminal.progress("bench", growth.turns(plan)) as advance:
+        costs = growth.measure(plan, advance)
+    _write_json(arguments.json, growth.as_json(plan, costs))
+    if arguments.json != "-":
+        terminal.heading(f"{plan.width} wide GPT, training step, warm; compiled from nothing")
+        terminal.table(*growth.table(costs))
+        terminal.table(*growth.checks(plan, costs))
+    if arguments.plot:
+        plot.growth(costs.points, arguments.plot)
+    return 0
 
 
-def _measure_step(step: Callable[[], object]) -> tuple[float, float]:
-    torpor.wait()
-    start = time.perf_counter()
-    step()
-    returned = time.perf_counter()
-    torpor.wait()
-    finished = time.perf_counter()
-    return (returned - start) * 1e3, (finished - start) * 1e3
+def _run_script(arguments: argparse.Namespace) -> int:
+    path = Path(arguments.what[0])
+    if not path.is_file():
+        raise ValueError(f"there is no script {path}")
+    chosen = arguments.runners or list(script.RUNNERS)
+    if unknown := [name for name in chosen if name not in script.RUNNERS]:
+        known = ", ".join(script.RUNNERS)
+        raise ValueError(f"a script is run by {known}, not by {', '.join(unknown)}")
+    plan = script.Script(
+        path,
+        tuple(arguments.what[1:]),
+        arguments.device,
+        arguments.threads,
+        arguments.backends[0],
+        arguments.steps,
+        arguments.timeout,
+        arguments.verbose,
+        arguments.keep_caches,
+    )
+    with terminal.progress("bench", len(chosen)) as advance:
+        courses = script.run(plan, chosen, advance)
+    _write_json(arguments.json, script.as_json(plan, courses))
+    if arguments.json != "-":
+        terminal.heading(str(path))
+        terminal.table(*script.table(courses))
+    return int(any(course.error for course in courses.values()))
 
 
-def _show(arguments: argparse.Namespace, eager: Timing, lazy: Timing) -> None:
-    whole = eager.finished_ms
-    rows = [
-        ("eager, whole step", f"{whole:.1f}", "1.00"),
-        ("lazy, recording", f"{lazy.returned_ms:.1f}", f"{lazy.returned_ms / whole:.2f}"),
-        ("lazy, whole step", f"{lazy.finished_ms:.1f}", f"{lazy.finished_ms / whole:.2f}"),
-        ("lazy, first step", f"{lazy.first_ms:.1f}", f"{lazy.first_ms / whole:.2f}"),
-    ]
-    terminal.heading(f"{arguments.layers}-layer GPT training step, median of {arguments.repeat}")
-    terminal.table(("what", "ms", "of eager's step"), rows)
+def _settings(arguments: argparse.Namespace) -> Settings:
+    seconds = arguments.timeout / 2  # warm or not, the race starts before a worker is given up
+    return Settings(
+        arguments.device,
+        arguments.threads,
+        arguments.rounds,
+        arguments.scale,
+        arguments.timeout,
+        Limits(seconds=seconds, round_ms=arguments.round_ms),
+        arguments.keep_caches,
+    )
+
+
+def _write_json(target: str | None, content: dict[str, Any], final: bool = True) -> None:
+    """A file is written after each workload, so that an interrupted run leaves what it has."""
+    text = json.dumps(content, indent=2)
+    if target == "-" and final:
+        print(text)
+    elif target and target != "-":
+        Path(target).write_text(text + "\n")
+
+
+def _show(results: Results) -> None:
+    print(f"\n{report.headline(results)}")
+    for outcome in results.outcomes:
+        terminal.heading(f"{outcome.workload}: {outcome.title}")
+        terminal.table(*report.table(outcome))

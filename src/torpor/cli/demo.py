@@ -77,6 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_threads_argument(parser)
     parser.add_argument("--eager-device", default=None, help="default: what lazy runs on")
     parser.add_argument("--lazy-device", default="lazy")
+    parser.add_argument(
+        "--backend", default="reference", help="default: reference, which has eager's bits"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -101,6 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     text = Text.encode(make_text())
+    torpor.use(arguments.backend)
     eager_device = arguments.eager_device or physical_device()
     with threads(arguments.threads):
         warm_up(eager_device)

@@ -1,0 +1,27 @@
+"""Run a module of this package in a process where torpor itself is not loaded.
+
+`python -P bare.py torpor.bench.worker ARGS`. torpor hooks into `nn.Module.__call__` and takes
+torch's dispatch key `Lazy`; a process that measures eager, torch.compile or torch._lazy must be
+without it. The name `torpor` stands here for a package with the same folder whose `__init__` has
+not run.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def main() -> None:
+    """Run the module that the first argument names, with the rest as its arguments."""
+    package = ModuleType("torpor")
+    package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["torpor"] = package
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

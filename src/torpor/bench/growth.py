@@ -1,0 +1,198 @@
+"""Cost as work grows: 1, 2, 4, … layers; ever more nodes; ever more steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torpor.bench.processes import Worker, WorkerError, command, environment, fresh_folder
+from torpor.bench.report import Table, shortened
+from torpor.bench.results import facts
+
+NODES = (1_000, 10_000)
+STEPS = 200
+
+
+@dataclass
+class Growth:
+    """One size of the small GPT."""
+
+    layers: int
+    trace_ms: float = 0.0  # until a warm step is recorded
+    sync_ms: float = 0.0  # until the cut after it returned
+    step_ms: float = 0.0  # until it was computed
+    compile_s: float = 0.0  # with empty caches
+    compiles: int = 0
+    memory: int = 0  # bytes, the most since the warm-up
+    error: str = ""
+
+
+@dataclass
+class Costs:
+    """All that was measured."""
+
+    points: list[Growth] = field(default_factory=list)
+    sync_ms: dict[str, tuple[float, float]] = field(default_factory=dict)  # by nodes; wall, CPU
+    sync_error: str = ""
+    compiles: int | None = None  # in `STEPS` steps of a schedule
+    late_compiles: int | None = None  # of these, after its first steps
+    recompiles_error: str = ""
+
+    @property
+    def sync_ratio(self) -> tuple[float, float] | None:
+        """A warm sync of the longest graph, as a multiple of the shortest's; wall and CPU."""
+        times = list(self.sync_ms.values())
+        if not times:
+            return None
+        (wall, cpu), (long_wall, long_cpu) = times[0], times[-1]
+        return long_wall / wall, long_cpu / cpu
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, and how."""
+
+    device: str
+    threads: int
+    backend: str = "inductor"
+    most_layers: int = 64
+    width: int = 64
+    repeat: int = 15
+    nodes: tuple[int, ...] = NODES
+    steps: int = STEPS
+    timeout: float = 600.0
+    keep_caches: bool = False
+
+    @property
+    def sizes(self) -> list[int]:
+        return [1 << power for power in range(self.most_layers.bit_length())]
+
+
+def turns(plan: Plan) -> int:
+    """How often `measure` calls `advance`."""
+    return len(plan.sizes) + 2
+
+
+def measure(plan: Plan, advance: Callable[[str], None]) -> Costs:
+    """Each size in a process of its own; one that fails costs its row."""
+    costs = Costs()
+    for layers in plan.sizes:
+        costs.points.append(_point(plan, layers))
+        advance(f"{layers} layers")
+    _measure_sync(plan, costs)
+    advance("sync of long graphs")
+    _measure_recompiles(plan, costs)
+    advance("recompiles of a schedule")
+    return costs
+
+
+def _point(plan: Plan, layers: int) -> Growth:
+    try:
+        with _worker(plan) as worker:
+            answer = worker.ask(
+                "layers", layers=layers, width=plan.width, device=plan.device,
+                backend=plan.backend, repeat=plan.repeat,
+            )  # fmt: skip
+    except WorkerError as error:
+        return Growth(layers, error=str(error))
+    return Growth(layers, **answer)
+
+
+def _measure_sync(plan: Plan, costs: Costs) -> None:
+    """On the reference backend: a compiler would need minutes for the longest graph."""
+    question = {"nodes": list(plan.nodes), "device": plan.device, "backend": "reference"}
+    try:
+        with _worker(plan) as worker:
+            costs.sync_ms = worker.ask("sync", repeat=plan.repeat, **question)
+    except WorkerError as error:
+        costs.sync_error = str(error)
+
+
+def _measure_recompiles(plan: Plan, costs: Costs) -> None:
+    question = {"steps": plan.steps, "layers": 4, "device": plan.device, "backend": plan.backend}
+    try:
+        with _worker(plan) as worker:
+            answer = worker.ask("recompiles", **question)
+            costs.compiles, costs.late_compiles = answer["compiles"], answer["late"]
+    except WorkerError as error:
+        costs.recompiles_error = str(error)
+
+
+@contextmanager
+def _worker(plan: Plan) -> Iterator[Worker]:
+    with fresh_folder() as folder:
+        caches = "" if plan.keep_caches else folder
+        variables = environment(plan.threads, plan.device, caches)
+        run = command("torpor.bench.growth_worker", with_torpor=True)
+        with Worker(run, variables, plan.timeout) as worker:
+            yield worker
+
+
+def table(costs: Costs) -> Table:
+    """A row for each size."""
+    columns = ["layers", "trace ms", "sync ms", "step ms", "compile s", "compiles", "MiB", "note"]
+    return columns, [_cells(point) for point in costs.points]
+
+
+def _cells(point: Growth) -> list[str]:
+    if point.error:
+        return [str(point.layers), *[""] * 6, shortened(point.error)]
+    return [
+        str(point.layers),
+        f"{point.trace_ms:.2f}",
+        f"{point.sync_ms:.3f}",
+        f"{point.step_ms:.2f}",
+        f"{point.compile_s:.1f}",
+        str(point.compiles),
+        f"{point.memory / 2**20:,.0f}",
+        "",
+    ]
+
+
+def checks(plan: Plan, costs: Costs) -> Table:
+    """The two figures that are no curve."""
+    columns = ["what", "measured", "at most", "note"]
+    few, many = plan.nodes[0], plan.nodes[-1]
+    what = f"warm sync(), {many:,} against {few:,} nodes"
+    ratios = costs.sync_ratio or (None, None)
+    return columns, [
+        *(
+            [
+                f"{what}, {clock} ms",
+                _compared(costs, i, ratio),
+                "1.20 ×",
+                shortened(costs.sync_error),
+            ]
+            for i, (clock, ratio) in enumerate(zip(("wall", "CPU"), ratios))
+        ),
+        [
+            f"graphs compiled in {plan.steps} steps: schedule, clipping, loss scaling",
+            "" if costs.compiles is None else f"{costs.compiles} ({costs.late_compiles} late)",
+            "2 late",
+            shortened(costs.recompiles_error),
+        ],
+    ]
+
+
+def _compared(costs: Costs, clock: int, ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    times = [found[clock] for found in costs.sync_ms.values()]
+    return f"{times[-1]:.3f} / {times[0]:.3f} = {ratio:.2f} ×"
+
+
+def as_json(plan: Plan, costs: Costs) -> dict[str, Any]:
+    """All of it."""
+    return {
+        **facts(plan.device, plan.threads),
+        "plan": asdict(plan),
+        "growth": [asdict(point) for point in costs.points],
+        "sync_ms": costs.sync_ms,
+        "sync_ratio": costs.sync_ratio,
+        "sync_error": costs.sync_error,
+        "schedule_compiles": costs.compiles,
+        "schedule_late_compiles": costs.late_compiles,
+        "schedule_error": costs.recompiles_error,
+    }

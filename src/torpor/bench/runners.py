@@ -1,0 +1,203 @@
+"""Who runs a program: how each takes it in, how a step ends, how all work is finished.
+
+torpor and `torch._lazy` want the same dispatch key, and torpor wraps `nn.Module.__call__`: one
+process holds one runner, which is imported where it is chosen.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Function = Callable[..., Tensor]
+
+
+def _nothing() -> None:
+    """Where a runner has nothing to do."""
+
+
+def _none() -> int:
+    return 0
+
+
+def _same(function: Function) -> Function:
+    return function
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu()
+
+
+@dataclass(frozen=True)
+class Runner:
+    """What a race needs to know of a runner."""
+
+    place: Callable[[Any], Any]  # puts a module or a tensor where the runner sees it
+    prepare: Callable[[Function], Function] = _same  # what becomes of the program's function
+    cut: Callable[[], object] = _nothing  # ends a step that does not end by itself
+    cuts_by_itself: bool = True  # after an optimizer's step and a module call without gradients
+    wait: Callable[[], object] = _nothing  # until nothing runs on another thread
+    read: Callable[[Tensor], Tensor] = _plain  # a result as a plain tensor
+    compiles: Callable[[], int] = _none  # so far
+    unsettled: Callable[[], int] = _none  # grows while steps are not yet what they will be
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Which runner, where, and with which backend."""
+
+    name: str
+    device: str
+    backend: str = ""
+    options: tuple[tuple[str, Any], ...] = ()  # of the backend
+
+    @property
+    def label(self) -> str:
+        return self.name if self.backend in ("", "inductor") else f"{self.name} ({self.backend})"
+
+    @property
+    def needs_torpor(self) -> bool:
+        return self.name.startswith("torpor")
+
+    @property
+    def records(self) -> bool:
+        """Python's part of a step is recording it."""
+        return self.name in ("torch-lazy", "torpor", "torpor-lazy")
+
+
+def make(spec: Spec) -> Runner:
+    """The runner, in this process from now on."""
+    return RUNNERS[spec.name](spec)
+
+
+def eager(spec: Spec) -> Runner:
+    """PyTorch as it is."""
+    return Runner(_to(spec.device))
+
+
+def compiled(spec: Spec) -> Runner:
+    """torch.compile on the function that gives the loss; the optimizer is eager."""
+    return _compiled(spec, lambda function: torch.compile(function))
+
+
+def compiled_reduce_overhead(spec: Spec) -> Runner:
+    """The same with CUDA graphs."""
+    return _compiled(spec, lambda function: torch.compile(function, mode="reduce-overhead"))
+
+
+def _compiled(spec: Spec, prepare: Callable[[Function], Function]) -> Runner:
+    from torpor._torch import dynamo_graphs
+
+    return Runner(_to(spec.device), prepare, compiles=dynamo_graphs, unsettled=dynamo_graphs)
+
+
+def torch_lazy(spec: Spec) -> Runner:
+    """PyTorch's own lazy tensors, on their TorchScript backend."""
+    if spec.device != "cpu":
+        raise RuntimeError(f"torch._lazy's TorchScript backend is not measured on {spec.device}")
+    from torpor._torch import torch_lazy_system
+
+    mark_step, wait, compiles = torch_lazy_system()
+    return Runner(
+        _to("lazy"),
+        cut=mark_step,
+        cuts_by_itself=False,
+        wait=wait,
+        compiles=compiles,
+        unsettled=compiles,
+    )
+
+
+def torpor_concrete(spec: Spec) -> Runner:
+    """`torpor.lazy(model)`: lazy on the device the model is on."""
+    import torpor
+
+    move = _to(spec.device)
+    return _torpor(spec, lambda thing: torpor.lazy(move(thing)))
+
+
+def torpor_virtual(spec: Spec) -> Runner:
+    """`model.to("lazy")`."""
+    return _torpor(spec, _to("lazy"))
+
+
+def _torpor(spec: Spec, place: Callable[[Any], Any]) -> Runner:
+    import torpor
+
+    torpor.use(spec.backend, **dict(spec.options))
+
+    def counted(*names: str) -> int:
+        counters = torpor.metrics.counters()
+        return sum(counters.get(name, 0) for name in names)
+
+    return Runner(
+        place,
+        cut=torpor.sync,
+        wait=torpor.wait,
+        read=lambda tensor: torpor.eager(tensor.detach()).cpu(),
+        compiles=lambda: counted("UncachedCompile"),
+        unsettled=lambda: counted("UncachedCompile", "InterpretedGraph", "ScalarsPromoted"),
+    )
+
+
+def torpor_compiled(spec: Spec) -> Runner:
+    """`torch.compile(function, backend="torpor")`: TorchDynamo records, once; torpor runs it."""
+    import torpor.compat.dynamo
+    from torpor._torch import dynamo_graphs
+
+    options = {"backend": spec.backend, **dict(spec.options)}
+
+    def prepare(function: Function) -> Function:
+        # the function, not its name, which needs an installed package
+        return torch.compile(function, backend=torpor.compat.dynamo.torpor, options=options)
+
+    return Runner(
+        _to(spec.device), prepare, wait=torpor.wait, compiles=dynamo_graphs, unsettled=dynamo_graphs
+    )
+
+
+def _to(device: str) -> Callable[[Any], Any]:
+    return lambda thing: thing.to(device)
+
+
+RUNNERS: dict[str, Callable[[Spec], Runner]] = {
+    "eager": eager,
+    "compile": compiled,
+    "compile-reduce-overhead": compiled_reduce_overhead,
+    "torch-lazy": torch_lazy,
+    "torpor": torpor_concrete,
+    "torpor-lazy": torpor_virtual,
+    "torpor-compile": torpor_compiled,
+}
+BY_DEVICE = {
+    "cpu": ("eager", "compile", "torch-lazy", "torpor", "torpor-lazy"),
+    "cuda": ("eager", "compile", "compile-reduce-overhead", "torpor", "torpor-compile"),
+}
+
+
+def specs(
+    names: list[str], backends: list[str], device: str, options: dict[str, Any]
+) -> list[Spec]:
+    """A runner for each name, and one for each backend where the name is one of torpor's."""
+    found: list[Spec] = []
+    for name in names:
+        _check_name(name)
+        if name.startswith("torpor"):
+            own = tuple(options.items())
+            found += [Spec(name, device, backend, own) for backend in backends]
+        else:
+            found.append(Spec(name, device))
+    return found
+
+
+def _check_name(name: str) -> None:
+    if name in RUNNERS:
+        return
+    close = difflib.get_close_matches(name, RUNNERS, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"no runner {name!r}: there are {', '.join(RUNNERS)}{hint}")

@@ -1,0 +1,288 @@
+"""Record files read back: graphs of private nodes, tensors, and what the file says of a run.
+
+Reading runs nothing. An op that does more than compute tensors from tensors is refused, and so is
+one that this torch does not have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from torpor.debug.file_format import Reader
+from torpor.debug.record import FORMAT, VERSION
+from torpor.debug.subgraph import moved, private_node
+from torpor.debug.tensors import (
+    byte_length,
+    from_bytes,
+    read_layout,
+    read_number,
+    read_statistics,
+    statistics,
+    synthetic,
+)
+from torpor.errors import GraphError, RecordFileError
+from torpor.ir.graph import Graph
+from torpor.ir.node import Node
+from torpor.ir.types import ScalarType, TensorType
+from torpor.ops import text as ir_text
+from torpor.ops.spec import Mode, OpSpec
+
+NAMESPACES: Final = frozenset({"aten", "torpor"})
+"""Ops of these may be in any file; those of others have to be allowed."""
+
+_EFFECTFUL: Final = frozenset({"from_file"})  # opens, and may make, the file it is told of
+_MODES: Final = (Mode.RECORD, Mode.VIEW, Mode.RANDOM)
+_MOST_INPUTS: Final = 1_000_000
+
+
+def available_device(device: torch.device) -> torch.device:
+    """`device` if this machine has it, else the nearest thing."""
+    if device.type in ("cpu", "lazy"):
+        return device
+    if device.type == "cuda" and torch.cuda.is_available():
+        index = device.index or 0
+        return torch.device("cuda", index if index < torch.cuda.device_count() else 0)
+    return torch.device("cpu")
+
+
+@dataclass(slots=True)
+class Output:
+    """What a file says of one result."""
+
+    type: TensorType | None  # None: the run failed
+    failed: str = ""
+    checksum: str = ""
+    statistics: dict[str, float] = field(default_factory=dict)
+    probes: list[Any] = field(default_factory=list)
+    blob: Any = None
+
+
+@dataclass(slots=True)
+class RecordedRun:
+    """One run of one graph, as far as the manifest tells; tensors are read when asked for."""
+
+    number: int
+    graph: int
+    backend: str
+    options: dict[str, str]
+    device: str
+    interpreted: bool
+    entry: dict[str, Any]
+
+    @property
+    def where(self) -> str:
+        return f"run {self.number}"
+
+
+class Record:
+    """A record file, open."""
+
+    def __init__(self, path: str | os.PathLike[str], allow: Collection[str] = ()) -> None:
+        self.reader = Reader(path)
+        try:
+            self.allowed = NAMESPACES.union(allow)
+            self._read()
+        except BaseException:
+            self.reader.close()
+            raise
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.close()
+
+    def _read(self) -> None:
+        reader = self.reader
+        if reader.field("format", str) != FORMAT:
+            reader.fail("the manifest is not that of a record")
+        if reader.field("version", int) != VERSION:
+            reader.fail(f"version {reader.manifest['version']}; this torpor reads {VERSION}")
+        self.has_data: bool = reader.field("data", bool)
+        self.versions = self._words("versions", reader.manifest, "manifest")
+        self._graphs = reader.list_of("graphs")
+        self._read_graphs: dict[int, tuple[Graph, list[str | None]]] = {}
+        self.runs = [self._run(entry, i) for i, entry in enumerate(reader.list_of("runs"))]
+        self.generators = reader.field("generators", dict)
+
+    def _words(self, name: str, within: Any, where: str) -> dict[str, str]:
+        words = self.reader.field(name, dict, within, where)
+        return {key: str(value)[:1000] for key, value in words.items()}
+
+    def _run(self, entry: Any, number: int) -> RecordedRun:
+        reader, where = self.reader, f"run {number}"
+        found = RecordedRun(
+            number,
+            reader.index(reader.field("graph", int, entry, where), self._graphs, where),
+            reader.field("backend", str, entry, where)[:200],
+            self._words("options", entry, where),
+            reader.field("device", str, entry, where)[:200],
+            reader.field("interpreted", bool, entry, where),
+            entry,
+        )
+        for name in ("inputs", "outputs"):
+            if len(reader.list_of(name, entry, where)) > _MOST_INPUTS:
+                reader.fail(f"{where}: too many {name}")
+        return found
+
+    # -- graphs --------------------------------------------------------------------------------
+
+    def graph(self, run: RecordedRun) -> Graph:
+        """The graph of a run, on devices this machine has, with the lines that recorded it."""
+        graph, sites = self._graph(run.graph)
+        return moved(graph, available_device, sites)
+
+    def _graph(self, number: int) -> tuple[Graph, list[str | None]]:
+        found = self._read_graphs.get(number)
+        if found is None:
+            where = f"graph {number}"
+            entry = self._graphs[number]
+            text = self.reader.text(self.reader.field("text", int, entry, where), where)
+            graph = self._parsed(text, where)
+            found = graph, self._sites(entry, graph, where)
+            self._read_graphs[number] = found
+        return found
+
+    def _parsed(self, text: str, where: str) -> Graph:
+        try:
+            graph = ir_text.parse(text, self._node)
+        except GraphError as error:
+            self.reader.fail(f"{where}: {error}")
+        except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+            self.reader.fail(f"{where}: {type(error).__name__}: {error}")
+        for value in (*graph.outputs, *(v for node in graph.nodes for v in node.operands)):
+            if value.type is None:
+                self.reader.fail(f"{where}: an undefined tensor is used")
+        devices = {v.type.device.type for v in graph.inputs if isinstance(v.type, TensorType)}
+        if "meta" in devices:
+            self.reader.fail(f"{where}: a tensor on the device meta has no numbers")
+        return graph
+
+    def _node(self, spec: OpSpec, bound: list[Any], types: Any) -> Node:
+        """A node of a graph in a file, if its op is one that may be run."""
+        name, namespace = spec.name, spec.target.namespace
+        if namespace not in self.allowed:
+            raise GraphError(f"{name} is not torch's own; allow={namespace!r} lets it run")
+        makes_tensors = bool(spec.returns or spec.mutated)
+        if spec.mode not in _MODES or spec.target._opname in _EFFECTFUL or not makes_tensors:
+            raise GraphError(f"{name} does more than compute tensors; it is not run from a file")
+        return private_node(spec, bound, types)
+
+    def _sites(self, entry: Any, graph: Graph, where: str) -> list[str | None]:
+        where = f"{where}: lines"
+        reader = self.reader
+        table = reader.json(reader.field("lines", int, entry, where), where)
+        lines = [str(line)[:1000] for line in reader.list_of("lines", table, where)]
+        places = reader.list_of("nodes", table, where)
+        if len(places) != len(graph.nodes):
+            reader.fail(f"{where}: {len(places)} for {len(graph.nodes)} nodes")
+        return [None if p is None else lines[reader.index(p, lines, where)] for p in places]
+
+    # -- numbers -------------------------------------------------------------------------------
+
+    def arguments(self, run: RecordedRun, graph: Graph, made_up: bool = False) -> list[Any]:
+        """CPU tensors and numbers that a run takes; made up from statistics if asked to be."""
+        entries = run.entry["inputs"]
+        if len(entries) != len(graph.inputs):
+            self.reader.fail(
+                f"{run.where}: {len(entries)} inputs for a graph of {len(graph.inputs)}"
+            )
+        return [
+            self._argument(entry, value.type, f"{run.where}: input {i}", made_up, i)
+            for i, (entry, value) in enumerate(zip(entries, graph.inputs, strict=True))
+        ]
+
+    def _argument(self, entry: Any, type_: Any, where: str, made_up: bool, seed: int) -> Any:
+        if isinstance(type_, ScalarType):
+            number = read_number(self.reader, entry, where)
+            if type(number) is not type_.kind:
+                self.reader.fail(f"{where}: {number!r} in the place of a {type_.kind.__name__}")
+            return number
+        if isinstance(entry, list):  # a number that a backend takes as data
+            return torch.tensor(read_number(self.reader, entry, where))
+        if isinstance(entry, dict) and "failed" in entry:
+            self.reader.fail(f"{where}: an earlier graph had failed: {str(entry['failed'])[:300]}")
+        found = self._layout(entry, type_, where)
+        if "blob" not in entry:
+            return self._made_up(entry, found, where, seed)
+        tensor = self._tensor(entry, found, where)
+        return synthetic(found, _facts(tensor), seed) if made_up else tensor
+
+    def _layout(self, entry: Any, type_: TensorType, where: str) -> TensorType:
+        found = read_layout(self.reader, entry, where)
+        strides = zip(type_.shape, type_.stride, found.stride, strict=False)
+        same = found.shape == type_.shape and all(n < 2 or a == b for n, a, b in strides)
+        if not same or found.dtype != type_.dtype:
+            self.reader.fail(f"{where}: {found!r} where the graph has {type_!r}")
+        return found
+
+    def _tensor(self, entry: Any, type_: TensorType, where: str) -> torch.Tensor:
+        contents = self.reader.blob(entry["blob"], where, byte_length(type_))
+        try:
+            return from_bytes(contents, type_)
+        except (RuntimeError, OverflowError) as error:
+            self.reader.fail(f"{where}: {error}")
+
+    def _made_up(self, entry: Any, type_: TensorType, where: str, seed: int) -> torch.Tensor:
+        facts = read_statistics(
+            self.reader, self.reader.field("statistics", dict, entry, where), where
+        )
+        try:
+            return synthetic(type_, facts, seed)
+        except (RuntimeError, OverflowError, MemoryError) as error:
+            self.reader.fail(f"{where}: no tensor of {type_!r} can be made: {error}")
+
+    def outputs(self, run: RecordedRun, graph: Graph) -> list[Output]:
+        """What the file says of the results of a run; nothing if it never ended."""
+        entries = run.entry["outputs"]
+        if not entries:
+            return []
+        if len(entries) != len(graph.outputs):
+            self.reader.fail(
+                f"{run.where}: {len(entries)} results for a graph of {len(graph.outputs)}"
+            )
+        return [
+            self._output(entry, value.type, f"{run.where}: result {i}")
+            for i, (entry, value) in enumerate(zip(entries, graph.outputs, strict=True))
+        ]
+
+    def _output(self, entry: Any, type_: TensorType, where: str) -> Output:
+        if isinstance(entry, dict) and "failed" in entry:
+            return Output(None, failed=str(entry["failed"])[:1000])
+        reader = self.reader
+        facts = read_statistics(reader, reader.field("statistics", dict, entry, where), where)
+        probes = reader.list_of("probes", entry, where)
+        return Output(
+            self._layout(entry, type_, where),
+            checksum=reader.field("checksum", str, entry, where),
+            statistics=facts,
+            probes=[read_number(reader, probe, where) for probe in probes],
+            blob=entry.get("blob"),
+        )
+
+    def result(self, run: RecordedRun, output: Output, number: int) -> torch.Tensor | None:
+        """The recorded result itself, if the file has it."""
+        if output.blob is None or output.type is None:
+            return None
+        where = f"{run.where}: result {number}"
+        return self._tensor({"blob": output.blob}, output.type, where)
+
+
+def _facts(tensor: torch.Tensor) -> dict[str, float]:
+    found = statistics(tensor)
+    return {name: float(found[name]) for name in ("nan", "inf", "min", "max", "mean", "std")}
+
+
+def open_record(path: str | os.PathLike[str], allow: Collection[str] = ()) -> Record:
+    """Open a record file; `RecordFileError` says what is wrong with one that is not whole."""
+    try:
+        return Record(path, allow)
+    except RecordFileError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+        raise RecordFileError(f"{path}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,258 @@
+"""`torpor.record(path)`: every graph that runs, with the numbers it runs on, in one file.
+
+    with torpor.record("step.torpor"):
+        loss = step(batch)
+
+The file holds, for each run, the graph as text, the user's lines, the contents of its leaves (or
+their statistics), its run-time numbers, and checksums and probes of its results; for the whole, the
+versions of everything and the state of the random generators at the start. See `file_format`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import threading
+import warnings
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any, Final
+
+import torch
+
+from torpor.backend.data import BackendData
+from torpor.backend.interface import Backend
+from torpor.debug.file_format import Writer
+from torpor.debug.tensors import checksum, layout, number_entry, probes, statistics, to_bytes
+from torpor.errors import TorporWarning
+from torpor.execute import sync
+from torpor.execute.watch import WATCHERS, After, Run
+from torpor.ir.graph import Graph
+from torpor.ir.printer import print_graph
+
+FORMAT: Final = "torpor record"
+VERSION: Final = 1
+
+
+class Recording:
+    """A recording under way: a context manager, or `start` and `stop` by hand.
+
+    Work that is pending when it starts is finished first, and what is pending when it stops is
+    run, so that the file holds what was recorded in between.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        data: bool = True,
+        results: bool = False,
+        max_bytes: int = 8 << 30,
+    ) -> None:
+        self.path = path
+        self.data = data
+        self.results = results
+        self.max_bytes = max_bytes
+        self.runs: list[dict[str, Any]] = []
+        self.left_out = 0  # runs for which there was no room
+        self.error: BaseException | None = None  # the first of the recording itself
+        self._graphs: dict[Graph, int] = {}  # keeps them alive, and with them their identity
+        self._entries: list[dict[str, int]] = []
+        self._lock = threading.Lock()
+        self._writer: Writer | None = None
+        self._start: dict[str, Any] = {}
+
+    def start(self) -> Recording:
+        """Begin: graphs that are submitted from now on are recorded."""
+        if self._writer is not None:
+            raise RuntimeError("this recording was started before")
+        sync.cut()
+        sync.wait()
+        self._writer = Writer(self.path)
+        self._start = self._generators(self._writer)
+        WATCHERS.append(self._watch)
+        return self
+
+    def stop(self) -> None:
+        """Run what is pending, and write the file."""
+        writer = self._open_writer()
+        try:
+            sync.cut()
+            sync.wait()
+        finally:
+            WATCHERS.remove(self._watch)
+            self._writer = None
+            self._finish(writer)
+
+    def __enter__(self) -> Recording:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.stop()
+        else:  # the error that ends the body is the one to tell; the file is written all the same
+            with contextlib.suppress(Exception):
+                self.stop()
+
+    def _finish(self, writer: Writer) -> None:
+        if self.error is not None:
+            writer.discard()
+            raise self.error
+        writer.close(self._manifest())
+        if self.left_out:
+            text = f"{self.path} holds {len(self.runs)} runs; {self.left_out} more did not fit in"
+            warnings.warn(f"{text} max_bytes={self.max_bytes}", TorporWarning, stacklevel=4)
+
+    def _open_writer(self) -> Writer:
+        if self._writer is None:
+            raise RuntimeError("this recording was not started")
+        return self._writer
+
+    # -- what is known of the whole ------------------------------------------------------------
+
+    def _manifest(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "versions": versions(),
+            "data": self.data,
+            "generators": self._start,
+            "graphs": self._entries,
+            "runs": self.runs,
+        }
+
+    def _generators(self, writer: Writer) -> dict[str, Any]:
+        found = {"cpu": (torch.initial_seed(), torch.get_rng_state())}
+        if torch.cuda.is_initialized():
+            for i in range(torch.cuda.device_count()):
+                state = torch.cuda.get_rng_state(i)
+                found[f"cuda:{i}"] = (torch.cuda.default_generators[i].initial_seed(), state)
+        return {
+            device: {"seed": str(seed), "state": writer.add(to_bytes(state))}
+            for device, (seed, state) in found.items()
+        }
+
+    # -- one run -------------------------------------------------------------------------------
+
+    def _watch(self, run: Run) -> After | None:
+        """Note what is known before a run; an error here is the recording's, not the step's."""
+        with self._lock:
+            try:
+                return self._before(run)
+            except Exception as error:
+                self.error = self.error or error
+                return None
+
+    def _before(self, run: Run) -> After | None:
+        writer = self._writer
+        if writer is None or self.error is not None:
+            return None
+        if self.left_out or writer.size + self._size(run) > self.max_bytes:
+            self.left_out += 1
+            return None
+        entry: dict[str, Any] = {
+            "graph": self._graph(run.plan.graph, writer),
+            "backend": run.backend.name,
+            "options": {name: repr(value)[:200] for name, value in run.backend.options.items()},
+            "device": str(run.plan.computation.device),
+            "interpreted": run.interpreted,
+            "inputs": [self._input(argument, run.backend, writer) for argument in run.arguments],
+            "outputs": [],
+        }
+        if run.backend.draws:
+            entry["generators"] = self._generators(writer)
+        self.runs.append(entry)
+
+        def after(results: Sequence[BackendData]) -> None:
+            with self._lock:
+                try:
+                    entry["outputs"] = [self._output(r, run.backend, writer) for r in results]
+                except Exception as error:
+                    self.error = self.error or error
+
+        return after
+
+    def _size(self, run: Run) -> int:
+        """Bytes that a run may add to the file."""
+        if not self.data:
+            return 0
+        return sum(a.type.nbytes for a in run.arguments if isinstance(a, BackendData))
+
+    def _graph(self, graph: Graph, writer: Writer) -> int:
+        number = self._graphs.get(graph)
+        if number is None:
+            number = self._graphs[graph] = len(self._entries)
+            text, lines = print_graph(graph).encode(), json.dumps(_lines(graph)).encode()
+            self._entries.append({"text": writer.add(text), "lines": writer.add(lines)})
+        return number
+
+    def _input(self, argument: Any, backend: Backend, writer: Writer) -> Any:
+        if not isinstance(argument, BackendData):
+            return number_entry(argument)
+        if argument.error is not None:
+            return {"failed": str(argument.error)[:1000]}
+        return self._tensor(backend.tensor_from_data(argument), writer, self.data)
+
+    def _tensor(self, tensor: torch.Tensor, writer: Writer, data: bool) -> dict[str, Any]:
+        entry = layout(tensor)
+        if data:
+            entry["blob"] = writer.add(to_bytes(tensor))
+        else:
+            entry["statistics"] = statistics(tensor)
+        return entry
+
+    def _output(self, result: BackendData, backend: Backend, writer: Writer) -> dict[str, Any]:
+        if result.error is not None:
+            return {"failed": str(result.error)[:1000]}
+        tensor = backend.tensor_from_data(result)
+        entry = self._tensor(tensor, writer, self.data and self.results)
+        entry["statistics"] = statistics(tensor)
+        entry["checksum"] = checksum(tensor)
+        entry["probes"] = probes(tensor) if self.data else []
+        return entry
+
+
+def _lines(graph: Graph) -> dict[str, Any]:
+    """The user's lines, each once, and for every node the number of its own."""
+    numbers: dict[str, int] = {}
+    places = [
+        None if node.site is None else numbers.setdefault(str(node.site), len(numbers))
+        for node in graph.nodes
+    ]
+    return {"lines": list(numbers), "nodes": places}
+
+
+def versions() -> dict[str, str]:
+    """Versions of all that may matter to a number."""
+    try:
+        own = metadata.version("torpor")
+    except metadata.PackageNotFoundError:
+        own = "run from source"
+    found = {
+        "torpor": own,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "threads": str(torch.get_num_threads()),
+    }
+    if torch.cuda.is_available():
+        found["cuda"] = str(torch.version.cuda)
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def record(
+    path: str | os.PathLike[str],
+    data: bool = True,
+    results: bool = False,
+    max_bytes: int = 8 << 30,
+) -> Recording:
+    """Write every graph that runs inside a `with` block to one file, to be replayed anywhere.
+
+    `data=False` leaves the contents of tensors out and keeps their statistics; `results=True` keeps
+    the results too, besides their checksums. Recording ends when the file would grow over
+    `max_bytes`. `start()` and `stop()` of what is returned do without a `with` block.
+    """
+    return Recording(path, data, results, max_bytes)

@@ -1,0 +1,219 @@
+"""Tensors as bytes, as statistics, and back: what record files hold of them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import sys
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.debug.file_format import Reader
+from torpor.ir.types import TensorType
+from torpor.ops.storage_ops import window
+
+PROBES = 32
+"""Elements of a result that are noted beside its checksum."""
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and "quint" not in str(dtype) and "qint" not in str(dtype)
+}
+
+Entry = dict[str, Any]
+
+
+# -- layout ------------------------------------------------------------------------------------
+
+
+def layout(tensor: torch.Tensor) -> Entry:
+    """Sizes, strides and dtype of a tensor as JSON."""
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "offset": int(tensor.storage_offset()) if tensor.numel() else 0,
+        "conj": tensor.is_conj(),
+        "neg": tensor.is_neg(),
+    }
+
+
+def read_layout(reader: Reader, entry: Any, where: str) -> TensorType:
+    """The layout in `entry`, every number of it checked."""
+    name = reader.field("dtype", str, entry, where)
+    if name not in DTYPES:
+        reader.fail(f"{where}: this torch knows no dtype {name[:60]!r}")
+    shape = reader.integers(entry.get("shape"), f"{where}: shape")
+    stride = reader.integers(entry.get("stride"), f"{where}: stride")
+    if len(shape) != len(stride):
+        reader.fail(f"{where}: {len(shape)} sizes and {len(stride)} strides")
+    offset = reader.integer(entry.get("offset"), f"{where}: offset")
+    conj, neg = (reader.field(bit, bool, entry, where) for bit in ("conj", "neg"))
+    return TensorType.of(shape, stride, DTYPES[name], torch.device("cpu"), offset, conj, neg)
+
+
+# -- bytes -------------------------------------------------------------------------------------
+
+
+def to_bytes(tensor: torch.Tensor) -> bytes:
+    """The memory of a tensor from the start of its storage to its last element, little-endian."""
+    flat = _flat(tensor.detach().cpu())
+    return ctypes.string_at(flat.data_ptr(), flat.numel()) if flat.numel() else b""
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor's memory as a tensor."""
+    type_ = TensorType.of_tensor(tensor)
+    memory = window(tensor, torch.uint8, (type_.nbytes if type_.numel else 0,), (1,), 0)
+    return _little(memory, tensor.dtype)
+
+
+def _little(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes of numbers in the order of a little-endian machine, or back."""
+    if sys.byteorder == "little":
+        return memory
+    size = dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
+    return memory.view(-1, size).flip(1).reshape(-1)
+
+
+def from_bytes(contents: bytes, type_: TensorType) -> torch.Tensor:
+    """A CPU tensor of that type in memory of its own that holds `contents`."""
+    memory = torch.empty(len(contents), dtype=torch.uint8)
+    if contents:
+        memory.copy_(_little(torch.frombuffer(bytearray(contents), dtype=torch.uint8), type_.dtype))
+    made = window(memory, type_.dtype, type_.shape, type_.stride, type_.offset)
+    if type_.conj:
+        _torch.set_conj(made, True)
+    if type_.neg:
+        _torch.set_neg(made, True)
+    return made
+
+
+def byte_length(type_: TensorType) -> int:
+    """The bytes that `to_bytes` makes of a tensor of this type."""
+    return type_.nbytes if type_.numel else 0
+
+
+def checksum(tensor: torch.Tensor) -> str:
+    """SHA-256 of the numbers in the order of their indices, however they lie in memory."""
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    dense = dense if dense.storage_offset() == 0 else dense.clone()
+    return hashlib.sha256(to_bytes(dense)).hexdigest()
+
+
+# -- numbers -----------------------------------------------------------------------------------
+
+
+def number_entry(number: Any) -> list[str]:
+    """A Python number as JSON that keeps its type and every bit."""
+    if isinstance(number, complex):
+        return ["complex", repr(number.real), repr(number.imag)]
+    return [type(number).__name__, repr(number)]
+
+
+def read_number(reader: Reader, entry: Any, where: str) -> Any:
+    """The number that `number_entry` wrote."""
+    if not isinstance(entry, list) or not all(isinstance(item, str) for item in entry):
+        reader.fail(f"{where}: expected a number")
+    try:
+        match entry:
+            case ["bool", ("True" | "False") as word]:
+                return word == "True"
+            case ["int", digits] if len(digits) < 100:
+                return int(digits)
+            case ["float", digits]:
+                return float(digits)
+            case ["complex", real, imaginary]:
+                return complex(float(real), float(imaginary))
+    except ValueError:
+        reader.fail(f"{where}: {entry!r} is no number")
+    reader.fail(f"{where}: expected a number")
+
+
+# -- statistics --------------------------------------------------------------------------------
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain CPU copy in the widest dtype of its kind; integers and truth values as doubles."""
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return dense.to(torch.complex128 if dense.is_complex() else torch.float64)
+
+
+def statistics(tensor: torch.Tensor) -> Entry:
+    """Range, mean, deviation and odd values of a tensor, as JSON; complex by real parts."""
+    numbers = wide(tensor).reshape(-1)
+    parts = torch.view_as_real(numbers).reshape(-1) if numbers.is_complex() else numbers
+    finite = parts[parts.isfinite()]
+    entry: Entry = {
+        "nan": int(parts.isnan().sum()),
+        "inf": int(parts.isinf().sum()),
+        "count": parts.numel(),
+    }
+    summary = (finite.min(), finite.max(), finite.mean()) if finite.numel() else (0.0,) * 3
+    deviation = finite.std(correction=0) if finite.numel() else 0.0
+    for name, number in zip(("min", "max", "mean", "std"), (*summary, deviation), strict=True):
+        entry[name] = repr(float(number))
+    return entry
+
+
+def read_statistics(reader: Reader, entry: Any, where: str) -> dict[str, float]:
+    """The statistics in `entry`, checked."""
+    found = {name: float(reader.integer(entry.get(name), where)) for name in ("nan", "inf")}
+    for name in ("min", "max", "mean", "std"):
+        word = reader.field(name, str, entry, where)
+        try:
+            found[name] = float(word)
+        except ValueError:
+            reader.fail(f"{where}: {name} is {word[:60]!r}, not a number")
+        if not math.isfinite(found[name]):
+            reader.fail(f"{where}: {name} is not finite")
+    return found
+
+
+def synthetic(type_: TensorType, facts: dict[str, float], seed: int) -> torch.Tensor:
+    """A tensor of that type whose numbers have these statistics, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    memory = byte_length(type_) // type_.dtype.itemsize
+    parts = 2 * memory if type_.dtype.is_complex else memory
+    low, high = facts["min"], facts["max"]
+    if type_.dtype == torch.bool:
+        numbers = torch.rand(parts, generator=generator, dtype=torch.float64) < facts["mean"]
+    elif type_.dtype.is_floating_point or type_.dtype.is_complex:
+        numbers = torch.randn(parts, generator=generator, dtype=torch.float64)
+        numbers = (numbers * facts["std"] + facts["mean"]).clamp(low, high)
+        _spoil(numbers, facts, generator)
+    else:
+        span = high - low + 1
+        numbers = torch.rand(parts, generator=generator, dtype=torch.float64) * span + low
+        numbers = numbers.floor().clamp(low, high)
+    if type_.dtype.is_complex:
+        numbers = torch.view_as_complex(numbers.view(-1, 2))
+    flat = numbers.to(type_.dtype)
+    made = flat.as_strided(type_.shape, type_.stride, type_.offset)
+    if type_.conj:
+        _torch.set_conj(made, True)
+    if type_.neg:
+        _torch.set_neg(made, True)
+    return made
+
+
+def _spoil(numbers: torch.Tensor, facts: dict[str, float], generator: torch.Generator) -> None:
+    """Put NaN and infinities in random places."""
+    odd = min(int(facts["nan"] + facts["inf"]), numbers.numel())
+    places = torch.randperm(numbers.numel(), generator=generator)[:odd]
+    nans = int(facts["nan"])
+    numbers[places[:nans]] = math.nan
+    numbers[places[nans:]] = math.inf
+
+
+def probes(tensor: torch.Tensor) -> list[list[str]]:
+    """Some elements of a tensor, evenly spaced, every bit of them."""
+    numbers = wide(tensor).reshape(-1)
+    if not numbers.numel():
+        return []
+    step = max(1, numbers.numel() // PROBES)
+    return [number_entry(number) for number in numbers[::step][:PROBES].tolist()]
