@@ -19,6 +19,7 @@ import torch
 from torch import _C
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch.autograd import profiler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -360,7 +361,10 @@ _SAME_BITS = ("adadelta", "adagrad", "adam", "adamax", "rmsprop", "rprop", "sgd"
 
 
 def prefer_foreach(tensor_type: type[torch.Tensor]) -> None:
-    """Let optimizers choose their foreach form for tensors of `tensor_type`: far fewer ops."""
+    """Let optimizers choose their foreach form for tensors of `tensor_type`: far fewer ops.
+
+    On the device `lazy` they have their fused form too, where it is asked for.
+    """
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 
@@ -385,6 +389,8 @@ def prefer_foreach(tensor_type: type[torch.Tensor]) -> None:
         importlib.import_module(f"torch.optim.{name}")._default_to_fused_or_foreach = choose  # type: ignore[attr-defined]  # a plain module
     devices = _foreach_utils._get_foreach_kernels_supported_devices
     _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*devices(), "lazy"]
+    fused = optimizer._get_fused_kernels_supported_devices
+    optimizer._get_fused_kernels_supported_devices = lambda: [*fused(), "lazy"]
 
 
 def register_device_module(name: str, module: Any) -> None:
@@ -712,6 +718,18 @@ def dynamo_training_backend(
         return run
 
     return aot_autograd(fw_compiler=compile_boxed)
+
+
+def is_profiler_on() -> bool:
+    """Some thread is being profiled by `torch.profiler`."""
+    return profiler._is_profiler_enabled
+
+
+is_profiler_on_this_thread: Callable[[], bool] = _C._autograd._profiler_enabled
+"""This thread is profiled, and by a profiler that sees no other thread."""
+
+profiler_span: Callable[[str], AbstractContextManager[Any]] = _C._profiler._RecordFunctionFast
+"""Shows its body under a name on the timeline of `torch.profiler`."""
 
 
 def dynamo_graphs() -> int:

@@ -25,8 +25,9 @@ from torpor.cli import main
 QUICK = ["--scale", "tiny", "--rounds", "2", "--round-ms", "2", "--threads", "1", "--keep-caches"]
 ROW = {
     "runner", "ms", "spread", "to_eager", "to_compile", "to_best_compile", "recording_ms",
-    "single_ms", "tracing_bound", "memory_bytes", "reserved_bytes", "first_s", "cold_s", "compiles",
-    "late_compiles", "settled", "loss", "loss_difference", "steps_per_round", "samples", "error",
+    "page_faults", "single_ms", "tracing_bound", "memory_bytes", "reserved_bytes", "first_s",
+    "cold_s", "compiles", "late_compiles", "settled", "loss", "loss_difference",
+    "steps_per_round", "samples", "error",
 }  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def test_the_table_has_a_row_for_each_runner(bench):
 
 
 def test_the_json_has_all_numbers(bench):
-    known = {"machine", "versions", "device", "threads", "omp_wait_policy"}
+    known = {"machine", "versions", "device", "threads", "environment"}
     known |= {"date", "rounds", "scale", "load"}
     assert set(bench.numbers) == {*known, "workloads"}
     assert [w["workload"] for w in bench.numbers["workloads"]] == ["chain", "small-gpt"]

@@ -112,11 +112,9 @@ def test_an_optimizer_with_foreach_gives_eagers_weights(put: Put, name: str, for
 
 
 @pytest.mark.parametrize("name", _with("fused"))
-def test_a_fused_optimizer_on_the_concrete_cpu_gives_eagers_weights(
-    concrete: Put, name: str
-) -> None:
+def test_a_fused_optimizer_gives_eagers_weights(put: Put, name: str) -> None:
     make = lambda p: OPTIMIZERS[name](p, fused=True)  # noqa: E731
-    agree(concrete, _five_steps(make), _net(name), X)
+    agree(put, _five_steps(make), _net(name), X)
 
 
 @pytest.mark.parametrize("name", _with("capturable"))

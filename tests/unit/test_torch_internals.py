@@ -11,6 +11,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -812,3 +813,30 @@ def test_torch_lazy_system_runs_where_torpor_is_not_loaded(tmp_path: Path) -> No
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == "1 [2.0, 2.0]\n", done.stderr
+
+
+def test_is_profiler_on_anywhere() -> None:
+    assert not _torch.is_profiler_on()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert _torch.is_profiler_on()
+    assert not _torch.is_profiler_on()
+
+
+def test_is_profiler_on_this_thread_and_no_other() -> None:
+    seen = []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert _torch.is_profiler_on_this_thread()
+        other = threading.Thread(target=lambda: seen.append(_torch.is_profiler_on_this_thread()))
+        other.start()
+        other.join()
+    assert seen == [False]
+    assert not _torch.is_profiler_on_this_thread()
+
+
+def test_profiler_span_shows_its_body() -> None:
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,
+        _torch.profiler_span("a span of torpor's"),
+    ):
+        torch.ones(1)
+    assert "a span of torpor's" in {event.name for event in profiler.events()}

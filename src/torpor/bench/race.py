@@ -90,6 +90,7 @@ class Entrant:
         self.row.samples.append(answer["ms"])
         self.row.recording.append(answer["recording_ms"])
         self.row.single.append(answer["single_ms"])
+        self.row.faults.append(answer["faults"])
 
     def sum_up(self) -> None:
         self._attempt(self._sum_up)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from torpor.bench.results import COMPILED, OFF, Outcome, Results, Row, facts
 
 Table = tuple[list[str], list[list[str]]]  # columns, rows
@@ -12,11 +14,11 @@ def headline(results: Results) -> str:
     known = facts(results.device, results.threads)
     versions = ", ".join(f"{name} {version}" for name, version in known["versions"].items())
     load = ", ".join(map(str, results.load))
-    policy = known["omp_wait_policy"] and f" ({known['omp_wait_policy']})"
+    variables = [f"\n{name}={value}" for name, value in known["environment"].items()]
     return (
         f"{results.date}   {known['machine']}   {versions}\n"
-        f"torch threads: {results.threads}{policy}; medians of {results.rounds} rounds; "
-        f"load average before and after: {load}"
+        f"torch threads: {results.threads}; medians of {results.rounds} rounds; "
+        f"load average before and after: {load}{''.join(variables)}"
     )
 
 
@@ -43,6 +45,7 @@ def _cells(outcome: Outcome, row: Row) -> dict[str, str]:
         "recording ms": _number(row.recording_ms) if row.records else "",
         "MiB": f"{row.memory / 2**20:,.0f}" if row.memory else "",
         "reserved MiB": f"{row.reserved / 2**20:,.0f}" if row.reserved else "",
+        "faults": f"{median(row.faults):,.0f}" if row.faults else "",
         "first s": f"{row.first_s:.1f}" if ran else "",
         "cold s": f"{row.cold_s:.1f}" if ran else "",
         "compiles": str(row.compiles) if row.compiles else "",

@@ -26,6 +26,7 @@ class Row:
     samples: list[float] = field(default_factory=list)  # ms per step, one a round
     recording: list[float] = field(default_factory=list)  # ms until a single step returned
     single: list[float] = field(default_factory=list)  # ms until it was computed
+    faults: list[float] = field(default_factory=list)  # page faults per step, one a round
     losses: list[float] = field(default_factory=list)  # of the warm-up
     steps_per_round: int = 0
     memory: int = 0  # bytes, the most since the warm-up
@@ -105,6 +106,7 @@ class Outcome:
             "to_best_compile": self.ratio(row, *COMPILED),
             "recording_ms": row.recording_ms,
             "single_ms": median(row.single) if row.single else None,
+            "page_faults": median(row.faults) if row.faults else None,
             "tracing_bound": row.tracing_bound,
             "memory_bytes": row.memory,
             "reserved_bytes": row.reserved,
@@ -155,8 +157,13 @@ def facts(device: str, threads: int) -> dict[str, Any]:
         },
         "device": device,
         "threads": threads,
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),  # spin or sleep, between kernels
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if _matters(name)},
     }
+
+
+def _matters(name: str) -> bool:
+    """An environment variable that changes how threads wait, memory is kept, or torpor works."""
+    return name.startswith(("OMP_", "GOMP_", "MALLOC_", "TORPOR_"))
 
 
 def machine(device: str) -> str:

@@ -59,6 +59,7 @@ class Round:
     ms: float  # of one of the steps
     recording_ms: float  # of the single step, until it returned to Python
     single_ms: float  # the same, until it was computed
+    faults: float  # pages the system had to hand out, in one of the steps
 
 
 class Racer:
@@ -144,15 +145,17 @@ class Racer:
     def round(self) -> Round:
         """One turn in the race."""
         gc.collect()
-        steps = self.warm.steps_per_round
+        steps, faults = self.warm.steps_per_round, page_faults()
         ms = self._back_to_back(steps) * 1e3 / steps
+        faults = page_faults() - faults
         start = time.perf_counter()
         self.program.step()
         returned = time.perf_counter()
         self._end_step()
         self.finish()
         finished = time.perf_counter()
-        return Round(ms, (returned - start) * 1e3, (finished - start) * 1e3)
+        single = (returned - start) * 1e3, (finished - start) * 1e3
+        return Round(ms, *single, faults / steps)
 
     def summary(self) -> dict[str, Any]:
         """What is known at the end."""
@@ -174,6 +177,11 @@ def reset_peak(device: str) -> None:
         torch.cuda.reset_peak_memory_stats()
     elif os.access(PEAK_RESET, os.W_OK):
         PEAK_RESET.write_text("5")
+
+
+def page_faults() -> int:
+    """So far; memory that is given back to the system and taken again costs them."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def peak(device: str) -> int:

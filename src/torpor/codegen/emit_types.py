@@ -51,7 +51,7 @@ def emit(schemas: Iterable[LazyIrSchema], header: str) -> dict[str, str]:
         "type_rules.py": f"{table}RULE_OF = {{\n{rows}}}\n",
         "type_rules.pyi": f"{header}RULE_OF: dict[str, str]\n",
         "elementwise.py": _elementwise(schemas, header),
-        "elementwise.pyi": f"{header}RESULT_OF: dict[str, str]\n",
+        "elementwise.pyi": f"{header}RESULT_OF: dict[str, str]\nTAKES_NUMBERS: frozenset[str]\n",
     }
 
 
@@ -63,13 +63,14 @@ _OPERANDS: Final = (ArgKind.TENSOR, ArgKind.TENSORS, ArgKind.SCALAR, ArgKind.SCA
 
 
 def _elementwise(schemas: Iterable[LazyIrSchema], header: str) -> str:
-    results = {schema.name: elementwise_result(schema) for schema in schemas}
-    rows = "".join(f'    "{name}": "{result}",\n' for name, result in results.items() if result)
+    found = [(schema, elementwise_result(schema)) for schema in schemas]
+    rows = "".join(f'    "{s.name}": "{result}",\n' for s, result in found if result)
+    numbers = "".join(f'    "{s.name}",\n' for s, result in found if result and _takes_number(s))
     return (
         f'{header}"""Elementwise ops, and what they make of floating-point tensors.\n\n'
         "The `same` dtype, `bool`, or the same of all `items` of lists; for `ops.elementwise`.\n"
         '"""\n\n'
-        f"RESULT_OF = {{\n{rows}}}\n"
+        f"RESULT_OF = {{\n{rows}}}\n\nTAKES_NUMBERS = frozenset({{\n{numbers}}})\n"
     )
 
 
@@ -89,6 +90,22 @@ def elementwise_result(schema: LazyIrSchema) -> str:
         return ""
     found = {_probe(schema, number, dtype) for number in _PROBES for dtype in _DTYPES}
     return found.pop() if len(found) == 1 else ""
+
+
+def _takes_number(schema: LazyIrSchema) -> bool:
+    """Its second tensor, and no other, may be a number."""
+    places = [i for i, a in enumerate(schema.arguments) if a.kind is ArgKind.TENSOR]
+    if len(places) != 2:
+        return False
+    values = [_stand_in(argument, 2, torch.float32) for argument in schema.arguments]
+    values[places[1]] = 2
+    spec = spec_of(target_of(schema))
+    positional, keywords = spec.call_arguments(values)
+    try:
+        spec.target(*positional, **keywords)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _probe(schema: LazyIrSchema, number: float, dtype: torch.dtype) -> str:

@@ -20,9 +20,9 @@ from torpor.ops.spec import ArgKind, Argument, OpSpec
 from torpor.ops.strides import Ints, eager_strides, elementwise_strides
 
 try:
-    from torpor.ops._generated.elementwise import RESULT_OF
-except ModuleNotFoundError:  # while it is generated for the first time
-    RESULT_OF = {}
+    from torpor.ops._generated.elementwise import RESULT_OF, TAKES_NUMBERS
+except ImportError:  # while it is generated for the first time, or anew
+    RESULT_OF, TAKES_NUMBERS = {}, frozenset()
 
 Types = tuple[TensorType | None, ...]
 
@@ -36,6 +36,8 @@ def elementwise_types(spec: OpSpec, bound: list[Any]) -> Types | None:
     if result is None:
         return None
     if not all(map(_is_ordinary, spec.arguments, bound)):
+        return None
+    if spec.name not in TAKES_NUMBERS and _has_wrapped_number(spec, bound):
         return None
     if result == "items":
         return _types_of_items(spec, bound)
@@ -64,6 +66,15 @@ def _is_ordinary(argument: Argument, value: Any) -> bool:
     if argument.kind is ArgKind.TENSOR or argument.kind in _NUMBERS:
         return _is_number(value)
     return argument.has_default and value is argument.default
+
+
+def _has_wrapped_number(spec: OpSpec, bound: list[Any]) -> bool:
+    """A number stands in the place of a tensor; torch takes it in some ops alone."""
+    return any(
+        argument.kind is ArgKind.TENSOR
+        and not (type(value) is Value and type(value.type) is TensorType)
+        for argument, value in zip(spec.arguments, bound, strict=True)
+    )
 
 
 def _is_number(value: Any) -> bool:

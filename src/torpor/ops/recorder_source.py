@@ -176,7 +176,8 @@ def _fresh_lines(number: int) -> str:
         made = "    ".join(_FRESH.format(value=f"outputs[{n}]", n=n).splitlines(keepends=True))
         lines += f"        if outputs[{n}].type is None:\n            r{n} = None\n"
         lines += f"        else:\n    {made}"
-    return lines + _CUT_WHEN_LONG + f"        return ({', '.join(f'r{n}' for n in range(number))})\n"
+    results = ", ".join(f"r{n}" for n in range(number))
+    return f"{lines}{_CUT_WHEN_LONG}        return ({results})\n"
 
 
 def _resizes(op: Recordable) -> bool:

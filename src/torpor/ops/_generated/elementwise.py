@@ -356,3 +356,14 @@ RESULT_OF = {
     "aten.xlogy.Tensor": "same",
     "aten.xlogy_.Tensor": "same",
 }
+
+TAKES_NUMBERS = frozenset({
+    "aten.add.Tensor",
+    "aten.add_.Tensor",
+    "aten.div.Tensor",
+    "aten.div_.Tensor",
+    "aten.mul.Tensor",
+    "aten.mul_.Tensor",
+    "aten.sub.Tensor",
+    "aten.sub_.Tensor",
+})
