@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from torpor import _torch
 from torpor.backends.fx.backend import FxBackend
 from torpor.backends.fx.program import Compiled
@@ -21,6 +23,11 @@ MAX_NODES = 4000
 COMPILE_AFTER = 4
 """Runs on the reference backend before a graph is compiled. In the first steps of a training
 numbers that change become inputs, and optimizers make their state: such graphs are met once."""
+
+
+ON_CPUS = {"cpp_wrapper": True}
+"""Settings for graphs of the CPU. One C++ function for all kernels of a graph runs without Python's
+lock, and so beside the thread that records; otherwise each kernel waits for its turn."""
 
 
 class InductorBackend(FxBackend):
@@ -63,8 +70,15 @@ class InductorBackend(FxBackend):
         donated = tuple(piece.inputs.index(parameter) for parameter in piece.donated)
         graphs = self.cuda_graphs and all(t.device.type == "cuda" for t in traced.inputs)
         static = donated if graphs else ()
+        settings = self.settings if _on_gpu(traced) else ON_CPUS | self.settings
         code = _torch.inductor_compile(
-            traced.module, traced.inputs, traced.mode, self.settings, graphs, static
+            traced.module, traced.inputs, traced.mode, settings, graphs, static
         )
         run = out_of_graph_memory(code) if graphs else code
         return run, lambda: str(getattr(code, "source_code", traced.module.code))
+
+
+def _on_gpu(traced: Traced) -> bool:
+    made = (node.meta.get("val") for node in traced.module.graph.nodes)
+    tensors = (value for value in made if isinstance(value, torch.Tensor))
+    return any(tensor.device.type != "cpu" for tensor in tensors)
