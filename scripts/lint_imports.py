@@ -11,7 +11,7 @@ For someone whose import was refused. The rules, each with the name that is prin
     imports ``torpor.backends``.
 ``tools``
     Nothing imports ``debug``, ``testing``, ``compat`` or ``bench``. The facade (``cli``, ``bench``,
-    and ``torpor/__init__.py`` inside a function) may: they load when they are asked for.
+    and ``torpor/__init__.py`` inside a function or for types) may: they load when asked for.
 ``private-torch``
     Only ``_torch.py`` touches torch's private names, so a new torch release is one file's work.
 ``dependencies``
@@ -69,6 +69,7 @@ class Import:
     deferred: bool  # inside a function: not run by `import torpor`
     guarded: bool  # inside `try`, or under TYPE_CHECKING: may be absent at run time
     dynamic: bool  # importlib.import_module("...")
+    for_types: bool  # under TYPE_CHECKING: never run
 
 
 class _Collector(ast.NodeVisitor):
@@ -81,9 +82,11 @@ class _Collector(ast.NodeVisitor):
         self.aliases: dict[str, str] = {}  # local name -> dotted torch name
         self._functions = 0
         self._guards = 0
+        self._types = 0
 
     def _add(self, name: str, line: int, dynamic: bool = False) -> None:
-        self.imports.append(Import(name, line, self._functions > 0, self._guards > 0, dynamic))
+        places = self._functions > 0, self._guards > 0, dynamic, self._types > 0
+        self.imports.append(Import(name, line, *places))
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -139,8 +142,10 @@ class _Collector(ast.NodeVisitor):
     def visit_If(self, node: ast.If) -> None:
         guard = "TYPE_CHECKING" in ast.dump(node.test)
         self._guards += guard
+        self._types += guard
         self.generic_visit(node)
         self._guards -= guard
+        self._types -= guard
 
     def _torch_name(self, node: ast.AST) -> str | None:
         """The dotted torch name an expression spells, through local aliases."""
@@ -200,7 +205,7 @@ def _check_import(
     if importer == target:
         return None
     if target in TOOLS:
-        if importer in FACADE and (imported.deferred or importer != ""):
+        if importer in FACADE and (imported.deferred or imported.for_types or importer != ""):
             return None
         return ("tools", what, _instead_of_tool(importer, target))
     if target == "backends" and importer in LAYERS + BASE:

@@ -6,6 +6,10 @@ to a compiler backend, and compiled graphs are reused step after step.
 
 from __future__ import annotations
 
+import atexit as _atexit
+import sys as _sys
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from torpor import backend, config, errors, ir, metrics, ops
 from torpor.backend import registry as _registry
 from torpor.backend.registry import use
@@ -16,6 +20,7 @@ from torpor.trace.api import (
     is_pending,
     manual_seed,
     memory,
+    no_sync,
     seed_state,
     sync,
     using,
@@ -23,6 +28,16 @@ from torpor.trace.api import (
 )
 from torpor.trace.mode import disable, eager, enable, lazy, mode
 from torpor.trace.tensor import is_lazy
+
+if _TYPE_CHECKING:
+    import os as _os
+    from collections.abc import Collection as _Collection
+    from typing import Any as _Any
+
+    from torpor.debug.check import Check
+    from torpor.debug.explain import Explanation
+    from torpor.debug.record import Recording
+    from torpor.debug.replay import Replay
 
 backends = _registry.backends  # after the package of that name has been imported
 
@@ -32,11 +47,13 @@ __all__ = [
     "at_step_end",
     "backend",
     "backends",
+    "check",
     "config",
     "disable",
     "eager",
     "enable",
     "errors",
+    "explain",
     "graph",
     "ir",
     "is_lazy",
@@ -46,10 +63,79 @@ __all__ = [
     "memory",
     "metrics",
     "mode",
+    "no_sync",
     "ops",
+    "record",
+    "replay",
     "seed_state",
     "sync",
     "use",
     "using",
     "wait",
 ]
+
+
+def record(
+    path: str | _os.PathLike[str],
+    data: bool = True,
+    results: bool = False,
+    max_bytes: int = 8 << 30,
+) -> Recording:
+    """Write every graph that runs inside a `with` block to one file, to be replayed anywhere.
+
+    `data=False` keeps statistics of tensors in the place of their contents; `results=True` keeps
+    the results too, not only their checksums. Recording ends before the file grows over
+    `max_bytes`. `start()` and `stop()` of what is returned do without a `with` block.
+    """
+    from torpor.debug.record import Recording
+
+    return Recording(path, data, results, max_bytes)
+
+
+def replay(
+    path: str | _os.PathLike[str],
+    backend: str | None = None,
+    graph: int | None = None,
+    data: bool = True,
+    allow: _Collection[str] = (),
+) -> Replay:
+    """Run every graph of a record file (or the one that ran `graph`-th) and compare the results.
+
+    `backend` is a name, or `package.module:factory`; without it the one that was recorded. With
+    `data=False`, and for a file without data, leaves get made-up numbers of the same statistics,
+    and results are compared with the reference backend's. Ops of other namespaces than torch's
+    own run only if `allow` names them.
+    """
+    from torpor.debug.replay import replay
+
+    return replay(path, backend, graph, data, allow)
+
+
+def check(backend: str | None = None, on_difference: str = "raise", **options: _Any) -> Check:
+    """Run every graph of a `with` block on the reference backend too, and compare the numbers.
+
+    `backend` (made with `options`) is used inside; without it the active one. The first node that
+    differs is named by a `DifferenceError` where its numbers are read, or with
+    `on_difference="warn"` by a warning at the end of the block.
+    """
+    from torpor.debug.check import Check
+
+    return Check(backend, on_difference, **options)
+
+
+def explain() -> Explanation:
+    """Why graphs were compiled, where the program waited, and what to change; dearest first.
+
+    Print the answer, or ask its fields: `findings`, `graphs`, `balance`; `to_json()` gives all.
+    """
+    from torpor.debug.explain import explain as answer
+
+    return answer()
+
+
+def _explain_at_exit() -> None:
+    if config.explain:
+        print(explain(), file=_sys.stderr)  # noqa: T201  # what was asked for
+
+
+_atexit.register(_explain_at_exit)

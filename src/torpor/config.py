@@ -17,6 +17,13 @@ def _env_bool(name: str, default: bool) -> bool:
     return default if text is None else text.lower() not in ("0", "false", "no", "off", "")
 
 
+def _env_choice(name: str, *choices: str) -> str:
+    text = os.environ.get(f"TORPOR_{name}", choices[0])
+    if text not in choices:
+        raise ValueError(f"TORPOR_{name} is one of {', '.join(choices)}, not {text!r}")
+    return text
+
+
 cut_after_optimizer: bool = _env_bool("CUT_AFTER_OPTIMIZER", True)
 """Cut the trace after every `optimizer.step()`."""
 
@@ -46,6 +53,12 @@ queue_bytes: int = _env_int("QUEUE_BYTES", 1 << 29)
 
 compile_after: int = _env_int("COMPILE_AFTER", -1)
 """Runs of a graph on the reference backend before it is compiled; -1: as the backend says."""
+
+on_recompile: str = _env_choice("ON_RECOMPILE", "ignore", "warn", "raise")
+"""What happens when a graph is compiled at a line that had one compiled before."""
+
+explain: bool = _env_bool("EXPLAIN", False)
+"""Print what `torpor.explain()` has to say to stderr when the process ends."""
 
 strict: bool = _env_bool("STRICT", False)
 """Raise where torpor would otherwise warn and carry on with the reference backend."""

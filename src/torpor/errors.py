@@ -7,6 +7,8 @@
     ├── RegistrationError           an op of somebody's own that was told of in a way that cannot be
     ├── UnsupportedError            a thing a lazy tensor cannot do, with what to do instead
     ├── StepError                   a graph failed while running and eager has no type of its own
+    ├── RecompileError              a graph would be compiled again; config.on_recompile forbids
+    ├── HiddenSync                  a tensor was read inside torpor.no_sync()
     ├── RecordFileError             a record file is damaged, foreign or hostile
     └── DifferenceError             a backend computed other numbers than the reference
 
@@ -55,6 +57,16 @@ class RecordFileError(TorporError):
 
 class DifferenceError(TorporError):
     """A backend's numbers differ from the reference's; the message names the first node."""
+
+    _torpor_annotated = _torpor_run = True  # it says itself which node, graph and backend it means
+
+
+class RecompileError(TorporError):
+    """A graph would be compiled at a line that had one compiled before; the message says why."""
+
+
+class HiddenSync(TorporError):
+    """A program waits for numbers inside `torpor.no_sync()`; the message names the line."""
 
 
 class TorporWarning(UserWarning):

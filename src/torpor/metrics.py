@@ -50,14 +50,13 @@ class _Timer:
 
     def summary(self) -> dict[str, float]:
         samples = sorted(self.samples)
-        last = len(samples) - 1
-        return {
-            "count": float(self.count),
-            "total": self.total,
-            "p50": samples[last // 2],
-            "p90": samples[last * 9 // 10],
-            "p99": samples[last * 99 // 100],
-        }
+        share = {f"p{percent}": _percentile(samples, percent) for percent in (50, 90, 99)}
+        return {"count": float(self.count), "total": self.total, **share}
+
+
+def _percentile(samples: list[float], percent: int) -> float:
+    """The smallest sample that so many in a hundred are not above."""
+    return samples[-(-percent * len(samples) // 100) - 1]
 
 
 class _Line:
@@ -243,7 +242,9 @@ def report(format: str = "text") -> str:
 def _everything() -> dict[str, Any]:
     with _lock:
         by_line = {
-            name: {site: {"count": line.count, "seconds": line.seconds} for site, line in found.items()}
+            name: {
+                site: {"count": line.count, "seconds": line.seconds} for site, line in found.items()
+            }
             for name, found in sorted(_lines.items())
         }
     return {
@@ -286,15 +287,17 @@ def _prometheus() -> str:
     text: list[str] = []
     plain, ops = _split(counters())
     for name, value in sorted(plain.items()):
-        text += _metric(f"{_snake(name)}_total", "counter", f"{name}, counted by torpor", [({}, value)])
+        text += _metric(
+            f"{_snake(name)}_total", "counter", f"{name}, counted by torpor", [({}, value)]
+        )
     text += _metric(
         "ops_total",
         "counter",
         "Recorded ops, fallbacks and syncs, by torpor's name for them",
         [({"name": name}, value) for name, value in sorted(ops.items())],
     )
-    for name, value in gauges().items():
-        text += _metric(_snake(name), "gauge", f"{name}, as it is now", [({}, value)])
+    for name, level in gauges().items():
+        text += _metric(_snake(name), "gauge", f"{name}, as it is now", [({}, level)])
     text += _line_metrics()
     for name, summary in sorted(timers().items()):
         text += _summary_metric(name, summary)

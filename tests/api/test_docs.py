@@ -13,7 +13,14 @@ import torpor
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-EXECUTED = ["docs/walk.md", "docs/backends/writing-one.md", "docs/codegen.md", "README.md"]
+EXECUTED = [
+    "docs/walk.md",
+    "docs/explain.md",
+    "docs/replay.md",
+    "docs/backends/writing-one.md",
+    "docs/codegen.md",
+    "README.md",
+]
 END_OF_BLOCK = "=== end of a block ==="
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

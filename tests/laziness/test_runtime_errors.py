@@ -216,3 +216,11 @@ def test_an_interrupted_program_can_go_on(put: Put) -> None:
         y = x + 1
         raise KeyboardInterrupt
     assert_same(y, TABLE + 1)
+
+
+def test_an_error_of_what_was_pending_does_not_keep_a_backend_in_place() -> None:
+    before = torpor.backend.get_backend()
+    with pytest.raises(RuntimeError, match="index 5"), torpor.using("torchscript"):
+        kept = torch.ones(2, 3).to("lazy").gather(0, torch.full((1, 3), 5).to("lazy"))
+    assert torpor.backend.get_backend() is before
+    del kept

@@ -38,6 +38,16 @@ def test_these_words_switch_on(text: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert read(monkeypatch, strict=text)["strict"] is True
 
 
+@pytest.mark.parametrize("text", ["ignore", "warn", "raise"])
+def test_a_choice_can_be_preset(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(monkeypatch, on_recompile=text)["on_recompile"] == text
+
+
+def test_a_choice_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="ignore, warn, raise"):
+        read(monkeypatch, on_recompile="sometimes")
+
+
 def test_a_number_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="many"):
         read(monkeypatch, max_cached_plans="many")

@@ -118,11 +118,16 @@ def on_change(listener: Callable[[Backend | None, Backend], None]) -> None:
 
 
 def activate(backend: Backend) -> Backend:
-    """Make `backend` the one that runs graphs; pending work is finished on the old one first."""
+    """Make `backend` the one that runs graphs; pending work is finished on the old one first.
+
+    An error of that work is raised when the change is over.
+    """
     global _active
-    for listener in _listeners:
-        listener(_active, backend)
-    _active = backend
+    try:
+        for listener in _listeners:
+            listener(_active, backend)
+    finally:
+        _active = backend
     return backend
 
 

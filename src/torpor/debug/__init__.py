@@ -1,1 +1,1 @@
-"""Tools for people: what ran and why, what was wrong, and where. Nothing of the core imports them."""
+"""Tools for people: what ran and why, what was wrong, and where. The core imports none of them."""

@@ -34,6 +34,7 @@ MAX_MANIFEST: Final = 256 << 20
 MAX_TEXT: Final = 256 << 20
 _DEEPEST_JSON: Final = 12
 _LARGEST_INT: Final = 1 << 62
+_MANIFEST: Final = object()  # what is looked into unless something else is given
 
 
 class Writer:
@@ -235,13 +236,13 @@ class Reader:
         """`found`, if it is the number of one of `among`."""
         return self._number(found, len(among), where)
 
-    def list_of(self, name: str, within: Any = None, where: str = "manifest") -> list[Any]:
+    def list_of(self, name: str, within: Any = _MANIFEST, where: str = "manifest") -> list[Any]:
         """The list under `name`."""
         return self.field(name, list, within, where)  # type: ignore[no-any-return]  # checked there
 
-    def field(self, name: str, kind: type, within: Any = None, where: str = "manifest") -> Any:
+    def field(self, name: str, kind: type, within: Any = _MANIFEST, where: str = "manifest") -> Any:
         """What stands under `name`, if it is a `kind`."""
-        within = self.manifest if within is None else within
+        within = self.manifest if within is _MANIFEST else within
         if not isinstance(within, dict):
             self.fail(f"{where}: expected an object, found {_short(within)}")
         if name not in within:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import torch
 
+from torpor import _torch
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
 from torpor.debug.file_format import Writer
@@ -70,7 +71,8 @@ class Recording:
         sync.cut()
         sync.wait()
         self._writer = Writer(self.path)
-        self._start = self._generators(self._writer)
+        with _torch.without_modes():
+            self._start = self._generators(self._writer)
         WATCHERS.append(self._watch)
         return self
 
@@ -116,6 +118,7 @@ class Recording:
             "format": FORMAT,
             "version": VERSION,
             "versions": versions(),
+            "settings": settings(),
             "data": self.data,
             "generators": self._start,
             "graphs": self._entries,
@@ -157,7 +160,8 @@ class Recording:
             "options": {name: repr(value)[:200] for name, value in run.backend.options.items()},
             "device": str(run.plan.computation.device),
             "interpreted": run.interpreted,
-            "inputs": [self._input(argument, run.backend, writer) for argument in run.arguments],
+            "exact": run.backend.exact,
+            "inputs": [self._input(given, run.backend, writer) for _, given in run.inputs()],
             "outputs": [],
         }
         if run.backend.draws:
@@ -209,7 +213,8 @@ class Recording:
         entry = self._tensor(tensor, writer, self.data and self.results)
         entry["statistics"] = statistics(tensor)
         entry["checksum"] = checksum(tensor)
-        entry["probes"] = probes(tensor) if self.data else []
+        if self.data:
+            entry["probes"] = writer.add(to_bytes(probes(tensor)))
         return entry
 
 
@@ -221,6 +226,16 @@ def _lines(graph: Graph) -> dict[str, Any]:
         for node in graph.nodes
     ]
     return {"lines": list(numbers), "nodes": places}
+
+
+def settings() -> dict[str, Any]:
+    """Switches of torch that change numbers."""
+    return {
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def versions() -> dict[str, str]:
@@ -235,24 +250,8 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
-        "threads": str(torch.get_num_threads()),
     }
     if torch.cuda.is_available():
         found["cuda"] = str(torch.version.cuda)
         found["gpu"] = torch.cuda.get_device_name()
     return found
-
-
-def record(
-    path: str | os.PathLike[str],
-    data: bool = True,
-    results: bool = False,
-    max_bytes: int = 8 << 30,
-) -> Recording:
-    """Write every graph that runs inside a `with` block to one file, to be replayed anywhere.
-
-    `data=False` leaves the contents of tensors out and keeps their statistics; `results=True` keeps
-    the results too, besides their checksums. Recording ends when the file would grow over
-    `max_bytes`. `start()` and `stop()` of what is returned do without a `with` block.
-    """
-    return Recording(path, data, results, max_bytes)

@@ -15,8 +15,8 @@ from torpor.debug.file_format import Reader
 from torpor.ir.types import TensorType
 from torpor.ops.storage_ops import window
 
-PROBES = 32
-"""Elements of a result that are noted beside its checksum."""
+PROBES = 256
+"""Means that are noted of a result beside its checksum, each of as many neighbours."""
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -61,7 +61,7 @@ def read_layout(reader: Reader, entry: Any, where: str) -> TensorType:
 
 def to_bytes(tensor: torch.Tensor) -> bytes:
     """The memory of a tensor from the start of its storage to its last element, little-endian."""
-    flat = _flat(tensor.detach().cpu())
+    flat = _flat(tensor.detach()).cpu()  # first: a copy of the tensor may be laid out otherwise
     return ctypes.string_at(flat.data_ptr(), flat.numel()) if flat.numel() else b""
 
 
@@ -210,10 +210,24 @@ def _spoil(numbers: torch.Tensor, facts: dict[str, float], generator: torch.Gene
     numbers[places[nans:]] = math.inf
 
 
-def probes(tensor: torch.Tensor) -> list[list[str]]:
-    """Some elements of a tensor, evenly spaced, every bit of them."""
+def probes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a small tensor in double precision, or means of parts of a large one."""
     numbers = wide(tensor).reshape(-1)
-    if not numbers.numel():
-        return []
-    step = max(1, numbers.numel() // PROBES)
-    return [number_entry(number) for number in numbers[::step][:PROBES].tolist()]
+    length = _neighbours(numbers.numel())
+    if length == 1:
+        return numbers
+    whole = numbers.numel() // length * length
+    means, rest = numbers[:whole].view(-1, length).mean(1), numbers[whole:]
+    return torch.cat([means, rest.mean().reshape(1)]) if rest.numel() else means
+
+
+def _neighbours(count: int) -> int:
+    """How many elements each mean is of, so that there are no more than `PROBES` means."""
+    return max(1, -(-count // PROBES))
+
+
+def probes_type(type_: TensorType) -> TensorType:
+    """The type of what `probes` makes of a tensor of this type."""
+    count = -(-type_.numel // _neighbours(type_.numel))
+    kind = torch.complex128 if type_.dtype.is_complex else torch.float64
+    return TensorType.contiguous((count,), kind, torch.device("cpu"))

@@ -126,10 +126,10 @@ def warn_once(backend: Backend, error: CompileError) -> None:
         return
     told.add(reason)
     text = f"{error}\nThe reference backend runs it instead; with config.strict this is an error."
-    warnings.warn(text, TorporWarning, stacklevel=_depth_of_user())
+    warnings.warn(text, TorporWarning, stacklevel=depth_of_user())
 
 
-def _depth_of_user() -> int:
+def depth_of_user() -> int:
     """How many frames up the first one is that is neither torpor's nor torch's."""
     depth, frame = 1, _caller()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(

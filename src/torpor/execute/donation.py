@@ -46,6 +46,7 @@ def protect(arguments: list[Any], positions: tuple[int, ...], backend: Backend) 
 
     Runs when the step runs: a reference that does not exist then can no longer come about.
     """
+    refused = 0
     for position in positions:
         data = arguments[position]
         if data.error is not None:
@@ -56,9 +57,13 @@ def protect(arguments: list[Any], positions: tuple[int, ...], backend: Backend) 
             and (sys.getrefcount(tensor) > _SOLE_REFERENCES or _torch.shares_memory(tensor))
         )
         if shared:
-            metrics.count("DonationRefused")
+            refused += 1
             arguments[position] = _copy(data, backend)
         del data, tensor
+    if refused:
+        metrics.count("DonationRefused", refused)
+    if len(positions) > refused:
+        metrics.count("Donated", len(positions) - refused)
 
 
 def _copy(data: BackendData, backend: Backend) -> BackendData:

@@ -6,8 +6,10 @@ that was recorded before is found with one look-up, without walking its graph.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torpor import config, metrics
@@ -16,6 +18,9 @@ from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.errors import CompileError
 from torpor.execute.compilation import NOTHING_DONATED, StandIn, compile_graph, warn_once
+from torpor.execute.events import STEP, span
+from torpor.execute.history import HISTORY, GraphRecord, before_compile
+from torpor.execute.memory import warn_if_too_large
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, Node, Value
 from torpor.ir.verify import verify
@@ -27,13 +32,19 @@ class Plan:
 
     __slots__ = (
         "checked", "computation", "donated", "draft", "fragile", "graph", "inputs", "kept_inputs",
-        "kept_outputs", "outputs", "positions", "runner",
+        "kept_outputs", "outputs", "positions", "record", "runner",
     )  # fmt: skip
 
     def __init__(
-        self, computation: Computation, graph: Graph, backend: Backend, runner: Backend | StandIn
+        self,
+        computation: Computation,
+        graph: Graph,
+        backend: Backend,
+        runner: Backend | StandIn,
+        record: GraphRecord,
     ) -> None:
         self.computation = computation
+        self.record = record
         self.graph = graph  # as it was recorded; the computation's may be expanded
         self.draft: Draft | None = None  # what it is compiled from when it is met again
         self.donated = tuple(computation.aliases)  # positions of inputs that may be written over
@@ -82,6 +93,7 @@ class PlanCache:
         if plan is None:
             return None
         self.plans.move_to_end(key)
+        plan.record.met_again()
         if plan.draft is None:
             metrics.count("CachedCompile")
         elif plan.draft.is_due():
@@ -102,8 +114,11 @@ class PlanCache:
         self.serial += 1
         if config.verify_graphs:
             verify(graph)
-        draft = Draft(graph, f"graph{self.serial}", backend, device, donated)
+        warn_if_too_large(graph, backend, device, donated)
+        record = HISTORY.note(f"graph{self.serial}", graph, backend.name)
+        draft = Draft(graph, record, backend, device, donated)
         plan = self.plans[key] = draft.compiled() if draft.is_due() else draft.interpreted()
+        HISTORY.keep(record)
         while len(self.plans) > config.max_cached_plans:
             self.plans.popitem(last=False)
         return plan
@@ -111,23 +126,24 @@ class PlanCache:
     def clear(self) -> None:
         """Forget every plan."""
         self.plans.clear()
+        HISTORY.plans_dropped()
 
 
 class Draft:
     """A graph that may be compiled: at once, or after it was run some times by the reference."""
 
-    __slots__ = ("backend", "device", "donated", "graph", "left", "name")
+    __slots__ = ("backend", "device", "donated", "graph", "left", "record")
 
     def __init__(
         self,
         graph: Graph,
-        name: str,
+        record: GraphRecord,
         backend: Backend,
         device: BackendDevice,
         donated: Mapping[int, int],
     ) -> None:
         self.graph = graph
-        self.name = name
+        self.record = record
         self.backend = backend
         self.device = device
         self.donated = donated
@@ -142,26 +158,43 @@ class Draft:
     def interpreted(self) -> Plan:
         """A plan that runs on the reference backend until it is due."""
         metrics.count("InterpretedGraph")
-        stand_in = StandIn(self.graph, self.name, self.backend, self.device)
-        plan = Plan(stand_in.computation, self.graph, self.backend, stand_in)
+        stand_in = StandIn(self.graph, self.record.name, self.backend, self.device)
+        plan = Plan(stand_in.computation, self.graph, self.backend, stand_in, self.record)
         plan.draft = self
         return plan
 
     def compiled(self) -> Plan:
         """A plan on the backend; on the reference, with a warning, where that cannot compile it."""
+        before_compile(self.record)
         metrics.count("UncachedCompile")
-        graph, backend = self.graph, self.backend
+        graph, backend, record = self.graph, self.backend, self.record
         try:
-            with metrics.timer("Compile"):
-                computation = compile_graph(graph, self.name, backend, self.device, self.donated)
-            return Plan(computation, graph, backend, backend)
+            with _timed_compile(record):
+                computation = compile_graph(graph, record.name, backend, self.device, self.donated)
+            return Plan(computation, graph, backend, backend, record)
         except CompileError as error:
             metrics.count("CompileFailed")
             if config.strict or backend.name == "reference":
                 raise
-            stand_in = StandIn(graph, self.name, backend, self.device, error)
+            stand_in = StandIn(graph, record.name, backend, self.device, error)
+            record.failure = str(error).partition("\n")[0]
             warn_once(backend, error)
-            return Plan(stand_in.computation, graph, backend, stand_in)
+            return Plan(stand_in.computation, graph, backend, stand_in, record)
+
+
+@contextmanager
+def _timed_compile(record: GraphRecord) -> Iterator[None]:
+    """The body compiles the graph of `record`."""
+    start = time.perf_counter()
+    try:
+        with metrics.timer("Compile"), span("compile", record.name):
+            yield
+        record.was_compiled()
+    finally:
+        seconds = time.perf_counter() - start
+        record.compile_seconds += seconds
+        STEP.away += seconds
+        STEP.compiling += seconds
 
 
 def needed_graph(wanted: Sequence[Value], live: Sequence[Value], known: Collection[Value]) -> Graph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -21,7 +22,7 @@ JOB_BYTES = 1 << 20
 class Job:
     """Something to run in order, the handles it fills, and the data it keeps alive till then."""
 
-    __slots__ = ("done", "kept", "results", "run", "threads")
+    __slots__ = ("done", "kept", "results", "run", "submitted", "threads")
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class Job:
         self.kept = kept
         self.done = threading.Event()
         self.threads = torch.get_num_threads()
+        self.submitted = 0.0  # when it was put on a queue
         for result in results:
             result.done = self.done
 
@@ -49,9 +51,14 @@ class Budget:
     def take(self, job: Job) -> None:
         """Wait until `job` fits; one that never will may run when no other does."""
         with self.changed:
-            self.changed.wait_for(lambda: not self.bytes or self._with(job) <= config.queue_bytes)
+            if not self._fits(job):
+                with metrics.timer("QueueFull"):
+                    self.changed.wait_for(lambda: self._fits(job))
             self.bytes = self._with(job)
             self.holders.update(map(id, job.kept))
+
+    def _fits(self, job: Job) -> bool:
+        return not self.bytes or self._with(job) <= config.queue_bytes
 
     def _with(self, job: Job) -> int:
         new = {id(data): data.type.nbytes for data in job.kept if id(data) not in self.holders}
@@ -83,7 +90,7 @@ class DeviceQueue:
 
     def submit(self, job: Job) -> None:
         """Run `job` after all that were submitted before."""
-        if not config.async_queue:
+        if not config.async_queue or _torch.is_profiler_on_this_thread():  # it sees no other
             self.jobs.join()
             self._run(job)
             return
@@ -92,6 +99,7 @@ class DeviceQueue:
             self.thread = threading.Thread(target=self._work, name=name, daemon=True)
             self.thread.start()
         self.budget.take(job)
+        job.submitted = time.perf_counter()
         self.jobs.put(job)
 
     def wait(self) -> None:
@@ -129,6 +137,8 @@ class DeviceQueue:
         if self._threads != job.threads and threading.current_thread() is self.thread:
             torch.set_num_threads(job.threads)  # a setting of its own on every thread
             self._threads = job.threads
+        if job.submitted:
+            metrics.add_time("QueueWait", time.perf_counter() - job.submitted)
         try:
             with metrics.timer("Execute"), _torch.without_modes():
                 job.run()

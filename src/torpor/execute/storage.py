@@ -8,6 +8,7 @@ from weakref import ref
 
 from torpor.backend.builder import IrBuilder
 from torpor.backend.data import BackendData
+from torpor.execute.events import STEP
 from torpor.ir.node import Value
 from torpor.ir.types import TensorType
 
@@ -32,8 +33,8 @@ class Trace:
     """All that was recorded since the last cut."""
 
     __slots__ = (
-        "builder", "computed", "draws", "epoch", "leaf_storages", "leaf_values", "leaves", "lock", "misses",
-        "pending", "scalars",
+        "builder", "computed", "draws", "epoch", "leaf_storages", "leaf_values", "leaves", "lock",
+        "misses", "pending", "scalars",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -56,6 +57,8 @@ class Trace:
         assert data is not None, "a storage has a value or data"
         value = self.leaf_values.get(data)
         if value is None or value.type is not storage.type:
+            if not self.leaves:
+                STEP.begin()
             value = self.leaf_values[data] = self.builder.device_data(
                 len(self.leaves), storage.type
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from torpor.backend.interface import Backend
 from torpor.backend.registry import get_backend, on_change
 from torpor.errors import CompileError, tell_run
 from torpor.execute.donation import donations, protect
+from torpor.execute.events import STEP, refuse_read, span, was_read
 from torpor.execute.plan import (
     CARRIED,
     COMPUTED,
@@ -46,6 +48,7 @@ def cut(device: torch.device | None = None) -> None:
         if device is not None and any(s.type.device != device for s in live):
             compute([s for s in live if s.type.device == device])
             return
+        STEP.end(TRACE.misses)
         groups = _by_device(live)
         several = len(groups) > 1
         launches: list[Callable[[], None]] = []
@@ -57,6 +60,7 @@ def cut(device: torch.device | None = None) -> None:
         finally:
             for launch in launches:
                 launch()
+        STEP.read_at = STEP.last_asked = ""
     metrics.count("MarkStep")
 
 
@@ -77,6 +81,8 @@ def rest() -> None:
         if not TRACE.is_open():
             return
         if not TRACE.live():
+            STEP.end(TRACE.misses)
+            STEP.read_at = STEP.last_read
             TRACE.reset()
         elif len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
             cut()
@@ -147,15 +153,17 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
     ]  # fmt: skip
     handles = [backend.placeholder(device, value.type) for value in plan.outputs]
     lines = [(node, node.site) for node in plan.fragile]
-    watchers = tuple(WATCHERS)
+    watchers, numbers = tuple(WATCHERS), tuple(TRACE.scalars) if WATCHERS else ()
 
     def run() -> None:
         _wait_for(arguments)
-        seen = watched(watchers, Run(plan, backend, arguments)) if watchers else ()
+        seen = watched(watchers, Run(plan, backend, arguments, numbers)) if watchers else ()
         protect(arguments, plan.donated, backend)
+        start = time.perf_counter()
         try:
-            with recorded_by(lines):
+            with span("run", plan.record.name), recorded_by(lines):
                 results = plan.runner.execute(plan.computation, arguments, device)
+            plan.record.ran(time.perf_counter() - start, plan.draft is not None)
             if not plan.checked:
                 results = checked(results, plan, backend)
         except Exception as error:
@@ -205,19 +213,39 @@ def _finish_before_change(old: Backend | None, new: Backend) -> None:
 
     What the old backend cannot compile stays pending: the new one gets it.
     """
-    if old is not None and old is not new:
+    try:
+        if old is not None and old is not new:
+            _finish()
+    finally:
+        TRACE.builder = new.ir_builder()
+
+
+def _finish() -> None:
+    try:
         with contextlib.suppress(CompileError):
             cut()
         wait()
+    finally:
         PLANS.clear()
-    TRACE.builder = new.ir_builder()
 
 
 on_change(_finish_before_change)
 
 
 def read(storage: LazyStorage) -> Any:
-    """The data of `storage`, computed if need be, with its numbers there."""
+    """The data of `storage`, with its numbers there: a hidden sync, if they are not there yet."""
+    data = storage.data
+    if data is not None and data.done is None:
+        return data.wait()
+    refuse_read()
+    start, compiling = time.perf_counter(), STEP.compiling
+    data = finish(storage)
+    was_read(start, STEP.compiling - compiling)
+    return data
+
+
+def finish(storage: LazyStorage) -> BackendData:
+    """The data of `storage`, with its numbers there, as somebody has asked for in words."""
     data = storage.data
     while data is None:
         compute([storage])

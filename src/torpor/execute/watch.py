@@ -7,12 +7,13 @@ results before anybody else sees them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
 from torpor.execute.plan import Plan
+from torpor.ir.node import SCALAR, Value
 
 After = Callable[[Sequence[BackendData]], None]
 Watcher = Callable[["Run"], After | None]
@@ -24,12 +25,21 @@ WATCHERS: list[Watcher] = []
 class Run:
     """One run of a compiled graph, about to start."""
 
-    __slots__ = ("arguments", "backend", "plan")
+    __slots__ = ("arguments", "backend", "numbers", "plan")
 
-    def __init__(self, plan: Plan, backend: Backend, arguments: Sequence[Any]) -> None:
+    def __init__(
+        self, plan: Plan, backend: Backend, arguments: Sequence[Any], numbers: Sequence[Any]
+    ) -> None:
         self.plan = plan
         self.backend = backend
         self.arguments = arguments
+        self.numbers = numbers  # of each run-time scalar slot, also where they are given as data
+
+    def inputs(self) -> Iterator[tuple[Value, Any]]:
+        """The inputs of the graph as it was recorded: data, and plain numbers."""
+        for value, argument in zip(self.plan.graph.inputs, self.arguments, strict=True):
+            is_number = value.node.op is SCALAR
+            yield value, self.numbers[value.node.args[0]] if is_number else argument
 
     @property
     def interpreted(self) -> bool:

@@ -34,6 +34,8 @@ LIST = "list"  # an op takes more tensors, or fewer
 BRANCH = "branch"  # other ops
 READ = "read"  # a tensor was read earlier in the step, so the graph begins later
 RESULTS = "results"  # other results of the same nodes are held
+ORDER = "order"  # the same, but for the order in which tensors entered
+UNKNOWN = "unknown"  # the earlier graph is no longer known
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +53,110 @@ class Difference:
     line_before: str = ""  # and the one in the earlier graph, where it is another
     then: Difference | None = None  # what differs in structure, where a leaf differs too
 
+    @property
+    def sentence(self) -> str:
+        """What differs, in words."""
+        return _WORDS[self.kind].format_map(_Words(self))
+
+    @property
+    def lines(self) -> list[str]:
+        """What differs, and where else than at `line`."""
+        lines = [self.sentence]
+        if self.line_before:
+            lines.append(f"before: {self.line_before}")
+        if self.then is not None:
+            then = self.then.lines
+            lines += [f"then {then[0]}", f"at: {self.then.line}", *then[1:]]
+        return lines
+
+    def __str__(self) -> str:
+        first, *others = self.lines
+        return "\n  ".join([first, *([f"at: {self.line}"] if self.line else []), *others])
+
+
+_TENSOR = "the tensor that enters as `{argument}` of {op}"
+_WORDS = {
+    SAME: "it is a graph that was compiled before and dropped since",
+    SHAPE: f"{_TENSOR} has another shape: {{dims}}{{before}} -> {{after}}",
+    DTYPE: "another dtype: {tensor}{before} -> {after}",
+    LAYOUT: f"{_TENSOR} lies otherwise in memory: {{before}} -> {{after}}",
+    MODULE: f"{_TENSOR} was the same one in every step and is another now: {{before}} -> {{after}}",
+    CONSTANT: "a constant changed: `{argument}` of {op}, {before} -> {after}",
+    PROMOTED: "a number that changes is a run-time input now: `{argument}` of {op}, was {before}",
+    LIST: "{op} takes {after} tensors where it took {before}",
+    BRANCH: "Python took another way: {exchange}",
+    READ: "results that are read in the middle of the step: {before} before, {after} now",
+    RESULTS: "another tensor is held at the end of the step: {before} results -> {after}",
+    ORDER: "the tensors of the step were used in another order",
+    UNKNOWN: "the earlier graph of this line is no longer known",
+}
+
+
+class _Words(dict[str, str]):
+    """The parts of a sentence about a difference."""
+
+    def __init__(self, found: Difference) -> None:
+        dims = "" if found.dim is None else f"dim {found.dim} of "
+        tensor = f"`{found.argument}` of {found.op}, " if found.argument else f"{found.op}, "
+        exchange = f"{found.before or 'nothing'} -> {found.after or 'nothing'}"
+        super().__init__(
+            op=found.op,
+            argument=found.argument,
+            before=found.before or "no cast",
+            after=found.after or "no cast",
+            dims=dims,
+            tensor=tensor,
+            exchange=exchange,
+        )
+
 
 def difference(before: Graph, after: Graph, replaced: Collection[int] = ()) -> Difference:
     """What differs first; `replaced` are leaves that were always the same tensor, and are not."""
     signatures: dict[tuple[Any, ...], int] = {}
     old, new = _Outline(before, signatures), _Outline(after, signatures)
     structure = _structure(old, new)
+    if structure is not None:
+        uses: Uses = {}
+        alike = _Outline(before, signatures, uses), _Outline(after, signatures, uses)
+        if _structure(*alike) is None:
+            return _first(*alike, (), None) or Difference(ORDER)
+    return _first(old, new, replaced, structure) or _ends(old, new)
+
+
+def _first(
+    old: _Outline, new: _Outline, replaced: Collection[int], structure: Found | None
+) -> Difference | None:
+    """The first difference in leaves, attributes or structure."""
     leaf = _leaf(old, new, replaced, structure)
     if leaf is not None:
         return leaf
     attribute = _attribute(old, new)
     found = [place for place in (attribute, structure) if place is not None]
-    if found:
-        return min(found, key=lambda place: place[0])[1]
-    return _ends(old, new)
+    return min(found, key=lambda place: place[0])[1] if found else None
 
 
 Order = tuple[int, int]  # highest leaf number, position
 Found = tuple[Order, Difference]
+Uses = dict[tuple[Any, ...], int]
+"""Numbers of leaves by what they are used for."""
 
 
 class _Outline:
     """A graph's nodes by structure, and in the order in which they were recorded, nearly."""
 
-    def __init__(self, graph: Graph, signatures: dict[tuple[Any, ...], int]) -> None:
+    def __init__(
+        self, graph: Graph, signatures: dict[tuple[Any, ...], int], uses: Uses | None = None
+    ) -> None:
         self.graph = graph
-        self.computed = [v for v in graph.inputs if v.node.op is not LEAF and v.node.op is not SCALAR]
+        self.computed = [
+            v for v in graph.inputs if v.node.op is not LEAF and v.node.op is not SCALAR
+        ]
         whole = Graph.of(graph.outputs) if self.computed else graph
-        self.leaves: dict[int, Value] = {}
-        for value in whole.inputs:
-            if value.node.op is LEAF:
-                self.leaves[value.node.args[0]] = value
+        entered = [value for value in whole.inputs if value.node.op is LEAF]
+        self.number = {value.node: value.node.args[0] for value in entered}
+        if uses is not None:
+            self.number = _numbers_by_use(whole, entered, uses)
+        self.leaves = {self.number[value.node]: value for value in entered}
         self.signature: dict[Node, int] = {}
         self.order: dict[Node, Order] = {}
         self.groups: dict[int, list[Node]] = {}
@@ -94,8 +169,8 @@ class _Outline:
         for operand in node.operands:
             source = operand.node
             if source.op is LEAF:
-                parts.append(("leaf", source.args[0]))
-                rank = max(rank, source.args[0])
+                parts.append(("leaf", self.number[source]))
+                rank = max(rank, self.number[source])
             elif source.op is not SCALAR:
                 parts.append((self.signature[source], operand.index))
                 rank = max(rank, self.order[source][0])
@@ -119,6 +194,25 @@ class _Outline:
         return None
 
 
+def _numbers_by_use(graph: Graph, leaves: Sequence[Value], uses: Uses) -> dict[Node, int]:
+    """Leaves numbered by the nodes that take them: the same in graphs of any order."""
+    shape: dict[Node, int] = {}
+    users: dict[Node, set[tuple[int, int]]] = {value.node: set() for value in leaves}
+    for node in graph.nodes:
+        parts = (node.op.name, *(shape.get(operand.node, -1) for operand in node.operands))
+        shape[node] = uses.setdefault(parts, len(uses))
+        for position, operand in enumerate(node.operands):
+            if operand.node in users:
+                users[operand.node].add((shape[node], position))
+    met: Counter[frozenset[tuple[int, int]]] = Counter()
+    numbers: dict[Node, int] = {}
+    for leaf, found in users.items():
+        use = frozenset(found)
+        met[use] += 1
+        numbers[leaf] = uses.setdefault((use, met[use]), len(uses))
+    return numbers
+
+
 # -- leaves ------------------------------------------------------------------------------------
 
 
@@ -126,15 +220,16 @@ def _leaf(
     old: _Outline, new: _Outline, replaced: Collection[int], structure: Found | None
 ) -> Difference | None:
     """A leaf of another type that both graphs use alike; the earliest."""
-    limit = structure[0][0] if structure else len(new.leaves) + len(old.leaves)
+    limit = structure[0][0] if structure else None
     for slot in sorted(new.leaves.keys() & old.leaves.keys()):
         one, other = old.leaves[slot].type, new.leaves[slot].type
-        if one is other or slot > limit:
+        if one is other or (limit is not None and slot > limit):
             continue
         used = new.first_use(slot)
         if used is None or new.signature[used[0]] not in old.groups:
             continue
-        kind = MODULE if slot in replaced else _type_kind(one, other)
+        kind = _type_kind(one, other)
+        kind = MODULE if slot in replaced and kind != DTYPE else kind
         return _leaf_difference(kind, slot, one, other, used, structure)
     return None
 
@@ -251,15 +346,12 @@ def _structure(old: _Outline, new: _Outline) -> Found | None:
     if not added and not removed:
         return None
     node, gone = next(iter(added), None), next(iter(removed), None)
-    if node is not None and gone is not None:
-        order = min(new.order[node], old.order[gone])
-        return order, _exchange(gone, node)
-    if node is not None:
-        return new.order[node], _changed_structure("", node.op.name, node.op.name, _line(node), "")
-    assert gone is not None, "one of them has a node that the other has not"
-    return old.order[gone], _changed_structure(
-        gone.op.name, "", gone.op.name, _line(gone), _line(gone)
-    )
+    if node and gone and node.op is not gone.op:  # the later one may be what moves up for it
+        ranks = old.order[gone][0], new.order[node][0]
+        node, gone = node if ranks[1] <= ranks[0] else None, gone if ranks[0] <= ranks[1] else None
+    orders = [new.order[node]] if node else []
+    orders += [old.order[gone]] if gone else []
+    return min(orders), _exchange(gone, node)
 
 
 def _surplus(one: _Outline, other: _Outline) -> list[Node]:
@@ -274,21 +366,35 @@ def _surplus(one: _Outline, other: _Outline) -> list[Node]:
     return found
 
 
-def _exchange(gone: Node, node: Node) -> Difference:
-    lengths = _list_lengths(gone), _list_lengths(node)
-    if gone.op is node.op and lengths[0] != lengths[1]:
-        return Difference(LIST, node.op.name, "", *map(str, map(sum, lengths)), line=_line(node))
-    return _changed_structure(gone.op.name, node.op.name, node.op.name, _line(node), _line(gone))
+def _exchange(gone: Node | None, node: Node | None) -> Difference:
+    """`node` stands where `gone` stood; either may be missing."""
+    at = node or gone
+    assert at is not None, "one graph has a node that the other has not"
+    texts = gone.op.name if gone else "", node.op.name if node else ""
+    lines = _line(at), _line(gone) if gone and _line(gone) != _line(at) else ""
+    kind = BRANCH
+    if gone and node and gone.op is node.op and _tensors(gone) != _tensors(node):
+        kind, texts = LIST, (str(_tensors(gone)), str(_tensors(node)))
+    elif (cast := _cast(gone, node)) is not None:
+        kind, texts = DTYPE, cast
+    return Difference(kind, at.op.name, "", *texts, line=lines[0], line_before=lines[1])
 
 
-def _list_lengths(node: Node) -> list[int]:
-    return [len(argument) for argument in node.args if type(argument) is tuple and _is_tensor(argument)]
+def _cast(gone: Node | None, node: Node | None) -> tuple[str, str] | None:
+    """The dtypes before and after, where one graph casts and the other does not."""
+    casts = [n for n in (gone, node) if n and n.op.name == "aten._to_copy.default"]
+    if len(casts) != 1:
+        return None
+    source, result = casts[0].operands[0].type.dtype, casts[0].outputs[0].type.dtype
+    if source == result:
+        return None
+    pair = _plain(source), _plain(result)
+    return pair if casts[0] is node else pair[::-1]
 
 
-def _changed_structure(before: str, after: str, op: str, line: str, line_before: str) -> Difference:
-    kind = DTYPE if "aten._to_copy.default" in (before, after) else BRANCH
-    before_line = line_before if line_before != line else ""
-    return Difference(kind, op, "", before, after, line=line, line_before=before_line)
+def _tensors(node: Node) -> int:
+    """How many tensors its lists hold."""
+    return sum(len(arg) for arg in node.args if type(arg) is tuple and _is_tensor(arg))
 
 
 # -- where graphs begin and end ----------------------------------------------------------------
@@ -296,10 +402,9 @@ def _changed_structure(before: str, after: str, op: str, line: str, line_before:
 
 def _ends(old: _Outline, new: _Outline) -> Difference:
     """All nodes are alike: other values were computed before, or other results are held."""
-    begun = {value.node for value in new.computed} ^ {value.node for value in old.computed}
-    known = {old.signature.get(n, new.signature.get(n)) for n in begun}
-    if len(old.computed) != len(new.computed) and known:
-        node = next(iter(value.node for value in (*new.computed, *old.computed) if value.node in begun))
+    if len(old.computed) != len(new.computed):
+        longer = new if len(new.computed) > len(old.computed) else old
+        node = longer.computed[0].node
         counts = str(len(old.computed)), str(len(new.computed))
         return Difference(READ, node.op.name, "", *counts, line=_line(node))
     ours, theirs = _results(new), _results(old)
@@ -327,6 +432,9 @@ def _only_in(
 # -- words -------------------------------------------------------------------------------------
 
 
+_LONG = 60  # characters of a constant that are shown
+
+
 def _line(node: Node) -> str:
     return "" if node.site is None else str(node.site)
 
@@ -339,4 +447,5 @@ def _name(node: Node, position: int) -> str:
 def _plain(argument: Any) -> str:
     if _holds_scalar(argument):
         return "a run-time input"
-    return str(argument).removeprefix("torch.")
+    text = str(argument).removeprefix("torch.")
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."

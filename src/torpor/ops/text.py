@@ -46,9 +46,7 @@ def find_op(name: str) -> OpOverload:
     return found
 
 
-def _node(
-    make: Make, name: str, args: list[Any], keywords: dict[str, Any], types: Types
-) -> Node:
+def _node(make: Make, name: str, args: list[Any], keywords: dict[str, Any], types: Types) -> Node:
     spec = spec_of(find_op(name))
     bound = _bind(spec, args, keywords)
     for argument, value in zip(spec.arguments, bound, strict=True):

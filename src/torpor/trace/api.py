@@ -10,9 +10,11 @@ import torch
 
 from torpor.backend.interface import Backend, MemoryInfo
 from torpor.backend.registry import activate, get_backend, make
-from torpor.execute import closures, shutdown  # noqa: F401  # registers itself at exit
+from torpor.execute import closures, gauges, shutdown  # noqa: F401  # register themselves
 from torpor.execute import sync as _sync
 from torpor.execute.compilation import compile_graph
+from torpor.execute.events import no_sync as no_sync
+from torpor.execute.memory import predict
 from torpor.execute.storage import TRACE
 from torpor.ir.dot import dot
 from torpor.ir.graph import Graph
@@ -43,7 +45,7 @@ def _sync_tensors(tensors: list[LazyTensor], wait: bool) -> None:
     _sync.compute([t._lazy_storage for t in tensors])
     if wait:
         for tensor in tensors:
-            _sync.read(tensor._lazy_storage)
+            _sync.finish(tensor._lazy_storage)
     _sync.rest()
 
 
@@ -89,7 +91,10 @@ def memory(device: Any = None) -> MemoryInfo:
 
 
 def graph(tensor: torch.Tensor, format: str = "text") -> str:
-    """The graph that will compute `tensor`: as IR text, as Graphviz, or as the backend's text."""
+    """The graph that will compute `tensor`: as IR text, as Graphviz, or as the backend's text.
+
+    `format="memory"` shows what it will need at the worst moment, and for which tensors.
+    """
     if not isinstance(tensor, LazyTensor):
         raise TypeError(f"expected a lazy tensor, got {type(tensor).__name__}")
     with TRACE.lock:
@@ -102,4 +107,6 @@ def graph(tensor: torch.Tensor, format: str = "text") -> str:
         backend = get_backend()
         device = backend.backend_device(tensor.device)
         return backend.computation_text(compile_graph(recorded, "shown", backend, device))
-    raise ValueError(f"format is 'text', 'dot' or 'backend', not {format!r}")
+    if format == "memory":
+        return str(predict(recorded))
+    raise ValueError(f"format is 'text', 'dot', 'backend' or 'memory', not {format!r}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torpor import _torch
 from torpor.errors import TorporError, annotate
 from torpor.execute import sync
+from torpor.execute.events import fell_back
 from torpor.ops.infer import DeviceMismatch, NotRecordable
 from torpor.ops.spec import Mode, OpSpec, spec_of
 from torpor.trace.eager import (
@@ -126,6 +128,7 @@ def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
     try:
         if not isinstance(error, (NotRecordable, WritesPlain)):
             try_on_zeros(spec, args, kwargs)
+        start = time.perf_counter()
         result = run_eager(spec, args, kwargs)
     except Exception as refusal:
         raise annotate(refusal, spec.name, str(site())) from None
@@ -133,6 +136,7 @@ def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
         count_sync(spec)
     elif not isinstance(error, WritesPlain):
         count_fallback(spec)
+        fell_back(start, spec.name)
     return result
 
 

@@ -13,6 +13,7 @@ import torch
 from torpor import _torch, metrics
 from torpor.errors import UnsupportedError
 from torpor.execute import sync
+from torpor.execute.events import asked_for
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.trace.sharing import LOCATION
 from torpor.trace.site import site
@@ -105,13 +106,15 @@ def tolist(self: LazyTensor) -> Any:
 def _asked(name: str) -> None:
     """Let a conversion ask the tensor even where torch goes straight to the memory it lacks."""
     original = getattr(torch.Tensor, name)
+    what = name.strip("_")
 
     @functools.wraps(original)
     def convert(self: LazyTensor) -> Any:
-        if not _torch.is_python_off():
-            return original(self)
-        with _torch.python_on():
-            return original(self)
+        with asked_for(what):
+            if not _torch.is_python_off():
+                return original(self)
+            with _torch.python_on():
+                return original(self)
 
     setattr(LazyTensor, name, convert)
 

@@ -9,6 +9,8 @@ from types import CodeType, FrameType
 
 import torch
 
+from torpor.execute.events import find_lines_with
+
 _SKIPPED = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
@@ -53,3 +55,6 @@ def site() -> Site | None:
             return Site(code, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+find_lines_with(site)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torpor import _torch
+from torpor import _torch, metrics
 from torpor.backend.data import BackendData
 from torpor.backend.registry import get_backend
 from torpor.execute import sync
@@ -90,6 +90,7 @@ def data_storage(tensor: torch.Tensor, device: torch.device) -> LazyStorage:
     """A storage on `device` that takes over a plain tensor nobody else writes to."""
     tensor = as_root(tensor)
     type_ = TensorType.of_tensor(tensor, device)
+    metrics.count("BytesIn", type_.nbytes)
     backend = get_backend()
     data = backend.data_from_tensor(tensor, type_, backend.backend_device(device))
     return LazyStorage(type_, None, data)
@@ -123,6 +124,7 @@ def plain(tensor: LazyTensor) -> torch.Tensor:
     """A plain tensor with the numbers of `tensor`, on the buffer itself: read it, never write."""
     storage = tensor._lazy_storage
     data: BackendData = sync.read(storage)
+    metrics.count("BytesOut", data.type.nbytes)
     real = get_backend().tensor_from_data(data)
     if tensor._lazy_view is None and real.shape == tensor.shape:
         return real

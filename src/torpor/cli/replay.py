@@ -1,0 +1,145 @@
+"""``torpor replay FILE``: run a record file on any backend, and find the node that is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torpor.cli import terminal
+
+if TYPE_CHECKING:
+    from torpor.debug.bisect import Fault
+    from torpor.debug.replay import Replay
+
+NAME = "replay"
+HELP = "run what torpor.record wrote, compare the numbers, find the op that is wrong"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a file written by torpor.record")
+    parser.add_argument(
+        "--backend", metavar="NAME", help="a backend, or package.module:factory (default: recorded)"
+    )
+    parser.add_argument("--graph", metavar="N", type=int, help="only the graph that ran N-th")
+    parser.add_argument(
+        "--bisect",
+        metavar="NAME",
+        nargs="+",
+        help="A B: find the first node at which B differs from A (A: --backend or reference)",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE.py", type=Path, help="where --bisect writes the reproduction"
+    )
+    parser.add_argument(
+        "--no-data", action="store_true", help="make numbers up from the statistics of the data"
+    )
+    parser.add_argument(
+        "--allow", metavar="NAMESPACE", action="append", default=[], help="run these ops too"
+    )
+    parser.add_argument(
+        "--import", metavar="MODULE", action="append", default=[], dest="modules",
+        help="import this first: it brings ops or a backend",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        for module in arguments.modules:
+            importlib.import_module(module)
+        return _bisect(arguments) if arguments.bisect else _replay(arguments)
+    except (RuntimeError, IndexError, TypeError, ValueError, ImportError) as error:
+        print(f"torpor replay: {error}", file=sys.stderr)
+        return 2
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from torpor.debug.load import open_record
+    from torpor.debug.replay import chosen, replay_record
+
+    data = not arguments.no_data
+    with open_record(arguments.file, arguments.allow) as record:
+        runs = chosen(record, arguments.graph)
+        with terminal.progress("runs", max(len(runs), 1)) as advance:
+            report = replay_record(record, arguments.backend, runs, data, advance)
+    if arguments.json:
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        _show(report)
+    return 0 if report.ok else 1
+
+
+def _show(report: Replay) -> None:
+    terminal.heading(f"{report.path} on {report.backend}")
+    for note in report.notes:
+        print(note)
+    rows = [
+        (str(run.number), str(len(run.graph)), str(len(run.results)), run.kind, run.against)
+        for run in report.runs
+    ]
+    if rows:
+        terminal.table(("run", "nodes", "results", "verdict", "against"), rows)
+    for run in report.runs:
+        if "\n" in str(run):
+            print(run)
+    if not report.ok:
+        print("find the node: torpor replay FILE --bisect reference", report.backend)
+
+
+def _bisect(arguments: argparse.Namespace) -> int:
+    from torpor.debug.load import open_record
+    from torpor.debug.replay import bisect_record
+
+    trusted, suspect = _names(arguments)
+    with open_record(arguments.file, arguments.allow) as record:
+        runs = len(record.runs) if arguments.graph is None else 1
+        found: Fault | None = None
+        number = -1
+        with terminal.progress("runs", max(runs, 1)) as advance:
+            for run, found in bisect_record(
+                record, trusted, suspect, arguments.graph, not arguments.no_data
+            ):
+                number = run.number
+                advance(f"run {number}")
+                if found is not None:
+                    break
+    if found is None:
+        return _agreed(arguments, trusted, suspect, runs)
+    _tell(arguments, found, number)
+    return 1
+
+
+def _names(arguments: argparse.Namespace) -> tuple[str, str]:
+    names = arguments.bisect
+    if len(names) > 2:
+        raise IndexError(f"--bisect takes two backends, not {len(names)}")
+    return (arguments.backend or "reference", names[0]) if len(names) == 1 else tuple(names)
+
+
+def _agreed(arguments: argparse.Namespace, trusted: str, suspect: str, runs: int) -> int:
+    facts = {"trusted": trusted, "suspect": suspect, "runs": runs, "differs": None}
+    text = f"{suspect} computes what {trusted} does in all of {runs} runs"
+    print(json.dumps(facts, indent=2) if arguments.json else text)
+    return 0
+
+
+def _tell(arguments: argparse.Namespace, found: Fault, number: int) -> None:
+    from torpor.debug.reproduction import write_reproduction
+
+    out = arguments.out or Path(f"{Path(arguments.file).stem}_repro.py")
+    written = write_reproduction(found, out)
+    if arguments.json:
+        facts: dict[str, Any] = {"trusted": found.trusted.name, "suspect": found.suspect.name}
+        facts |= {
+            "run": number,
+            "differs": found.to_json(),
+            "reproduction": str(out) if written else None,
+        }
+        print(json.dumps(facts, indent=2))
+        return
+    print(f"run {number}: {found}")
+    print(f"  reproduce:   python {out}" if written else "  no part of the graph shows it alone")

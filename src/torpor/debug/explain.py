@@ -1,0 +1,118 @@
+"""`torpor.explain()`: why it compiled, where it waited, and what to change, in plain words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torpor import metrics
+from torpor.debug.causes import failures, recompiles
+from torpor.debug.findings import Finding
+from torpor.debug.reads import fallbacks, syncs, with_branches
+from torpor.debug.report import text
+from torpor.execute.history import HISTORY, GraphRecord
+from torpor.execute.storage import TRACE
+
+COMPUTE_BOUND = "compute-bound"
+TRACING_BOUND = "tracing-bound"
+COMPILE_BOUND = "compile-bound"
+IDLE = "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class NewGraph:
+    """A graph that was not met before, and why it is one."""
+
+    name: str
+    line: str  # the line that cut or read
+    why: str  # in words
+    cause: str  # "first time", or a kind of `ir.difference`
+    nodes: int
+    compiled: bool
+    seconds: float  # in the compiler
+    hits: int  # how often it was met again
+    runs: int
+    run_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Where the time of a step goes, in seconds; the two per step are medians."""
+
+    traces: int
+    new_traces: int  # those that recorded ops never met before
+    record: float  # per step, on the program's own thread
+    run: float  # per step, on the device's queue
+    compiling: float  # in all
+    waiting: float  # in all, for numbers that the program read
+
+    @property
+    def verdict(self) -> str:
+        """What holds a step up."""
+        if not self.traces and not self.run:
+            return IDLE
+        if self.compiling > self.traces * max(self.record, self.run):
+            return COMPILE_BOUND
+        return COMPUTE_BOUND if self.run >= self.record else TRACING_BOUND
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What torpor did since the process began or `torpor.metrics.reset()` was called."""
+
+    balance: Balance
+    findings: tuple[Finding, ...]  # what costs most, first
+    graphs: tuple[NewGraph, ...]  # in the order in which they were made
+    forgotten: int  # new graphs that are no longer known
+
+    def __str__(self) -> str:
+        return text(self)
+
+    def to_json(self) -> str:
+        """The same, for a program."""
+        content: dict[str, Any] = asdict(self)
+        content["verdict"] = self.balance.verdict
+        return json.dumps(content, indent=2)
+
+
+def explain() -> Explanation:
+    """Why graphs were compiled, where the program waited, and what to change; dearest first.
+
+    The answer prints as text, has fields for a program that asks, and `to_json()`.
+    """
+    with TRACE.lock:
+        records = HISTORY.since_reset()
+        compiles = recompiles(records)
+        graphs = tuple(map(_new_graph, records))
+    found = with_branches(syncs(), compiles) + fallbacks() + failures(records)
+    found.sort(key=lambda one: one.rank)
+    return Explanation(_balance(), tuple(found), graphs, HISTORY.forgotten)
+
+
+def _new_graph(record: GraphRecord) -> NewGraph:
+    found = record.difference
+    return NewGraph(
+        record.name,
+        record.site,
+        "first graph of this line" if found is None else str(found),
+        "first time" if found is None else found.kind,
+        record.size,
+        record.compiled,
+        record.compile_seconds,
+        record.hits,
+        record.runs,
+        record.run_seconds,
+    )
+
+
+def _balance() -> Balance:
+    timers = metrics.timers()
+    nothing = {"count": 0.0, "total": 0.0, "p50": 0.0}
+    record, run = timers.get("Record", nothing), timers.get("Execute", nothing)
+    steps = int(record["count"])
+    per_step = run["count"] / steps if steps else 1.0
+    waited = timers.get("Sync", nothing)["total"] + timers.get("QueueFull", nothing)["total"]
+    compiling = timers.get("Compile", nothing)["total"]
+    new = int(timers.get("RecordNew", nothing)["count"])
+    return Balance(steps, new, record["p50"], run["p50"] * per_step, compiling, waited)

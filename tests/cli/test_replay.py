@@ -1,0 +1,109 @@
+"""``torpor replay`` answers people and programs; its status says whether the numbers agree."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import torpor
+from torpor.cli import main
+
+PLANTED = "tests.unit.debug.planted:Planted"
+
+
+@pytest.fixture
+def file(tmp_path):
+    torpor.use("reference")
+    x = torch.randn(13, 7).to("lazy")
+    with torpor.record(tmp_path / "step.torpor"):
+        torch.tanh(x * 2).tolist()
+        (x + 1).sum().item()
+    return tmp_path / "step.torpor"
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(SystemExit):
+        main(["replay", "--help"])
+    shown = capsys.readouterr().out
+    for option in ("--backend", "--graph", "--bisect", "--out", "--no-data", "--json", "--allow"):
+        assert option in shown
+
+
+def test_a_table_of_runs(file, capsys):
+    assert main(["replay", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "same bits" in shown
+    assert shown.count("the recorded results") == 2
+
+
+def test_json(file, capsys):
+    assert main(["replay", str(file), "--json", "--graph", "1"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["ok"] is True
+    assert [run["run"] for run in facts["runs"]] == [1]
+    assert facts["recorded_with"]["torch"] == torch.__version__
+
+
+def test_a_wrong_backend(file, capsys):
+    assert main(["replay", str(file), "--backend", PLANTED]) == 1
+    shown = capsys.readouterr().out
+    assert "different" in shown
+    assert "--bisect reference" in shown
+
+
+def test_made_up_numbers(file, capsys):
+    assert main(["replay", str(file), "--no-data"]) == 0
+    assert "made up" in capsys.readouterr().out
+
+
+def test_bisect_writes_a_program_that_fails(file, tmp_path, capsys):
+    out = tmp_path / "repro.py"
+    assert main(["replay", str(file), "--bisect", "reference", PLANTED, "--out", str(out)]) == 1
+    shown = capsys.readouterr().out
+    assert "run 0" in shown
+    assert "aten.tanh.default" in shown
+    assert f"python {out}" in shown
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    assert subprocess.run([sys.executable, str(out)], env=environment, check=False).returncode == 1
+
+
+def test_bisect_in_json_with_one_name(file, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["replay", str(file), "--json", "--bisect", PLANTED]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["trusted"], facts["suspect"], facts["run"]) == ("reference", PLANTED, 0)
+    assert facts["differs"]["op"] == "aten.tanh.default"
+    assert (tmp_path / facts["reproduction"]).exists()
+
+
+def test_bisect_of_what_is_right(file, capsys):
+    sound = PLANTED.replace("Planted", "Sound")
+    assert main(["replay", str(file), "--bisect", "reference", sound]) == 0
+    assert "in all of 2 runs" in capsys.readouterr().out
+    assert main(["replay", str(file), "--json", "--bisect", "reference", sound]) == 0
+    assert json.loads(capsys.readouterr().out)["differs"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["nowhere.torpor"], "No such file"),
+        (["{file}", "--graph", "9"], "there is no run 9"),
+        (["{file}", "--backend", "acme"], "no backend 'acme'"),
+        (["{file}", "--bisect", "a", "b", "c"], "two backends"),
+        (["{file}", "--import", "no_such_module"], "no_such_module"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(file, capsys, arguments, what):
+    assert main(["replay", *(a.format(file=file) for a in arguments)]) == 2
+    told = capsys.readouterr().err
+    assert what in told
+    assert "Traceback" not in told
+
+
+def test_a_damaged_file_is_told_in_one_line(file, capsys):
+    file.write_bytes(file.read_bytes()[:-10])
+    assert main(["replay", str(file)]) == 2
+    assert "cut off" in capsys.readouterr().err
