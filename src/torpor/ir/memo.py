@@ -36,7 +36,7 @@ class Memo(Generic[T]):
 
     def add(self, key: Any, item: T) -> T:
         """Remember `item` under `key`."""
-        if len(self.young) >= config.max_interned_nodes // 4:  # what is kept holds on to nodes
+        if len(self.young) >= config.max_interned_nodes // 16:  # each holds on to some nodes
             self.old = self.young.copy()
             self.young.clear()
         self.young[key] = item

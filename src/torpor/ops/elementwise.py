@@ -17,7 +17,7 @@ import torch
 from torpor.ir.node import Value
 from torpor.ir.types import ScalarType, TensorType
 from torpor.ops.spec import ArgKind, Argument, OpSpec
-from torpor.ops.strides import Ints, eager_strides, elementwise_strides
+from torpor.ops.strides import FRESH, Ints, eager_strides, elementwise_strides
 
 try:
     from torpor.ops._generated.elementwise import RESULT_OF, TAKES_NUMBERS
@@ -132,4 +132,6 @@ def _types_of_items(spec: OpSpec, bound: list[Any]) -> Types | None:
         if elementwise_strides([(type_.shape, type_.stride)], type_.shape) != type_.stride:
             return None
     own = [item.type for item in lists[0]]
+    if spec.name in FRESH:
+        return tuple(TensorType.contiguous(t.shape, t.dtype, t.device) for t in own)
     return tuple(own) if spec.mutated else tuple(type_.at_offset(0) for type_ in own)

@@ -31,11 +31,16 @@ _OTHERWISE: Final = frozenset(
      "native_dropout_backward"}
 )  # fmt: skip
 
+FRESH: Final = frozenset({"aten.pow.Scalar", "aten._foreach_pow.ScalarAndTensor"})
+"""Elementwise ops whose results are contiguous, whatever they are made of."""
+
 _NUMBER_IS_NO_OPERAND: Final = frozenset({"aten.lerp.Scalar", "aten.pow.Tensor_Scalar"})
 
 
 def restrided(spec: OpSpec, bound: list[Any], types: Types) -> Types:
     """`types` of an elementwise op with eager's strides: fake tensors only come close to them."""
+    if spec.name in FRESH:
+        return tuple(t and TensorType.contiguous(t.shape, t.dtype, t.device) for t in types)
     type_ = types[0] if len(types) == 1 else None
     if type_ is None or spec.mutated or spec.returns[0].kind is not ReturnKind.FRESH:
         return types
@@ -53,8 +58,6 @@ def eager_strides(spec: OpSpec, bound: list[Any], type_: TensorType) -> Ints | N
         return _like_strides(bound)
     if torch.Tag.pointwise not in spec.target.tags or spec.target._opname in _OTHERWISE:
         return None
-    if spec.name == "aten.pow.Scalar":
-        return None  # 1 to any power is made by `full_like`
     operands = [v.type for v in bound if type(v) is Value and type(v.type) is TensorType]
     compared = operands[1:] if spec.name == "aten.where.self" else operands
     if len({t.dtype for t in compared}) != 1 or any(t.conj or t.neg for t in operands):
@@ -73,10 +76,15 @@ def _like_strides(bound: list[Any]) -> Ints | None:
     formats = [v for v in bound if type(v) is torch.memory_format]
     if formats and formats[0] is not torch.preserve_format:
         return None
-    if is_dense(source.shape, source.stride):
-        return source.stride
-    shape = tuple(max(size, 1) for size in source.shape)
-    return _sorted_strides([(shape, source.stride)], shape)
+    return like_strides(source.shape, source.stride)
+
+
+def like_strides(shape: Ints, stride: Ints) -> Ints:
+    """Strides that `empty_like` gives: these, if they leave no holes and do not overlap."""
+    if is_dense(shape, stride):
+        return stride
+    shape = tuple(max(size, 1) for size in shape)
+    return _sorted_strides([(shape, stride)], shape)
 
 
 def _takes_number(spec: OpSpec, bound: list[Any]) -> bool:
