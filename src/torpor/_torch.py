@@ -200,6 +200,15 @@ def ops_in(namespace: str) -> list[str]:
     return sorted(name for name in names if name.startswith(f"{namespace}::"))
 
 
+def is_taken_op_name(base: str, overload: str = "") -> bool:
+    """`torch.ops.<namespace>.<base>` or its `.<overload>` is something else than an op."""
+    empty = type(torch.ops.aten)("torpor_names")  # a namespace without ops
+    if hasattr(empty, base):
+        return True
+    packet = torch.ops.aten.relu
+    return hasattr(packet, overload) and overload not in packet.overloads() if overload else False
+
+
 def has_fake(op: OpOverload) -> bool:
     """An op of a library has a kernel for fake tensors."""
     from torch._library import custom_ops, simple_registry, utils

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torpor
-from tests.comparison import Put, agree, line_below, message, raised_by
+from tests.comparison import Put, agree, assert_same, line_below, message, raised_by
 from tests.instrumented_ops import gated, open_gate
 from torpor.execute.storage import TRACE
 
@@ -317,3 +317,20 @@ def test_packed_sequences_are_padded_in_the_mode() -> None:
         padded, lengths = nn.utils.rnn.pad_packed_sequence(packed)
     assert padded.sum().item() == 9
     assert lengths.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("name", ["_foreach_maximum_", "_foreach_minimum_", "_foreach_add_"])
+def test_lists_written_to_do_not_grow(put: Put, name: str) -> None:
+    small = put(torch.ones(3))
+    with pytest.raises(RuntimeError):
+        getattr(torch, name)([small], [put(torch.ones(2, 3))])
+    assert_same(small, torch.ones(3))
+
+
+def test_a_gradient_of_another_dtype_meets_a_threshold(put: Put) -> None:
+    agree(
+        put,
+        lambda grad, x: torch.ops.aten.threshold_backward(grad, x, 0.5),
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.tensor([0.0, 1.0]),
+    )

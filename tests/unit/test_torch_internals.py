@@ -282,6 +282,16 @@ def test_ops_in_lists_the_ops_of_a_namespace() -> None:
     assert _torch.ops_in("torpor_nowhere") == []
 
 
+@pytest.mark.parametrize("name", ["name", "__init__", "__dict__", "_dir", "__file__", "f.op"])
+def test_is_taken_op_name_tells_what_torch_ops_has_itself(name: str) -> None:
+    assert _torch.is_taken_op_name(*name.split("."))
+
+
+@pytest.mark.parametrize("name", ["relu", "scale", "own", "f.name", "f.out", "f.Tensor", "f.x"])
+def test_is_taken_op_name_leaves_all_other_names(name: str) -> None:
+    assert not _torch.is_taken_op_name(*name.split("."))
+
+
 def test_has_fake_tells_ops_that_fake_tensors_know() -> None:
     assert _torch.has_fake(aten.add.Tensor)
     assert not _torch.has_fake(torch.ops.torpor_internals.own.default)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torpor.cli import terminal
 from torpor.codegen import backend_package, coverage, own_ops
+from torpor.codegen.backend_package import ForeignFiles
 from torpor.codegen.coverage import Coverage, OwnCoverage
 from torpor.codegen.torch_schemas import TorchgenMissing, schemas
 from torpor.codegen.yaml_file import BackendFile, PyYamlMissing, YamlErrors, read
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (PyYamlMissing, TorchgenMissing) as missing:
         print(f"torpor codegen: {missing}", file=sys.stderr)
         return 2
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, ForeignFiles) as error:
         print(f"torpor codegen: {error}", file=sys.stderr)
         return 1
 

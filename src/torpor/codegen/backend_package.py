@@ -19,12 +19,14 @@ from __future__ import annotations
 import difflib
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from torpor.codegen import emit_nodes, own_ops, package_text
 from torpor.codegen.model import LazyIrSchema
 from torpor.codegen.package_text import FOLDER, starters
 from torpor.codegen.yaml_file import BackendFile
+from torpor.errors import TorporError
 
 
 def generated(file: BackendFile) -> dict[str, str]:
@@ -50,30 +52,44 @@ def _node_schemas(file: BackendFile) -> list[LazyIrSchema]:
     return [schema for schema in own_ops.nodes() if schema.name in declared]
 
 
-def stale(file: BackendFile, out: Path) -> dict[str, tuple[str | None, str | None]]:
-    """Generated files that are not what they would be written as: what is there, what would be."""
-    made = generated(file)
-    there = {path: (out / path).read_text(encoding="utf-8") for path in _present(file, out)}
+class ForeignFiles(TorporError):
+    """Files that somebody wrote stand where generated ones belong."""
+
+
+def stale(file: BackendFile, out: Path) -> dict[str, tuple[bytes | None, bytes | None]]:
+    """Files that writing would change: what is there, what would be; raises `ForeignFiles`.
+
+    Generated ones that differ in any byte or are no longer generated, and the author's that are
+    missing.
+    """
+    made = {path: text.encode() for path, text in generated(file).items()}
+    there = _present(file, out, made)
+    begun = {p: text.encode() for p, text in starters(file).items() if not (out / p).exists()}
+    wanted = {**begun, **made}
     return {
-        path: (there.get(path), made.get(path))
-        for path in sorted({*made, *there})
-        if there.get(path) != made.get(path)
+        path: (there.get(path), wanted.get(path))
+        for path in sorted({*wanted, *there})
+        if there.get(path) != wanted.get(path)
     }
 
 
-def _present(file: BackendFile, out: Path) -> list[str]:
-    """The files in `_generated/` that this command wrote, and those in the place of such."""
-    folder = out / file.package / FOLDER
-    kinds = (".py", ".pyi", ".md")
-    found = sorted(p for p in folder.glob("*") if p.is_file() and p.suffix in kinds)
-    paths = [str(path.relative_to(out)) for path in found if _is_generated(path)]
-    return sorted({*paths, *(path for path in generated(file) if (out / path).exists())})
+_SOMETIMES = ("ops.py", "own_nodes.py", "own_nodes.pyi")
+"""Generated for a backend with ops of its own: the files that may have to be removed."""
 
 
-def _is_generated(path: Path) -> bool:
-    """A file that says so in its first lines."""
-    start = path.read_text(encoding="utf-8").splitlines()[:4]
-    return any("by `torpor codegen" in line for line in start)
+def _present(file: BackendFile, out: Path, made: Iterable[str]) -> dict[str, bytes]:
+    """The generated files that are there; complains of others in their place."""
+    sometimes = {f"{file.package}/{FOLDER}/{name}" for name in _SOMETIMES}
+    paths = sorted(path for path in {*made, *sometimes} if (out / path).exists())
+    found = {path: (out / path).read_bytes() for path in paths}
+    foreign = [path for path in found if not package_text.is_generated(found[path])]
+    clashes = [path for path in foreign if path in made]
+    if clashes:
+        raise ForeignFiles(
+            f"not written by this command: {', '.join(str(out / path) for path in clashes)}; move "
+            "what is yours out of the way, or delete it. Nothing was written"
+        )
+    return {path: content for path, content in found.items() if path not in foreign}
 
 
 def write(file: BackendFile, out: Path) -> list[str]:
@@ -82,22 +98,21 @@ def write(file: BackendFile, out: Path) -> list[str]:
     What is written, removed files included. Each file is put in place at once.
     """
     changed = stale(file, out)
-    begun = {path: text for path, text in starters(file).items() if not (out / path).exists()}
-    for path, new in {**begun, **{path: new for path, (_, new) in changed.items()}}.items():
+    for path, (_, new) in changed.items():
         if new is None:
             (out / path).unlink()
         else:
             _put(out / path, new)
-    return sorted({*changed, *begun})
+    return list(changed)
 
 
-def _put(path: Path, text: str) -> None:
+def _put(path: Path, content: bytes) -> None:
     """Write a file so that nobody ever sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
@@ -118,5 +133,6 @@ def diff(file: BackendFile, out: Path) -> str:
     return "".join(parts)
 
 
-def _lines(text: str | None) -> list[str]:
-    return (text or "").splitlines(keepends=True)
+def _lines(content: bytes | None) -> list[str]:
+    text = (content or b"").decode(errors="backslashreplace")
+    return text.splitlines(keepends=True)

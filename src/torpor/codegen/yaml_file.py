@@ -25,6 +25,7 @@ from torpor import _torch
 from torpor.codegen.model import LazyIrSchema, SchemaError
 from torpor.codegen.torch_schemas import schemas
 from torpor.errors import TorporError
+from torpor.ops.typed_node import attribute_name
 
 OP_LISTS: Final = ("full_codegen", "ir_gen", "supported", "autograd")
 """Lists of ops. An op is in one of them at most."""
@@ -38,6 +39,12 @@ IGNORED: Final = ("cpp_namespace", "extra_headers", *FLAGS)
 
 RESERVED: Final = ("dynamo", "inductor", "pytest", "reference", "torchscript")
 """Names that a backend cannot have: those of torpor's own backends and packages."""
+
+DEEPEST: Final = 20
+"""Lists and mappings within each other; a file needs four."""
+
+TAKEN_ARGUMENTS: Final = ("cls", "node", "op", "signature")
+"""What an argument of an own op cannot be called: node classes have these names themselves."""
 
 NON_NATIVE_KEYS: Final = ("func", "opkind", "properties")
 PROPERTIES: Final = (
@@ -206,6 +213,7 @@ class _Reader:
 
     def _root(self) -> Any:
         try:
+            self._check_depth()
             root = self.yaml.compose(self.text, Loader=self.yaml.SafeLoader)
         except self.yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
@@ -221,6 +229,16 @@ class _Reader:
         if root is None:
             raise YamlErrors(self.path, self.problems, self.text.splitlines())
         return root
+
+    def _check_depth(self) -> None:
+        """Refuse what is nested too deep to be read by functions that call themselves."""
+        depth = 0
+        for event in self.yaml.parse(self.text, Loader=self.yaml.SafeLoader):
+            depth += isinstance(event, self.yaml.CollectionStartEvent)
+            depth -= isinstance(event, self.yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                self._problem(event, f"lists and mappings nested more than {DEEPEST} deep")
+                raise YamlErrors(self.path, self.problems, self.text.splitlines())
 
     def _values(self, root: Any) -> dict[str, Any]:
         """The nodes under the known keys."""
@@ -245,7 +263,7 @@ class _Reader:
     def _check_rest(self, values: Mapping[str, Any]) -> None:
         """What torpor does not use has to have the right kind all the same."""
         if "cpp_namespace" in values:
-            self._text("cpp_namespace", values["cpp_namespace"])
+            self._text("cpp_namespace", values["cpp_namespace"], may_be_empty=True)
         for key in FLAGS:
             if key in values and values[key].tag != "tag:yaml.org,2002:bool":
                 self._problem(values[key], f"{key} is true or false, not {self._kind(values[key])}")
@@ -265,10 +283,13 @@ class _Reader:
         names = {"str": "a text", "null": "nothing", "bool": "a truth value"}
         return names.get(kind, f"a number ({kind})" if kind in ("int", "float") else kind)
 
-    def _text(self, key: str, node: Any) -> str:
+    def _text(self, key: str, node: Any, may_be_empty: bool = False) -> str:
         """The text of a node; complains of anything else."""
         if isinstance(node, self.yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str":
-            return str(node.value).strip()
+            text = str(node.value).strip()
+            if not text and not may_be_empty:
+                self._problem(node, f"{key} is empty")
+            return text
         hint = ""
         if isinstance(node, self.yaml.ScalarNode) and node.value:
             hint = f"put it in quotes: '{node.value}'"
@@ -377,19 +398,28 @@ class _Reader:
     # -- ops of the backend's own ------------------------------------------------------------------
 
     def _non_native(self, node: Any, namespace: str) -> tuple[OwnOp, ...]:
-        found: dict[str, OwnOp] = {}
+        found: list[OwnOp] = []
         for item in self._items("non_native", node):
             op = self._own_op(item, namespace)
-            if op is None:
-                continue
-            if op.name in found:
-                first = found[op.name].line
-                self._problem(
-                    op.line, f"{op.schema.qualified!r} is in non_native twice: see line {first}"
-                )
-            else:
-                found[op.name] = op
-        return tuple(found.values())
+            if op is not None and self._is_distinct(op, found):
+                found.append(op)
+        return tuple(found)
+
+    def _is_distinct(self, op: OwnOp, found: list[OwnOp]) -> bool:
+        """No op before has its name, in the file or in Python; complains if one has."""
+        new = op.schema
+        for other in found:
+            old = other.schema
+            if old.name == new.name:
+                what = f"{new.qualified!r} is in non_native twice: see line {other.line}"
+                self._problem(op.line, what)
+                return False
+            if old.identifier == new.identifier or old.class_name == new.class_name:
+                what = f"{old.qualified!r} (line {other.line}) and {new.qualified!r}"
+                hint = f"its node class would be Own{new.class_name} too: rename one"
+                self._problem(op.line, f"{what} have one name in Python", hint)
+                return False
+        return True
 
     def _own_op(self, item: Any, namespace: str) -> OwnOp | None:
         if not isinstance(item, self.yaml.MappingNode):
@@ -402,7 +432,7 @@ class _Reader:
             return None
         func = self._text("func", values["func"])
         line = values["func"].start_mark.line + 1
-        opkind = self._text("opkind", values["opkind"]) if "opkind" in values else ""
+        opkind = self._text("opkind", values["opkind"], True) if "opkind" in values else ""
         properties = tuple(self._property(p) for p in self._items_of(values, "properties"))
         schema = self._own_schema(func, line, namespace) if func else None
         return None if schema is None else OwnOp(schema, line, opkind, properties)
@@ -438,12 +468,43 @@ class _Reader:
             told = str(error).strip().splitlines()[0].partition(". Common")[0].rstrip(":")
             self._problem(line, f"not a schema: {told}", _TYPES_HINT)
             return None
-        if keyword.iskeyword(schema.base) or any(
-            keyword.iskeyword(a.name) for a in schema.arguments
-        ):
-            self._problem(line, "a Python keyword cannot be the name of an op or of an argument")
+        what = _unusable(schema)
+        if what:
+            self._problem(line, what, "choose another name")
             return None
         return schema
+
+
+def _unusable(schema: LazyIrSchema) -> str:
+    """Why an own op with these names cannot be defined or called; empty if it can."""
+    names = [argument.name for argument in schema.arguments]
+    if any(map(keyword.iskeyword, (schema.base, *names))):
+        return "a Python keyword cannot be the name of an op or of an argument"
+    if _is_dunder(schema.base) or _torch.is_taken_op_name(schema.base, schema.overload):
+        return f"an op cannot be called {schema.qualified!r}: torch.ops uses that name itself"
+    for name in names:
+        if name in TAKEN_ARGUMENTS or _is_dunder(name):
+            return f"an argument cannot be called {name!r}: node classes use that name themselves"
+    for spell in (parameter_name, attribute_name):
+        spelled: dict[str, str] = {}
+        for name in names:
+            first = spelled.setdefault(spell(name), name)
+            if names.count(name) > 1:
+                return f"two arguments are called {name!r}"
+            if first != name:
+                return f"arguments {first!r} and {name!r} are both called {spell(name)!r} in Python"
+    return ""
+
+
+def _is_dunder(name: str) -> bool:
+    """A name that Python keeps for itself."""
+    return len(name) > 4 and name.startswith("__") and name.endswith("__")
+
+
+def parameter_name(argument: str) -> str:
+    """The parameter of a lowering method that takes an argument: `self_`, `from_`."""
+    taken = argument in ("self", "node") or keyword.iskeyword(argument)
+    return f"{argument}_" if taken else argument
 
 
 _TYPES_HINT: Final = "write it as in native_functions.yaml: `name(Tensor x, int[] dims) -> Tensor`"

@@ -128,7 +128,7 @@ TRIED: Final = frozenset(
 )
 
 TRIED_WHEN_MIXED: Final = frozenset(
-    # fake kernels that give statistics the dtype of the input, whatever the weights have
+    # fake kernels that give results the dtype of one operand, whatever the others have
     {
         "aten.native_batch_norm.default",
         "aten.native_batch_norm_backward.default",
@@ -136,6 +136,7 @@ TRIED_WHEN_MIXED: Final = frozenset(
         "aten.native_group_norm_backward.default",
         "aten.native_layer_norm.default",
         "aten.native_layer_norm_backward.default",
+        "aten.threshold_backward.default",
     }
 )
 

@@ -150,6 +150,34 @@ ONE_MISTAKE = [
      "unknown property 'ShapeCash'; did you mean 'ShapeCache'?"),
     ("non_native:\n  - func: f(Tensor x) -> Tensor\n  - func: f(Tensor y) -> Tensor", 4,
      "'f' is in non_native twice: see line 3"),
+    ("non_native:\n  - func: f.x(Tensor x) -> Tensor\n  - func: f_x(Tensor x) -> Tensor", 4,
+     "'f.x' (line 3) and 'f_x' have one name in Python; its node class would be OwnFX too"),
+    ("non_native:\n  - func: a_b(Tensor x) -> Tensor\n  - func: aB(Tensor x) -> Tensor", 4,
+     "'a_b' (line 3) and 'aB' have one name in Python"),
+    ("non_native:\n  - func: g(Tensor self, Tensor self_) -> Tensor", 3,
+     "arguments 'self' and 'self_' are both called 'self_' in Python; choose another name"),
+    ("non_native:\n  - func: g(Tensor lower_, int lower) -> Tensor", 3,
+     "arguments 'lower_' and 'lower' are both called 'lower_' in Python"),
+    ("non_native:\n  - func: g(Tensor x, Tensor x) -> Tensor", 3, "two arguments are called 'x'"),
+    ("non_native:\n  - func: g(Tensor node, Tensor node_) -> Tensor", 3,
+     "an argument cannot be called 'node'"),
+    ("non_native:\n  - func: g(Tensor cls) -> Tensor", 3, "an argument cannot be called 'cls'"),
+    ("non_native:\n  - func: g(Tensor __debug__) -> Tensor", 3, "cannot be called '__debug__'"),
+    ("non_native:\n  - func: __init__(Tensor x) -> Tensor", 3, "an op cannot be called '__init__'"),
+    ("non_native:\n  - func: name(Tensor x) -> Tensor", 3, "an op cannot be called 'name'"),
+    ("non_native:\n  - func: f.op(Tensor x) -> Tensor", 3, "an op cannot be called 'f.op'"),
+    ("non_native:\n  - func: ''", 3, "func is empty"),
+    ("non_native:\n  - func: 'f(int[] x=" + "[" * 3000 + "]" * 3000 + ") -> Tensor'", 3,
+     "not a schema"),
+    ("full_codegen:\n  - 'f(int[] x=" + "[" * 3000 + "]" * 3000 + ") -> Tensor'", 3,
+     "not a schema"),
+    ("full_codegen: ['']", 2, "an op in full_codegen is empty"),
+    ("full_codegen:\n  - mm\n  - '  '", 4, "an op in full_codegen is empty"),
+    ("class_name: ''", 2, "class_name is empty"),
+    ("full_codegen: " + "[" * 3000 + "]" * 3000, 2, "nested more than 20 deep"),
+    ("full_codegen:\n  " + "- " * 3000 + "mm", 3, "nested more than 20 deep"),
+    ("full_codegen:" + "".join("\n" + " " * i + "a:" for i in range(1, 3000)), 22,
+     "nested more than 20 deep"),
     ("full_codegen: [mm", 3, "not YAML"),
     ("full_codegen:\n\t- mm", 3, "not YAML: found character '\\t'"),
 ]  # fmt: skip
@@ -172,6 +200,8 @@ def test_a_mistake_is_told_with_its_line(written, text: str, line: int, told: st
         ("full_codegen: [mm]\n", "key 'backend' is missing"),
         ("- mm\n", "expected keys and values, not a list"),
         ("backend:\n", "backend is a text, not nothing"),
+        ("backend: ''\n", "backend is empty"),
+        ("backend: '  '\n", "backend is empty"),
         ("backend: 3\n", "backend is a text, not a number (int); put it in quotes: '3'"),
         ("backend: a-b\n", "backend is part of Python names, which 'a-b' cannot be"),
         ("backend: Inductor\n", "'Inductor' is taken"),
@@ -203,6 +233,19 @@ def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "acme.yaml"
     path.write_bytes(b"\xef\xbb\xbfbackend: acme\n")
     assert read(path).name == "acme"
+
+
+@pytest.mark.parametrize("func", ["g(Tensor self, Tensor other) -> Tensor",
+                                  "g(Tensor lower, Tensor self) -> Tensor",
+                                  "names(Tensor x) -> Tensor"])  # fmt: skip
+def test_names_that_need_an_underscore_are_no_mistake(written, func: str) -> None:
+    (op,) = read(written(f"backend: acme\nnon_native:\n  - func: {func}\n")).non_native
+    assert op.schema.signature == f"torpor_acme::{func}"
+
+
+def test_texts_without_meaning_may_be_empty(written) -> None:
+    text = "cpp_namespace: ''\nnon_native:\n  - func: f(Tensor x) -> Tensor\n    opkind: ''\n"
+    assert read(written(f"backend: acme\n{text}")).non_native[0].opkind == ""
 
 
 def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines(written) -> None:
