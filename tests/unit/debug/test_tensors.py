@@ -155,7 +155,7 @@ def test_synthetic_data_have_the_statistics():
         torch.empty(0),
         torch.tensor(2),
     ],
-    ids=str,
+    ids=["integers", "bools", "conjugates", "expanded", "float8", "empty", "number"],
 )
 def test_synthetic_data_of_any_type(tensor):
     made = synthetic(TensorType.of_tensor(tensor), facts(tensor), seed=0)
