@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -348,6 +350,76 @@ def test_torch_knows_the_types_as_long_as_torpor_does() -> None:
             op(torch.ones(4))
 
 
+@pytest.mark.parametrize("lowering", [None, lambda x: x + x + x])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:1].expand(4, 3),
+        lambda x: x[:, ::2],
+        lambda x: x.t()[1:],
+        lambda x: x.as_strided((2, 3), (1, 1)),
+        lambda x: x.t(),
+        lambda x: x[:0],
+    ],
+)
+def test_what_has_memory_of_its_own_is_laid_out_as_eager_does(
+    put: Put, backend: str, register: Register, view: Any, lowering: Any
+) -> None:
+    register(tripled, type_rule=lambda x: x, lowering=lowering)
+    agree(put, lambda x: tripled(view(x)), X)
+    agree(put, lambda x: tripled(view(x)).add_(1), X)
+    assert fallbacks() == []
+
+
+def test_a_lowering_that_makes_a_view_makes_a_tensor_of_its_own(
+    put: Put, backend: str, register: Register
+) -> None:
+    register(tripled, lowering=lambda x: x[:1].expand(4, 3))
+    x = put(X)
+    y = tripled(x)
+    y.add_(1)
+    assert_same([x, y], [X, X[:1].expand(4, 3) + 1])
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [lambda far: far.tolist(), lambda far: far * 2, lambda far: far[0].item()],
+)
+def test_a_type_rule_may_not_use_a_lazy_tensor(put: Put, register: Register, stray: Any) -> None:
+    far = put(FAR)
+    register(tripled, type_rule=lambda x: (stray(far), x)[1])
+    with pytest.raises(RegistrationError, match=r"type rule of .*tripled.* arguments alone"):
+        tripled(put(X))
+    assert_same(far * 2, FAR * 2)
+
+
+def test_a_type_rule_may_not_register(put: Put, register: Register) -> None:
+    register(tripled, type_rule=lambda x: torpor.ops.register(own.ghost, type_rule=lambda x: x))
+    with pytest.raises(RegistrationError, match=r"type rule of .*tripled.* registers an op"):
+        tripled(put(X))
+
+
+@pytest.mark.parametrize(
+    ("makes", "told"),
+    [
+        (lambda of, x: None, "gave None in the place of a TensorType"),
+        (lambda of, x: of((-1, 3), (3, 1), x.dtype, x.device), r"shape \(-1, 3\)"),
+        (lambda of, x: of((2.5,), (1,), x.dtype, x.device), r"shape \(2\.5,\)"),
+        (lambda of, x: of((2,), (-1,), x.dtype, x.device), r"stride \(-1,\)"),
+        (lambda of, x: of((2,), (1, 1), x.dtype, x.device), "2 strides for 1 dimensions"),
+        (lambda of, x: of([2], (1,), x.dtype, x.device), "list.*made of tuples of integers"),
+        (lambda of, x: of((2,), (1,), float, x.device), "made of .* a torch.dtype"),
+        (lambda of, x: of((2,), (1,), x.dtype, "lazy"), "made of .* a torch.device"),
+    ],
+)
+def test_a_type_that_no_tensor_has_is_refused(
+    put: Put, register: Register, makes: Any, told: str
+) -> None:
+    register(tripled, type_rule=lambda x: makes(TensorType.of, x))
+    with pytest.raises(RegistrationError, match=f"(?s)type rule of .*tripled.*{told}"):
+        tripled(put(X))
+
+
 def test_what_a_type_rule_refuses_is_refused_with_the_line(put: Put, register: Register) -> None:
     def rule(x: TensorType) -> TensorType:
         if len(x.shape) != 1:
@@ -429,6 +501,115 @@ def test_a_lowering_that_cannot_be_says_why(
     assert line in message(e.value)
 
 
+FAR = torch.tensor([5.0, 6.0, 7.0])  # a tensor that is not an argument
+
+
+def _synced(x: Tensor) -> Tensor:
+    torpor.sync()
+    return x
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, far: x * far,
+        lambda x, far: (far * 2, x)[1],
+        lambda x, far: x * far.tolist()[0],
+        lambda x, far: x * far[0].item(),
+        lambda x, far: x * torch.from_numpy(far.numpy()),
+        lambda x, far: (torch.tensor([1.0]).to("lazy"), x)[1],
+        lambda x, far: _synced(x),
+    ],
+)
+def test_a_lowering_may_not_use_a_lazy_tensor_from_elsewhere(
+    virtual: Put, register: Register, use: Any, typed: bool
+) -> None:
+    far = virtual(FAR)
+    rule = (lambda x, by: x) if typed else None
+    register(own.ghost, type_rule=rule, lowering=lambda x, by: use(x, far))
+    with pytest.raises(torpor.errors.TorporError, match=r"lowering of .*ghost.* arguments alone"):
+        own.ghost(virtual(X), 2.0).tolist()
+    assert_same(far * 2, FAR * 2)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("change", ["register", "unregister"])
+def test_a_lowering_may_not_register(virtual: Put, register: Register, change: str) -> None:
+    def lowering(x: Tensor, by: float) -> Tensor:
+        act = getattr(torpor.ops, change)
+        act(own.ghost)
+        return x
+
+    register(own.ghost, type_rule=lambda x, by: x, lowering=lowering)
+    with pytest.raises(torpor.errors.CompileError, match=f"ghost.default {change}s an op"):
+        own.ghost(virtual(X), 2.0).tolist()
+
+
+def test_other_threads_record_while_a_lowering_is_traced(put: Put, register: Register) -> None:
+    def lowering(x: Tensor, by: float) -> Tensor:
+        started.set()
+        assert going_on.wait(30)
+        return x * by
+
+    def other() -> None:
+        assert started.wait(30)
+        going_on.set()
+        results.append((mine + 1).tolist())
+
+    started, going_on = threading.Event(), threading.Event()
+    results: list[Any] = []
+    register(own.ghost, type_rule=lambda x, by: x, lowering=lowering)
+    x, mine = put(X), put(FAR)
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert_same(own.ghost(x, 2.0), X * 2)
+    thread.join()
+    assert results == [[6.0, 7.0, 8.0]]
+
+
+@pytest.mark.parametrize(
+    ("lowering", "told"),
+    [
+        (lambda x: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda x: (x, x), "returned a tuple in the place of a tensor"),
+        (lambda x: None, "returned a NoneType in the place of a tensor"),
+        (lambda x: 3, "returned a int in the place of a tensor"),
+        (lambda x: x * x.max().item(), "asks for numbers"),
+        (lambda x, y: x, "TypeError"),
+        (lambda x: torch.from_numpy(np.asarray(x)), "numpy"),
+    ],
+)
+def test_a_lowering_that_tells_the_types_and_fails_is_named(
+    put: Put, register: Register, lowering: Any, told: str
+) -> None:
+    register(tripled, lowering=lowering)
+    with pytest.raises(RegistrationError, match=f"the lowering of .*tripled.*{told}") as caught:
+        line = line_below()
+        tripled(put(X))
+    assert line in message(caught.value)
+    assert kernel_runs == []
+
+
+@pytest.mark.parametrize(
+    ("lowering", "name"),
+    [
+        (lambda x: torch.from_numpy(np.asarray(x)) * 1, "__array__"),
+        (lambda x: x * float(x.numpy()[0, 0]), "numpy"),
+        (lambda x: x * x.tolist()[0][0], "tolist"),
+        (lambda x: x * (x.data_ptr() % 3), "data_ptr"),
+        (lambda x: x * (x.untyped_storage().data_ptr() % 3), "untyped_storage"),
+    ],
+)
+def test_a_lowering_may_not_look_at_memory(
+    put: Put, register: Register, lowering: Any, name: str
+) -> None:
+    register(tripled, type_rule=lambda x: x, lowering=lowering)
+    with pytest.raises(torpor.errors.CompileError, match=f"tripled.* calls {name}: it asks for"):
+        tripled(put(X)).tolist()
+
+
 # -- registering -------------------------------------------------------------------------------
 
 
@@ -478,6 +659,21 @@ def test_an_op_of_which_nothing_is_known_is_refused() -> None:
         torpor.ops.register(own.ghost)
     with pytest.raises(RegistrationError, match="nothing tells the types"):
         torpor.ops.register(own.ghost, lowering=lambda x, by: x, backend="reference")
+
+
+def test_there_is_something_to_register(register: Register) -> None:
+    register(tripled, type_rule=lambda x: x)
+    with pytest.raises(RegistrationError, match=r"nothing to register for .*tripled.*type_rule="):
+        torpor.ops.register(tripled)
+
+
+def test_a_lowering_is_for_a_backend_that_there_is() -> None:
+    with pytest.raises(RegistrationError, match=r"no backend 'nosuch': there are .*reference"):
+        torpor.ops.register(
+            tripled, type_rule=lambda x: x, lowering=lambda x: x * 3, backend="nosuch"
+        )
+    with pytest.raises(RegistrationError, match="was not registered"):
+        torpor.ops.unregister(tripled)
 
 
 def test_arguments_are_checked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,41 @@ def test_numbers_of_other_types_are_other_nodes() -> None:
     assert nodes.AddScalar.can_be_reused(one.node, x, 1)
     assert not nodes.AddScalar.can_be_reused(one.node, x, 1.0)
     assert not nodes.SubScalar.can_be_reused(one.node, x, 1)
+
+
+def test_arguments_get_the_types_of_the_schema() -> None:
+    x = value(2, 3)
+    pairs = [
+        (nodes.Cat.create([x, x], dim=True), nodes.Cat.create((x, x), dim=1)),
+        (nodes.SumDimIntList.create(x, 1), nodes.SumDimIntList.create(x, [True])),  # type: ignore[arg-type]  # as torch takes it
+        (
+            nodes.NativeLayerNorm.create(x, [3], None, None, 1),
+            nodes.NativeLayerNorm.create(x, (3,), None, None, 1.0),
+        ),
+    ]
+    for made, same in pairs:
+        assert made.node is same.node
+    assert type(pairs[0][0].node.args[1]) is int
+    assert [type(dim) for dim in pairs[1][0].node.args[1]] == [int]
+    assert type(pairs[2][0].node.args[4]) is float
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda n, x: n.Relu.create(torch.ones(2)), "'self' is a Value .* not a Tensor; .*graph"),
+        (lambda n, x: n.Relu.create(torpor.lazy(torch.ones(2))), "'self' is .* not a LazyTensor"),
+        (lambda n, x: n.Cat.create([x, torch.ones(2)]), "'tensors' is a Value .* not a Tensor"),
+        (lambda n, x: n.Clamp.create(x, max=torch.ones(())), "'max' is a number"),
+        (lambda n, x: n.Permute.create(x, (1.0, 0)), "'dims' is an int, not a float"),
+        (lambda n, x: n.Permute.create(x, 1), "'dims' is a list, not a int"),
+        (lambda n, x: n.SumDimIntList.create(x, [0], keepdim=1), "'keepdim' is a bool"),
+        (lambda n, x: n.SumDimIntList.create(x, [0], dtype="float"), "'dtype' is a torch.dtype"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(make: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=f"^aten.*: argument {told}"):
+        make(nodes, value(2, 3))
 
 
 def test_run_time_scalars_are_arguments() -> None:

@@ -14,8 +14,10 @@ writes to those that the op writes to.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -28,6 +30,7 @@ from torpor.ir.node import Value
 from torpor.ir.types import ScalarType, TensorType
 from torpor.ops import infer, type_rules
 from torpor.ops.spec import Mode, OpSpec, Return, ReturnKind, read_spec
+from torpor.ops.strides import like_strides
 
 TypeRule = Callable[..., Any]
 """Takes the op's arguments, types in the place of tensors; gives the types of what it makes."""
@@ -75,6 +78,52 @@ def on_change(before: Callable[[], None], after: Callable[[], None]) -> None:
     _after_change.append(after)
 
 
+# -- code of somebody's own --------------------------------------------------------------------
+
+_running: dict[int, str] = {}  # what runs on a thread
+_watchers: list[Callable[[bool], None]] = []
+
+
+def on_running(watch: Callable[[bool], None]) -> None:
+    """Call `watch(True)` when a type rule or a lowering starts to run, `watch(False)` after."""
+    _watchers.append(watch)
+
+
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """Run a type rule or a lowering, which may use its arguments and nothing that is lazy."""
+    thread = threading.get_ident()
+    outer = _running.get(thread, "")
+    _running[thread] = what
+    for watch in _watchers:
+        watch(True)
+    try:
+        yield
+    finally:
+        for watch in _watchers:
+            watch(False)
+        _running[thread] = outer
+        if not outer:
+            del _running[thread]
+
+
+def refuse_inside(what: str) -> None:
+    """Raise if a type rule or a lowering runs on this thread: it did `what`."""
+    who = _running.get(threading.get_ident())
+    if who is not None:
+        raise RegistrationError(f"{who} {what}; it may use its arguments alone")
+
+
+# -- registering -------------------------------------------------------------------------------
+
+_backends: list[Callable[[], Iterable[str]]] = []
+
+
+def on_backends(names: Callable[[], Iterable[str]]) -> None:
+    """Say who knows the names of all backends."""
+    _backends.append(names)
+
+
 def register(
     op: Any,
     type_rule: TypeRule | None = None,
@@ -94,8 +143,10 @@ def register(
     its place lets that backend have the node itself.
     A second registration for the same backend needs `allow_override`.
     """
+    refuse_inside("registers an op")
     target = find(op)
     spec = _registrable(target)
+    _check_told(type_rule, lowering, backend)
     known = _registered.get(spec.name)
     if known is None or known.target is not target:  # not told of, or defined anew since
         if known is not None:
@@ -106,6 +157,11 @@ def register(
         raise RegistrationError(
             f"nothing tells the types that {spec.name} makes: pass type_rule=, pass lowering= for "
             f"all backends, or give it a fake kernel (torch.library.register_fake)"
+        )
+    if type_rule is None and lowering is None:
+        raise RegistrationError(
+            f"there is nothing to register for {spec.name}: pass type_rule= or lowering=; an op "
+            f"with a fake kernel needs neither"
         )
     _change(spec.name, target, changed)
     return target
@@ -123,6 +179,7 @@ def define(namespace: str, schemas: Iterable[str]) -> Any:
 
 def unregister(op: Any) -> None:
     """Forget all that was registered for an op."""
+    refuse_inside("unregisters an op")
     target = find(op)
     name = str(target)
     if name not in _registered:
@@ -202,7 +259,6 @@ def _with(
     allow_override: bool,
 ) -> Custom:
     """`known` with more told of it."""
-    _check_callables(type_rule, lowering, backend)
     clash = (type_rule is not None and known.type_rule is not None) or (
         lowering is not None and (backend or "") in known.lowerings
     )
@@ -217,7 +273,7 @@ def _with(
     return Custom(known.target, type_rule or known.type_rule, lowerings, known.take_fake)
 
 
-def _check_callables(type_rule: Any, lowering: Any, backend: str | None) -> None:
+def _check_told(type_rule: Any, lowering: Any, backend: str | None) -> None:
     if type_rule is not None and not callable(type_rule):
         raise TypeError(f"a type rule is a function, not {type_rule!r}")
     if isinstance(lowering, Whole):
@@ -227,6 +283,14 @@ def _check_callables(type_rule: Any, lowering: Any, backend: str | None) -> None
         raise TypeError(f"a lowering is a function, not {lowering!r}")
     if backend is not None and lowering is None:
         raise RegistrationError("backend= chooses where a lowering is used; pass lowering= too")
+    if backend is not None:
+        _check_backend(backend)
+
+
+def _check_backend(backend: str) -> None:
+    known = sorted({name for names in _backends for name in names()})
+    if backend.partition(":")[0] not in {name.partition(":")[0] for name in known}:
+        raise RegistrationError(f"no backend {backend!r}: there are {', '.join(known)}")
 
 
 def _change(name: str, target: OpOverload, custom: Custom | None) -> None:
@@ -292,10 +356,72 @@ def _give_fake(custom: Custom) -> None:
     custom.take_fake = _nothing
     if _torch.has_fake(custom.target):
         return
-    rule = custom.type_rule
-    fake = custom.lowerings.get("") if rule is None else _fake_by(rule, read_spec(custom.target))
-    if callable(fake):
-        custom.take_fake = _torch.give_fake(custom.target, fake)
+    spec = read_spec(custom.target)
+    lowering = custom.lowerings.get("")
+    if custom.type_rule is not None:
+        custom.take_fake = _torch.give_fake(custom.target, _fake_by(custom.type_rule, spec))
+    elif callable(lowering):
+        custom.take_fake = _torch.give_fake(custom.target, _fake_by_lowering(lowering, spec))
+
+
+def _fake_by_lowering(lowering: Lowering, spec: OpSpec) -> Callable[..., Any]:
+    """A fake kernel that makes what a lowering makes."""
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with running(f"the lowering of {spec.name}"):
+                result = lowering(*args, **kwargs)
+            results = returned_by(spec, result)
+        except RegistrationError:
+            raise
+        except Exception as error:
+            raise RegistrationError(lowering_failed(spec, error)) from error
+        made = [
+            _torch.tree_map(_unshared, item) if r.kind is ReturnKind.FRESH else item
+            for item, r in zip(results, spec.returns, strict=True)
+        ]
+        return tuple(made) if len(made) > 1 else made[0] if made else None
+
+    return fake
+
+
+ASKS_FOR_NUMBERS: Final = "asks for numbers, which nobody has when a graph is compiled"
+
+
+def lowering_failed(spec: OpSpec, error: BaseException) -> str:
+    """What is said of a lowering that raised `error`."""
+    asks = isinstance(error, _torch.data_dependent_errors())
+    what = ASKS_FOR_NUMBERS if asks else f"failed: {type(error).__name__}"
+    return f"the lowering of {spec.name} {what}: {error}"
+
+
+def returned_by(spec: OpSpec, result: Any) -> list[Any]:
+    """What a lowering returned, one item for each return of the op; a wrong kind is a TypeError."""
+    results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
+    if not isinstance(results, (tuple, list)) or len(results) != len(spec.returns):
+        raise TypeError(f"it returned a {type(result).__name__} for {len(spec.returns)} results")
+    for place, (item, returned) in enumerate(zip(results, spec.returns, strict=True)):
+        if returned.kind is not ReturnKind.ARGUMENT:
+            _check_returned(item, returned.is_list, _may_be_none(spec, place))
+    return list(results)
+
+
+def _check_returned(item: Any, is_list: bool, optional: bool) -> None:
+    if is_list != isinstance(item, (tuple, list)):
+        wanted = "list of tensors" if is_list else "tensor"
+        raise TypeError(f"it returned a {type(item).__name__} in the place of a {wanted}")
+    for one in item if is_list else (item,):
+        if not (isinstance(one, torch.Tensor) or (one is None and optional)):
+            raise TypeError(f"it returned a {type(one).__name__} in the place of a tensor")
+
+
+def _may_be_none(spec: OpSpec, place: int) -> bool:
+    return "Optional[" in str(spec.target._schema.returns[place].type)
+
+
+def _unshared(tensor: Any) -> Any:
+    """A tensor like `tensor` in memory of its own."""
+    return torch.empty_like(tensor) if isinstance(tensor, torch.Tensor) else tensor
 
 
 def _fake_by(rule: TypeRule, spec: OpSpec) -> Callable[..., Any]:
@@ -303,8 +429,7 @@ def _fake_by(rule: TypeRule, spec: OpSpec) -> Callable[..., Any]:
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs)
-        positional, keywords = spec.call_arguments([_type_of(arg) for arg in bound])
-        made = iter(_grouped(spec, rule(*positional, **keywords)))
+        made = iter(_told_types(spec, rule, [_type_of(arg) for arg in bound]))
         results = [
             bound[r.argument] if r.kind is ReturnKind.ARGUMENT else _blank(next(made), r, bound)
             for r in spec.returns
@@ -335,15 +460,32 @@ def _blank(type_: Any, returned: Return, bound: list[Any]) -> Any:
 
 def _by_rule(told: TypeRule) -> type_rules.CustomRule:
     def rule(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Any) -> infer.Types:
-        positional, keywords = spec.call_arguments([_typed(arg, sample) for arg in bound])
-        try:
-            result = told(*positional, **keywords)
-        except Exception as error:
-            error._torpor_refusal = True  # type: ignore[attr-defined]  # a mark: eager is not asked
-            raise
-        return (*_flat(_grouped(spec, result)), *_written(spec, bound))
+        items = _told_types(spec, told, [_typed(arg, sample) for arg in bound])
+        return (*_flat(items), *_written(spec, bound))
 
     return rule
+
+
+def _told_types(spec: OpSpec, told: TypeRule, bound: list[Any]) -> list[Any]:
+    """What a type rule says of these arguments, one item for each return, checked."""
+    positional, keywords = spec.call_arguments(bound)
+    try:
+        with running(f"the type rule of {spec.name}"):
+            result = told(*positional, **keywords)
+    except Exception as error:
+        if _in_making_a_type(error):
+            raise RegistrationError(
+                f"the type rule of {spec.name} failed: {error}; a TensorType is made of tuples of "
+                "integers, a torch.dtype and a torch.device"
+            ) from error
+        error._torpor_refusal = True  # type: ignore[attr-defined]  # a mark: eager is not asked
+        raise
+    return _grouped(spec, result)
+
+
+def _in_making_a_type(error: Exception) -> bool:
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is TensorType.of.__code__ for frame, _ in frames)
 
 
 def _typed(arg: Any, sample: dict[Value, Any]) -> Any:
@@ -357,39 +499,62 @@ _MADE: Final = (ReturnKind.FRESH, ReturnKind.VIEW)
 
 def _grouped(spec: OpSpec, result: Any) -> list[Any]:
     """What a rule gave, one item for each return that is not an argument, checked."""
-    made = [r for r in spec.returns if r.kind in _MADE]
+    made = [place for place, r in enumerate(spec.returns) if r.kind in _MADE]
     results = [result] if len(made) == 1 else result if made else []
     if not isinstance(results, (list, tuple)) or len(results) != len(made):
         raise RegistrationError(
             f"type rule of {spec.name} gave {result!r}, not a tuple of {len(made)} types"
         )
-    return [_checked_item(spec, item, r) for item, r in zip(results, made, strict=True)]
+    return [_checked_item(spec, item, place) for item, place in zip(results, made, strict=True)]
 
 
-def _checked_item(spec: OpSpec, item: Any, returned: Return) -> Any:
-    fresh = returned.kind is ReturnKind.FRESH
-    if not returned.is_list:
-        return _checked(spec, item, fresh)
+def _checked_item(spec: OpSpec, item: Any, place: int) -> Any:
+    if not spec.returns[place].is_list:
+        return _checked(spec, item, place)
     if not isinstance(item, (list, tuple)):
         raise RegistrationError(f"type rule of {spec.name} gave {item!r}, not a list of types")
-    return [_checked(spec, one, fresh) for one in item]
+    return [_checked(spec, one, place) for one in item]
 
 
 def _flat(items: list[Any]) -> list[TensorType | None]:
     return [one for item in items for one in (item if isinstance(item, list) else (item,))]
 
 
-def _checked(spec: OpSpec, type_: Any, fresh: bool) -> TensorType | None:
-    if type_ is None:
+def _checked(spec: OpSpec, type_: Any, place: int) -> TensorType | None:
+    if type_ is None and _may_be_none(spec, place):
         return None
     if not isinstance(type_, TensorType):
         raise RegistrationError(
             f"type rule of {spec.name} gave {type_!r} in the place of a TensorType; "
             "TensorType.contiguous(shape, dtype, device) makes one"
         )
-    if fresh and (type_.offset or type_.conj or type_.neg):  # memory of its own holds the numbers
-        return TensorType.of(type_.shape, type_.stride, type_.dtype, type_.device)
-    return type_
+    wrong = _wrong_with(type_)
+    if wrong:
+        raise RegistrationError(
+            f"type rule of {spec.name} gave {wrong}: shape {type_.shape!r}, stride "
+            f"{type_.stride!r}, offset {type_.offset!r}, {type_.dtype!r}, {type_.device!r}"
+        )
+    return _in_own_memory(type_) if spec.returns[place].kind is ReturnKind.FRESH else type_
+
+
+def _wrong_with(type_: TensorType) -> str:
+    """What no tensor is like; nothing if there are such tensors."""
+    for what, sizes in (
+        ("shape", type_.shape), ("stride", type_.stride), ("offset", (type_.offset,)),
+    ):  # fmt: skip
+        if not all(type(size) in (int, torch.SymInt) and size >= 0 for size in sizes):
+            return f"a {what} that is not made of integers from 0 up"
+    if len(type_.shape) != len(type_.stride):
+        return f"{len(type_.stride)} strides for {len(type_.shape)} dimensions"
+    if not isinstance(type_.dtype, torch.dtype):
+        return "a dtype that is none"
+    return "" if isinstance(type_.device, torch.device) else "a device that is none"
+
+
+def _in_own_memory(type_: TensorType) -> TensorType:
+    """The type of a new tensor that is like one of `type_`, as `torch.empty_like` lays it out."""
+    stride = like_strides(type_.shape, type_.stride)
+    return TensorType.of(type_.shape, stride, type_.dtype, type_.device)
 
 
 def _written(spec: OpSpec, bound: list[Any]) -> list[TensorType]:

@@ -10,13 +10,14 @@ carry the line of the op they stand for. What it makes gets the very types that 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from torpor import _torch
 from torpor._torch import OpOverload
@@ -98,7 +99,7 @@ def _mapped(arg: Any, renamed: dict[Value, Value]) -> Any:
 
 _REFUSED: Final = {
     Mode.RANDOM: "draws random numbers, which eager does when an op is recorded; pass them in",
-    Mode.EAGER: "asks for numbers, which nobody has when a graph is compiled",
+    Mode.EAGER: custom.ASKS_FOR_NUMBERS,
     Mode.METADATA: "changes the size of a tensor in place",
 }
 
@@ -153,10 +154,11 @@ class _Inlining:
         try:
             with ThreadPoolExecutor(1, "torpor-lowering") as threads:
                 return threads.submit(self._traced, lowering).result()
-        except _torch.data_dependent_errors() as error:
-            raise self.wrong(f"{_REFUSED[Mode.EAGER]} ({error})") from error
+        except RegistrationError as error:
+            error.node = self.node
+            raise
         except Exception as error:
-            raise self.wrong(f"failed: {type(error).__name__}: {error}") from error
+            raise self._told(custom.lowering_failed(self.spec, error)) from error
 
     def _traced(self, lowering: custom.Lowering) -> torch.fx.GraphModule:
         mode, fakes = fake_arguments(list(self.args), self.expansion.physical)
@@ -165,7 +167,9 @@ class _Inlining:
         def call(*given: torch.Tensor) -> list[Any]:
             rest = iter(given)
             positional, keywords = self.spec.call_arguments([_refilled(f, rest) for f in fakes])
-            return _made(self.spec, lowering(*positional, **keywords))
+            with custom.running(f"the lowering of {self.spec.name}"), _NoMemory(self):
+                result = lowering(*positional, **keywords)
+            return _made(self.spec, result)
 
         with torch.no_grad(), _torch.quiet_fakes(), mode:
             return make_fx(torch.func.functionalize(call, remove="mutations"))(*tensors)
@@ -252,9 +256,35 @@ class _Inlining:
 
     def wrong(self, what: str) -> RegistrationError:
         """The error that says what is wrong with the lowering."""
-        error = RegistrationError(f"the lowering of {self.spec.name} {what}")
+        return self._told(f"the lowering of {self.spec.name} {what}")
+
+    def _told(self, text: str) -> RegistrationError:
+        error = RegistrationError(text)
         error.node = self.node
         return error
+
+
+_NUMBERS: Final = frozenset(
+    # methods of tensors that look at memory, where a tensor that is traced has nothing
+    {"numpy", "__array__", "__array_wrap__", "__dlpack__", "tolist", "data_ptr", "storage",
+     "untyped_storage", "_typed_storage", "share_memory_", "__reduce_ex__", "__deepcopy__"}
+)  # fmt: skip
+
+
+class _NoMemory(TorchFunctionMode):
+    """Refuses to let a lowering have the memory behind its arguments."""
+
+    def __init__(self, inlining: _Inlining) -> None:
+        super().__init__()
+        self.inlining = inlining
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _NUMBERS:
+            raise self.inlining.wrong(f"calls {name}: it {custom.ASKS_FOR_NUMBERS}")
+        return func(*args, **(kwargs or {}))
 
 
 def _refilled(arg: Any, given: Iterator[Any]) -> Any:
@@ -268,22 +298,11 @@ def _refilled(arg: Any, given: Iterator[Any]) -> Any:
 
 def _made(spec: OpSpec, result: Any) -> list[Any]:
     """The new tensors among what a lowering returned, lists spread out."""
-    results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
-    if not isinstance(results, (tuple, list)) or len(results) != len(spec.returns):
-        raise TypeError(f"it returned a {type(result).__name__} for {len(spec.returns)} results")
     made: list[Any] = []
-    for returned, value in zip(spec.returns, results, strict=True):
+    for returned, item in zip(spec.returns, custom.returned_by(spec, result), strict=True):
         if returned.kind is not ReturnKind.ARGUMENT:
-            made += _listed(value, returned.is_list)
+            made += item if returned.is_list else (item,)
     return made
-
-
-def _listed(value: Any, is_list: bool) -> Iterable[Any]:
-    if is_list != isinstance(value, (tuple, list)):
-        raise TypeError(f"it returned a {type(value).__name__} in the place of a " + (
-            "list of tensors" if is_list else "tensor"
-        ))  # fmt: skip
-    return value if is_list else (value,)
 
 
 def _shaped(spec: OpSpec, fresh: list[Value], args: list[Any], values: dict[Any, Any]) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from torpor import _torch, config
+from torpor.errors import TorporError
 from torpor.ir.node import Value
 from torpor.ir.types import ScalarType, TensorType
 from torpor.ops import type_rules
@@ -198,8 +199,10 @@ def _is_grown(spec: OpSpec, bound: list[Any], types: Types) -> bool:
     """A tensor written to in place changes its size: eager mostly refuses, and knows best."""
     if len(spec.mutated) != 1 or spec.arguments[spec.mutated[0]].keyword_only:
         return False
-    old, new = bound[spec.mutated[0]], types[-1]
-    return type(old) is Value and new is not None and new.shape != old.type.shape
+    old = bound[spec.mutated[0]]
+    olds = old if type(old) is tuple else (old,)
+    pairs = zip(olds, types[len(types) - len(olds) :], strict=True)
+    return any(type(o) is Value and n is not None and n.shape != o.type.shape for o, n in pairs)
 
 
 _EMPTY_TRIAL: Final = 4096
@@ -373,6 +376,8 @@ def _run_fake(spec: OpSpec, fake_args: list[Any]) -> Any:
         raise NotRecordable(f"result depends on numbers: {error}", fallback=False) from None
     except _torch.unsupported_errors() as error:
         raise NotRecordable(f"no fake kernel: {error}", fallback=True) from None
+    except TorporError:  # of a lowering that tells the types
+        raise
     except RuntimeError as error:
         if "no fake impl registered" in str(error):
             raise NotRecordable(f"no fake kernel: {error}", fallback=True) from None

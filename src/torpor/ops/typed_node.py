@@ -14,8 +14,10 @@ Nodes are shared with recorders: who makes them while other threads record holds
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, Self, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias
+
+import torch
 
 from torpor.errors import GraphError
 from torpor.ir.node import TABLE, Node, Value, values_in
@@ -89,13 +91,77 @@ class TypedNode:
     @classmethod
     def _bind(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         bound = cls.signature.bind(*args, **kwargs)
+        for argument in cls.op.target._schema.arguments:
+            if argument.name in bound.arguments:
+                bound.arguments[argument.name] = _as_told(
+                    cls.op, argument, bound.arguments[argument.name]
+                )
         bound.apply_defaults()
-        return [tuple(v) if isinstance(v, list) else v for v in bound.arguments.values()]
+        return list(bound.arguments.values())
 
 
 def _types(spec: OpSpec, key: tuple[Any, ...], bound: list[Any]) -> Types:
     numbers = {v: v.type.kind(1) for v in values_in(tuple(bound)) if type(v.type) is ScalarType}
     return infer(spec, key, bound, numbers, physical_device)
+
+
+# -- arguments ---------------------------------------------------------------------------------
+
+
+def _as_told(spec: OpSpec, argument: Any, given: Any) -> Any:
+    """`given` as the schema has it: lists are tuples, and every number has the type that it says.
+
+    Equal calls are one node then, and the node that recording gives.
+    """
+    told = _without(argument.real_type, "Optional[")
+    if given is None or not str(told).startswith("List["):
+        return _item(spec, argument.name, str(told), given)
+    single = isinstance(given, (bool, int, float))
+    if single and argument.N:
+        given = (given,) * argument.N
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise _wrong(spec, argument.name, "a list", given)
+    item = str(_without(told.getElementType(), "Optional["))
+    return tuple([_item(spec, argument.name, item, one) for one in given])
+
+
+def _without(type_: Any, head: str) -> Any:
+    return type_.getElementType() if str(type_).startswith(head) else type_
+
+
+_NUMBERS: Final = (bool, int, float, complex)
+_TAKES: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
+    "Tensor": ("a Value or a number", _NUMBERS),
+    "number": ("a number", _NUMBERS),
+    "float": ("a float", (bool, int, float)),
+    "int": ("an int", (bool, int)),
+    "bool": ("a bool", (bool,)),
+    "str": ("a str", (str,)),
+    "Device": ("a torch.device", (torch.device, str)),
+    "ScalarType": ("a torch.dtype", (torch.dtype,)),
+    "Layout": ("a torch.layout", (torch.layout,)),
+    "MemoryFormat": ("a torch.memory_format", (torch.memory_format,)),
+}
+_MAKES: Final[dict[str, Callable[[Any], Any]]] = {
+    "float": float, "int": int, "Device": torch.device,
+}  # fmt: skip
+
+
+def _item(spec: OpSpec, name: str, told: str, given: Any) -> Any:
+    if given is None or type(given) is Value or told not in _TAKES:
+        return given
+    wanted, types = _TAKES[told]
+    if not isinstance(given, types):
+        raise _wrong(spec, name, wanted, given)
+    return _MAKES[told](given) if told in _MAKES else given
+
+
+def _wrong(spec: OpSpec, name: str, wanted: str, given: Any) -> TypeError:
+    hint = ""
+    if isinstance(given, torch.Tensor):
+        hint = "; a node's operands are the values of a graph, not tensors"
+    what = type(given).__name__
+    return TypeError(f"{spec.name}: argument {name!r} is {wanted}, not a {what}{hint}")
 
 
 # -- classes -----------------------------------------------------------------------------------

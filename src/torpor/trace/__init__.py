@@ -1,6 +1,7 @@
 """Recording: lazy tensors, and how every torch op on them becomes a node."""
 
 from torpor import _torch
+from torpor.backend.registry import backends
 from torpor.ops import custom
 from torpor.trace import (  # noqa: F401  # register their ops, give LazyTensor its methods
     composites,
@@ -23,6 +24,7 @@ whole.install()
 _torch.accept_lazy_autocast()
 _torch.on_default_dtype(values.finish, values.forget_types)
 custom.on_change(values.finish, values.forget_types)
+custom.on_backends(backends)
 _torch.accept_lazy_attention()
 _torch.accept_lazy_losses(values.physical, gradients.keep_lazy)
 _torch.prefer_foreach(LazyTensor)

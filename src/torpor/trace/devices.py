@@ -8,8 +8,8 @@ import torch
 
 from torpor import _torch
 from torpor.backend.registry import get_backend
-from torpor.trace.dispatch import dispatch
 from torpor.trace.special import FOR_TRANSFER, copy_from, item
+from torpor.trace.tensor import LazyTensor
 
 _library = torch.library.Library("aten", "IMPL")
 
@@ -32,7 +32,7 @@ def _factory(op: Any) -> Any:
         kwargs["device"] = lazy_device(kwargs.get("device"))
         kwargs.pop("pin_memory", None)
         transfer = kwargs.pop("layout", None) is not None and _is_transfer(op, kwargs)
-        tensor = dispatch(None, op, (), args, kwargs)
+        tensor = LazyTensor.__torch_dispatch__(op, (), args, kwargs)
         if transfer:
             setattr(tensor, FOR_TRANSFER, True)
         return tensor
@@ -59,6 +59,6 @@ def _recorded(op: Any) -> Any:
     """A kernel for `Lazy`: with one present, torch no longer takes the op apart for this device."""
 
     def record(*args: Any, **kwargs: Any) -> Any:
-        return dispatch(None, op, (), args, kwargs)
+        return LazyTensor.__torch_dispatch__(op, (), args, kwargs)
 
     return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,6 +11,8 @@ from torpor import _torch
 from torpor.errors import TorporError, annotate
 from torpor.execute import sync
 from torpor.execute.events import fell_back
+from torpor.execute.storage import TRACE
+from torpor.ops import custom
 from torpor.ops.infer import DeviceMismatch, NotRecordable
 from torpor.ops.spec import Mode, OpSpec, spec_of
 from torpor.trace.eager import (
@@ -140,4 +143,45 @@ def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
     return result
 
 
+# -- while a type rule or a lowering runs: on its thread nothing is recorded or read ---------------
+
+_LOCK = TRACE.lock
+_STRAY = "uses a lazy tensor that it was not given"
+
+
+class _WatchedLock:
+    """The trace's lock, which is refused to a type rule or a lowering."""
+
+    acquire, release = _LOCK.acquire, _LOCK.release  # for recorders: `_watched` is before them
+
+    def __enter__(self) -> bool:
+        custom.refuse_inside(_STRAY)
+        return _LOCK.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        _LOCK.release()
+
+
+def _watched(
+    cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Any:
+    custom.refuse_inside(_STRAY)
+    return dispatch(cls, func, types, args, kwargs)
+
+
+class _Watch:
+    """Puts the checks in place as long as they are needed: other recording pays nothing."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.running = 0
+
+    def __call__(self, starts: bool) -> None:
+        with self.lock:
+            self.running += 1 if starts else -1
+            TRACE.lock = _WatchedLock() if self.running else _LOCK  # type: ignore[assignment]  # used like one
+            LazyTensor.__torch_dispatch__ = classmethod(_watched if self.running else dispatch)  # type: ignore[assignment,method-assign]  # as below
+
+
+custom.on_running(_Watch())
 LazyTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment,method-assign]  # replaces the stub
