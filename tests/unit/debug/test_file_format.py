@@ -177,7 +177,10 @@ def test_depth_counts_brackets_outside_strings(depth):
 
 
 @given(data=st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_any_damage_is_refused_or_harmless(data, tmp_path):
     """Bytes flipped, cut or added anywhere: the contents are the same or the file is refused."""
     path = written(tmp_path / "f", b"0123456789" * 10, b"abc", answer=list(range(20)))

@@ -348,7 +348,9 @@ def test_a_recorded_input_of_absurd_size_is_refused(small_file, tmp_path):
 
 @given(data=st.data())
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_damage_to_a_record_is_told_or_harmless(data, small_file):
     whole = bytearray(small_file.read_bytes())
@@ -369,7 +371,9 @@ def test_any_damage_to_a_record_is_told_or_harmless(data, small_file):
 
 @given(data=st.data())
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_change_of_the_manifest_is_told_or_harmless(data, small_file):
     """As before, by somebody who keeps the sums right: no other error than ours comes out."""
@@ -392,7 +396,9 @@ def test_any_change_of_the_manifest_is_told_or_harmless(data, small_file):
 
 @given(data=st.data())
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_change_of_the_graph_is_told_or_harmless(data, small_file, tmp_path):
     words = [
