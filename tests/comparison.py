@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import torpor
-from torpor.testing.comparison import same_bits
+from torpor.backends.agreement import same_bits
 
 PLACES = ("lazy", "concrete")
 

@@ -14,10 +14,11 @@ import torch
 
 import torpor
 from torpor.backend import Backend, BackendData, BackendDevice, Computation
+from torpor.backends.agreement import same_bits
 from torpor.backends.reference import ReferenceBackend
 from torpor.backends.reference.lowering import ReferenceLowering
 from torpor.ir import Node
-from torpor.testing.comparison import difference, no_further, same_bits, type_difference
+from torpor.testing.comparison import difference, no_further, type_difference
 from torpor.testing.run import modules, run_kit
 from torpor.testing.scorecard import OpResult, Point, Scorecard
 

@@ -6,11 +6,12 @@ import datetime
 import os
 import platform
 from dataclasses import dataclass, field
-from importlib import metadata
 from statistics import median
 from typing import Any
 
 import torch
+
+import torpor
 
 OFF = 1e-2  # a loss that differs by more, as a share of eager's, is told
 TRACING_BOUND = 0.9  # share of a step that is recording
@@ -151,7 +152,7 @@ def facts(device: str, threads: int) -> dict[str, Any]:
     return {
         "machine": machine(device),
         "versions": {
-            "torpor": _version("torpor"),
+            "torpor": torpor.__version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
@@ -172,13 +173,6 @@ def machine(device: str) -> str:
         return torch.cuda.get_device_name()
     cores = os.cpu_count() or 1
     return f"{cores} core{'s' * (cores > 1)}, CPU ({platform.system()}, {platform.machine()})"
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "from source"
 
 
 def load() -> float:

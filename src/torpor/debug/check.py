@@ -14,8 +14,9 @@ from torpor import config
 from torpor.backend import registry
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
+from torpor.backends.agreement import same_bits
 from torpor.debug.bisect import Fault, bisect, drawing
-from torpor.debug.judge import Judge, placed, same_bits
+from torpor.debug.judge import Judge, placed
 from torpor.errors import DifferenceError, TorporWarning
 from torpor.execute import sync
 from torpor.execute.watch import WATCHERS, After, Run
@@ -67,7 +68,6 @@ class Check:
             with contextlib.suppress(Exception):  # one error is on its way; this is not the time
                 sync.cut()
                 sync.wait()
-            sync.PLANS.clear()
             registry.activate(backend)
         if self.on_difference == "warn":
             for fault in self.faults:

@@ -20,6 +20,7 @@ from torpor import _torch
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
+from torpor.backends.agreement import same_bits
 from torpor.backends.kernels import arguments_of, as_promised, copies, outputs_of, run_node
 from torpor.debug.tensors import wide
 from torpor.execute.compilation import compile_graph
@@ -35,7 +36,6 @@ _BITCASTS: Final = frozenset(
     # what they compute depends on the bits of their operands, not on the numbers
     {"aten.view.dtype", "torpor.storage_scatter.default", "aten.nextafter.default"}
 )  # fmt: skip
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 # -- running one graph -------------------------------------------------------------------------
@@ -287,21 +287,6 @@ def _place(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         flat, index = divmod(flat, size)
         place.append(index)
     return tuple(reversed(place))
-
-
-def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Equal to the last bit, the sign of zero included; any NaN equals any NaN."""
-    left, right = (t.detach().cpu().resolve_conj().resolve_neg() for t in (left, right))
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    if left.is_complex():
-        left, right = torch.view_as_real(left), torch.view_as_real(right)
-    left, right = left.contiguous(), right.contiguous()
-    if not left.is_floating_point():
-        return torch.equal(left, right)
-    bits = _BITS[left.element_size()]
-    both_nan = left.isnan() & right.isnan()
-    return bool(((left.view(bits) == right.view(bits)) | both_nan).all())
 
 
 class Judge:

@@ -17,12 +17,11 @@ import platform
 import threading
 import warnings
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any, Final
 
 import torch
 
-from torpor import _torch
+from torpor import __version__, _torch
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
 from torpor.debug.file_format import Writer
@@ -240,12 +239,8 @@ def settings() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of all that may matter to a number."""
-    try:
-        own = metadata.version("torpor")
-    except metadata.PackageNotFoundError:
-        own = "run from source"
     found = {
-        "torpor": own,
+        "torpor": __version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -15,8 +15,9 @@ import torch
 from torpor import _torch
 from torpor.backend import registry
 from torpor.backend.interface import Backend
+from torpor.backends.agreement import TOLERANCES, same_bits
 from torpor.debug.bisect import Fault, bisect, drawing
-from torpor.debug.judge import Judge, device_of, run_graph, same_bits
+from torpor.debug.judge import Judge, device_of, run_graph
 from torpor.debug.load import Output, Record, RecordedRun, open_record
 from torpor.debug.record import settings, versions
 from torpor.debug.tensors import DTYPES, checksum, probes, statistics, wide
@@ -27,20 +28,6 @@ from torpor.ops import text as ir_text
 
 SAME, CLOSE, DIFFERENT, UNKNOWN = "same bits", "close", "different", "not compared"
 Advance = Callable[[str], None]
-
-TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
-    torch.float64: (1e-9, 1e-10),
-    torch.complex128: (1e-9, 1e-10),
-    torch.float32: (1e-4, 1e-5),
-    torch.complex64: (1e-4, 1e-5),
-    torch.float16: (4e-3, 1e-3),
-    torch.bfloat16: (3e-2, 1e-2),
-    torch.complex32: (4e-3, 1e-3),
-}
-"""Relative and absolute difference allowed between machines; every other dtype must be equal.
-
-The absolute one counts in units of the largest number of the tensor, where that is above 1.
-"""
 
 _OF_THE_BITS: Final = ("torch", "machine", "platform", "gpu")
 """Versions that have to agree before the bits of eager's kernels do."""

@@ -6,20 +6,7 @@ from typing import Any
 
 import torch
 
-TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
-    torch.float64: (1e-9, 1e-10),
-    torch.complex128: (1e-9, 1e-10),
-    torch.float32: (1e-4, 1e-5),
-    torch.complex64: (1e-4, 1e-5),
-    torch.float16: (4e-3, 1e-3),
-    torch.bfloat16: (3e-2, 1e-2),
-    torch.complex32: (4e-3, 1e-3),
-}
-"""Relative and absolute difference allowed; every other dtype must be equal.
-
-The absolute one counts in units of the largest number of the tensor, where that is above 1: a sum
-in another order errs in proportion to what was summed.
-"""
+from torpor.backends.agreement import TOLERANCES, same_bits
 
 WIDER = {
     torch.float16: torch.float64,
@@ -32,8 +19,6 @@ WIDER = {
 
 _FURTHER = 2.0  # how many times eager's own error a result may be off
 _SAME_THING = 1e-2  # further apart, relative to the largest number, it is another computation
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def difference(got: Any, expected: Any, exact: bool = False) -> str | None:
@@ -104,20 +89,6 @@ def no_further(got: Any, expected: torch.Tensor, judged: Any) -> bool:
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     dense = tensor.detach().cpu().resolve_conj().resolve_neg()
     return dense if dense.layout is torch.strided else dense.to_dense()
-
-
-def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Equal to the last bit, the sign of zero included; any NaN equals any NaN."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    if left.is_complex():
-        left, right = torch.view_as_real(left), torch.view_as_real(right)
-    left, right = left.contiguous(), right.contiguous()
-    if not left.is_floating_point():
-        return torch.equal(left, right)
-    bits = _BITS[left.element_size()]
-    both_nan = left.isnan() & right.isnan()
-    return bool(((left.view(bits) == right.view(bits)) | both_nan).all())
 
 
 def _describe(got: torch.Tensor, expected: torch.Tensor) -> str:

@@ -24,10 +24,10 @@ from torpor.backend import (
     MemoryInfo,
 )
 from torpor.backend.registry import make
+from torpor.backends.agreement import same_bits
 from torpor.execute.compilation import compile_graph
 from torpor.ir.node import LEAF
 from torpor.ir.types import ScalarType, TensorType
-from torpor.testing.comparison import same_bits
 from torpor.testing.kit import Kit, raised_by
 
 DTYPES = (

@@ -11,9 +11,10 @@ import torch
 import torpor
 from tests.unit.debug import planted
 from tests.unit.debug.steps import training_step
+from torpor.backends.agreement import same_bits
 from torpor.debug import bisect as bisecting
 from torpor.debug.bisect import bisect
-from torpor.debug.judge import Judge, run_graph, same_bits
+from torpor.debug.judge import Judge, run_graph
 from torpor.debug.load import open_record
 from torpor.debug.replay import backend_named, bisect_record
 from torpor.debug.reproduction import write_reproduction

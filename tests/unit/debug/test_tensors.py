@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from torpor.backends.agreement import same_bits
 from torpor.debug.file_format import Reader, Writer
-from torpor.debug.judge import same_bits
 from torpor.debug.tensors import (
     DTYPES,
     checksum,
