@@ -24,7 +24,7 @@ BACKENDS ?= $(EXACT_BACKENDS) inductor
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-core test-ops test-models test-backends test-slow test-gpu check codegen format bench \
+.PHONY: help setup demo test test-core test-ops test-models test-backends test-browser test-slow test-gpu check codegen page format bench \
         bench-steps bench-recording sweep sweep-ops sweep-backends clean
 
 help: ## list the targets
@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train a small character GPT lazily and eagerly, side by side
 	@$(PY) -m torpor demo $(ARGS)
 
-test: test-core test-ops test-models test-backends ## all tests but the slow ones and the GPU's
+test: test-core test-ops test-models test-backends test-browser ## all tests but the slow ones and the GPU's
 
 test-core: $(STAMP) ## units, IR, laziness, API, properties, command line
 	@printf '\n== core: %s ==\n' '$(CORE_TESTS)'
@@ -69,6 +69,10 @@ test-backends: $(STAMP) ## every backend: its tests, the conformance kit on all 
 	@printf '\n== models on torchscript: training steps against eager ==\n'
 	@TORPOR_TEST_BACKEND=torchscript $(PYTEST) $(QUICK) tests/models/test_training.py -k 'test_training_equals_eager' $(ARGS)
 
+test-browser: $(STAMP) ## the page of `torpor view` in a headless Chromium
+	@printf '\n== browser: the page of torpor view in Chromium ==\n'
+	@$(PYTEST) $(QUICK) tests/browser $(ARGS)
+
 test-slow: $(STAMP) ## the tests that take minutes each
 	@$(PYTEST) -m "slow and not gpu" --timeout 3600 tests $(ARGS)
 
@@ -86,11 +90,16 @@ check: $(STAMP) ## ruff, formatter, strict types of src/, import directions, gen
 	@$(PY) scripts/lint_imports.py
 	@printf '\n== generated files ==\n'
 	@$(PY) -m torpor.codegen.own_ops --check
+	@$(PY) scripts/page.py
 
 codegen: $(STAMP) ## rewrite the generated files: src/torpor/ops/_generated, docs/coverage.md, golden ones
 	@$(PY) -m torpor.codegen.own_ops
 	@$(PY) -m torpor codegen --coverage --markdown > docs/coverage.md
 	@$(PY) -m pytest -q tests/golden --update-golden
+
+page: $(STAMP) ## rebuild the page of `torpor view` from web/ (needs node and npm)
+	@cd web && npm ci --no-audit --no-fund && npm run build
+	@$(PY) scripts/page.py --write
 
 format: $(STAMP) ## rewrite the sources in house format
 	@$(PY) -m ruff check --fix-only --quiet .

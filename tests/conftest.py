@@ -9,10 +9,15 @@ import pytest
 
 import torpor
 from tests.known_differences import KNOWN
+from torpor.execute.sizes import SIZES
 from torpor.trace import whole
 
 # Eager's kernels, and so its bits, unless a test asks for another backend; processes it starts too.
 os.environ.setdefault("TORPOR_BACKEND", "reference")
+
+# Nothing from the disk and nothing to it: tests count compiles, and the user's cache is the user's.
+os.environ["TORPOR_CACHE"] = "0"
+torpor.config.cache = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,6 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend under test runs its own graphs from the first time on."""
     monkeypatch.setattr(torpor.config, "compile_after", 0)
+
+
+@pytest.fixture(autouse=True)
+def sizes_as_new() -> None:
+    """No size has become a symbol in a test before."""
+    SIZES.clear()
 
 
 @pytest.fixture

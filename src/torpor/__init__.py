@@ -19,6 +19,7 @@ from torpor.trace.api import (
     graph,
     is_pending,
     manual_seed,
+    mark_dynamic,
     memory,
     no_sync,
     seed_state,
@@ -60,6 +61,7 @@ __all__ = [
     "is_pending",
     "lazy",
     "manual_seed",
+    "mark_dynamic",
     "memory",
     "metrics",
     "mode",
@@ -139,3 +141,13 @@ def _explain_at_exit() -> None:
 
 
 _atexit.register(_explain_at_exit)
+
+
+def _view_from_the_start() -> None:
+    if config.view:
+        from torpor.debug.view.live import start
+
+        start()
+
+
+_view_from_the_start()

@@ -6,12 +6,19 @@ A new torch release that moves one of these breaks here, and the test of the sam
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import importlib.util
+import itertools
 import logging
+import os
+import pickle
 import re
-from collections.abc import Callable, Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -529,18 +536,77 @@ def accept_lazy_losses(
     options._adjust = adjust
 
 
-def _users(tensor: torch.Tensor) -> int:
-    return int(_C._storage_Use_Count(tensor.untyped_storage()._cdata))
+def memory_of(tensor: torch.Tensor) -> int:
+    """What names the memory of a plain tensor while it lives; see `users_of`."""
+    return tensor.untyped_storage()._cdata
+
+
+users_of: Callable[[int], int] = _C._storage_Use_Count
+"""How many tensors and storage objects are on a memory."""
 
 
 @functools.cache
 def _users_of_one() -> int:
-    return _users(torch.empty(1))
+    tensor = torch.empty(1)
+    return users_of(memory_of(tensor))
 
 
 def shares_memory(tensor: torch.Tensor) -> bool:
     """Another tensor, an array or a storage object is on the memory of a plain tensor."""
-    return _users(tensor) > _users_of_one()
+    return users_of(tensor.untyped_storage()._cdata) > _users_of_one()
+
+
+class _ByCopies(threading.local):
+    on = False
+
+
+_by_copies = _ByCopies()
+
+
+@contextmanager
+def set_cuda_states_by_copies() -> Iterator[None]:
+    """On this thread `torch.cuda.set_rng_state` gives the generator a new state to draw from.
+
+    It has the numbers asked for; to set the numbers of the old state, as Inductor does after each
+    compile, would start the dropout of cuDNN's recurrent networks anew.
+    """
+    _watch_cuda_states()
+    before, _by_copies.on = _by_copies.on, True
+    try:
+        yield
+    finally:
+        _by_copies.on = before
+
+
+@functools.cache
+def _watch_cuda_states() -> None:
+    original = torch.cuda.set_rng_state
+
+    @functools.wraps(original)
+    def set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
+        if not _by_copies.on:
+            return original(new_state, device)
+        where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        index = torch.cuda.current_device() if where.index is None else where.index
+        generator = torch.cuda.default_generators[index]
+        state = generator.clone_state()
+        state.set_state(new_state)
+        generator.graphsafe_set_state(state)
+        return None
+
+    torch.cuda.set_rng_state = set_rng_state
+
+
+def end_allocating_to_pool(device: int, pool: Any) -> None:
+    """Let tensors of `device` be allocated as ever, after a capture of a CUDA graph that broke."""
+    _C._cuda_endAllocateToPool(device, pool)
+    _C._cuda_releasePool(device, pool)
+
+
+def forget_cublas_workspaces() -> None:
+    """Free what cuBLAS keeps for each stream, part of which lies in the memory of CUDA graphs."""
+    if torch.cuda.is_initialized():
+        _C._cuda_clearCublasWorkspaces()
 
 
 def has_no_memory(storage: torch.UntypedStorage) -> bool:
@@ -652,13 +718,10 @@ def inductor_compile(
     inputs: list[torch.Tensor],
     mode: Any,
     options: dict[str, Any],
-    cuda_graphs: bool = False,
-    static_inputs: tuple[int, ...] = (),
 ) -> Any:
     """Compile a functional graph of ATen ops on fake inputs; the result takes a list of tensors.
 
     `mode` is the inputs' fake-tensor mode. Results have the strides of the graph's own.
-    `static_inputs` are those whose address stays.
     """
     from torch._inductor import config as settings
     from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
@@ -673,10 +736,181 @@ def inductor_compile(
         return compile_fx_inner(
             module,
             inputs,
-            cudagraphs=BoxedBool(cuda_graphs),
-            static_input_idxs=static_inputs,
+            cudagraphs=BoxedBool(False),
             is_inference=True,
         )
+
+
+def inductor_settings() -> str | None:
+    """Every setting of Inductor that changes what it makes; None if some cannot be told in text."""
+    from torch._inductor import config as settings
+
+    changes: Any = settings  # a module whose methods are made at run time
+    return _inductor_settings(changes.get_hash())
+
+
+@functools.lru_cache(maxsize=16)
+def _inductor_settings(hashed: bytes) -> str | None:
+    from torch._inductor import config as settings
+
+    changes: Any = settings
+    if any(getattr(settings, name, None) for name in _CUSTOM_PASSES):
+        return None
+    text = repr(sorted(changes.save_config_portable(ignore_private_configs=False).items()))
+    return None if " at 0x" in text else text
+
+
+_CUSTOM_PASSES = (
+    "post_grad_custom_pre_pass", "post_grad_custom_post_pass", "joint_custom_pre_pass",
+    "joint_custom_post_pass", "pre_grad_custom_pass", "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass", "custom_partitioner_fn",
+)  # fmt: skip
+
+
+_BEYOND_SOURCE = (
+    # what code may need beside its source and its constants
+    "inputs_to_check", "torchbind_constants", "opaque_value_type_classes", "frozen_param_names",
+    "_wrap_compiled_regions",
+)  # fmt: skip
+
+
+def inductor_module(code: Any) -> tuple[str, dict[str, Any], dict[str, torch.Tensor]] | None:
+    """The Python source that Inductor made, the names in it once it has run, and its constants.
+
+    None if that is not all `code` needs: it is for a GPU, or it is not Inductor's.
+    """
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if not isinstance(code, CompiledFxGraph):
+        return None
+    on_gpu = not set(code.device_types) <= {"cpu", "meta"}
+    if on_gpu or any(getattr(code, name, None) for name in _BEYOND_SOURCE):
+        return None
+    for module in reversed(PyCodeCache.modules):
+        if getattr(module, "key", None) == code.cache_key:
+            return code.source_code, vars(module), dict(code.constants or {})
+    return None
+
+
+def inductor_pickle(code: Any) -> bytes | None:
+    """What `inductor_compile` returned as Inductor's own cache keeps it; None if it cannot."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if not isinstance(code, CompiledFxGraph):
+        return None
+    kept = copy.copy(code)
+    kept.prepare_for_serialization()
+    return pickle.dumps(kept)
+
+
+def inductor_unpickle(data: bytes, inputs: list[torch.Tensor], mode: Any) -> Any:
+    """The code that `inductor_pickle` was given; `data` are run: they have to be trusted.
+
+    `inputs` are fake tensors of `mode` like those it was compiled for.
+    """
+    from torch._inductor.codecache import FxGraphCache
+    from torch._inductor.output_code import CompiledFxGraphConstants
+    from torch._inductor.utils import BoxedBool
+
+    constants = CompiledFxGraphConstants()
+    code, _ = FxGraphCache.cache_hit_post_compile(pickle.loads(data), {}, constants)
+    if code is None:
+        raise RuntimeError("Inductor could not restore the code")
+    options: Any = {**code.fx_kwargs, "cudagraphs": BoxedBool(False), "is_backward": False}
+    with tracing_with(mode), torch.no_grad():
+        code.post_compile(inputs, constants, options)
+    return code
+
+
+_loads = itertools.count()
+
+
+def load_kernel(name: str, path: str) -> Any:
+    """The module `name` in a shared library that Inductor made of C++.
+
+    It is loaded under a name of its own: Inductor takes for its own what it finds under that name.
+    """
+    pointer = _C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]  # not in the stubs
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(pointer)
+    own = f"torpor_kernel_{next(_loads)}.{name.rpartition('.')[2]}"
+    spec = importlib.util.spec_from_file_location(own, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no shared library")
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.modules.pop(own, None)
+    return module
+
+
+_in_background = threading.local()
+
+
+@contextmanager
+def kernels_in_background() -> Iterator[Callable[[], None]]:
+    """Inductor goes on while C++ kernels are compiled; the function that is given waits for all.
+
+    What Inductor compiles on this thread meanwhile must not run before. A kernel that cannot be
+    compiled is an error of that function.
+    """
+    wait = _patched_wait()
+    waiting: list[tuple[Any, dict[str, Any]]] = []
+
+    def finish() -> None:
+        for compiler, names in waiting:
+            wait(compiler, names)
+
+    _in_background.kernels = waiting
+    try:
+        yield finish
+    finally:
+        _in_background.kernels = None
+
+
+@functools.cache
+def _patched_wait() -> Callable[[Any, dict[str, Any]], None]:
+    """Let Inductor ask whether to wait for kernels; how it waits."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    compiler: Any = AsyncCompile  # there is no setting for it
+    wait: Callable[[Any, dict[str, Any]], None] = compiler.wait
+
+    def wait_now_or_later(self: Any, scope: dict[str, Any]) -> None:
+        waiting = getattr(_in_background, "kernels", None)
+        if waiting is None:
+            wait(self, scope)
+        else:
+            waiting.append((self, scope))
+
+    compiler.wait = wait_now_or_later
+    return wait
+
+
+def best_vectors_work() -> bool:
+    """The C++ compiler can use the widest vectors of this processor: no others need be tried.
+
+    Inductor would try all of them, one after the other, and then take the widest.
+    """
+    return try_best_vectors().result()
+
+
+@functools.cache
+def try_best_vectors() -> Future[bool]:
+    """Find out in the background."""
+    from torch._inductor import codecache, cpp_builder, cpu_vec_isa  # noqa: F401  # are all used
+
+    has = cpu_vec_isa.x86_isa_checker()
+    fitting = (i for i in cpu_vec_isa.supported_vec_isa_list if set(str(i).split()) <= {*has})
+    widest = next(fitting, False)
+    if "ATEN_CPU_CAPABILITY" in os.environ:  # others were chosen
+        widest = False
+    thread = ThreadPoolExecutor(1)
+    try:
+        return thread.submit(bool, widest)
+    finally:
+        thread.shutdown(wait=False)
 
 
 def tracing_with(mode: Any) -> AbstractContextManager[Any]:
@@ -710,12 +944,15 @@ def dynamo_compiler(name: str) -> Callable[..., Any]:
 
 def dynamo_training_backend(
     compile_graph: Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]],
+    decompositions: dict[Any, Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
     """A TorchDynamo backend that compiles forward and backward graphs with `compile_graph`.
 
-    The graphs are functional graphs of ATen ops; a compiled one takes its inputs as one list.
+    The graphs are functional graphs of ATen ops; a compiled one takes its inputs as one list. What
+    is cheap, such as a view of a weight, is computed again in backward rather than kept for it.
     """
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     def compile_boxed(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         compiled = compile_graph(module, inputs)
@@ -726,7 +963,18 @@ def dynamo_training_backend(
         run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
         return run
 
-    return aot_autograd(fw_compiler=compile_boxed)
+    return aot_autograd(
+        fw_compiler=compile_boxed,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=decompositions,
+    )
+
+
+current_autograd_node: Callable[[], Any] = _C._current_autograd_node
+"""The node of the backward pass that is being run by this thread; None outside of one."""
+
+next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
+"""The number that autograd will give to the next node of this thread."""
 
 
 def is_profiler_on() -> bool:
@@ -776,3 +1024,79 @@ def wrapped_number(number: Any) -> torch.Tensor:
     shows it nowhere but in what autograd keeps of a product.
     """
     return _wrapped_number(repr(number), number)
+
+
+def is_size(type_: Any) -> bool:
+    """The type of an argument of a schema is `SymInt`, or a list of them."""
+    real: Any = type_
+    while hasattr(real, "getElementType"):
+        real = real.getElementType()
+    return str(real.kind()) == "SymIntType"
+
+
+class OpenSizes:
+    """Fake tensors whose sizes are torch's own symbols, and what torch assumed about these."""
+
+    def __init__(self, hints: dict[str, int]) -> None:
+        from torch._dynamo.source import ConstantSource
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+        self.environment = ShapeEnv(
+            allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False
+        )
+        self.mode = FakeTensorMode(allow_non_fake_inputs=False, shape_env=self.environment)
+        self.sizes: dict[str, Any] = {}
+        self._names: dict[Any, str] = {}
+        for name, hint in hints.items():
+            source = ConstantSource(name)
+            symbol = self.environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+            self._names[symbol] = name
+            self.sizes[name] = self.environment.create_symintnode(symbol, hint=hint, source=source)
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Runs the body on fake tensors, below autograd."""
+        with without_torch_function(), torch.no_grad(), quiet_fakes(), self.mode:
+            yield
+
+    def tensor(self, type_: Any, device: torch.device) -> torch.Tensor:
+        """A fake tensor of that type, whose sizes may be symbols."""
+        if type(type_.offset) is int and type_.offset == 0:
+            made = torch.empty_strided(type_.shape, type_.stride, dtype=type_.dtype, device=device)
+        else:
+            base = torch.empty((type_.offset + type_.span,), dtype=type_.dtype, device=device)
+            made = base.as_strided(type_.shape, type_.stride, type_.offset)
+        if type_.conj:
+            made = made.conj()
+        return made._neg_view() if type_.neg else made
+
+    def conditions(self) -> list[str]:
+        """What was assumed about sizes, as Python on their names."""
+        import sympy  # type: ignore[import-untyped]  # has no types
+        from torch.utils._sympy.printers import PythonPrinter
+
+        renamed = {s: sympy.Symbol(n, integer=True, positive=True) for s, n in self._names.items()}
+        texts = [
+            PythonPrinter().doprint(guard.expr.xreplace(renamed))
+            for guard in self.environment.guards
+        ]
+        return list(dict.fromkeys(texts))
+
+
+def samples_of(
+    numbers: Sequence[Any], symbols: Sequence[Any]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """What `numbers`, made of torch's `symbols`, are for some values of these: values, numbers."""
+    import sympy  # type: ignore[import-untyped]  # has no types
+
+    for row in range(5):
+        values = [7 + 6 * row * row + 5 * place + row * place for place in range(len(symbols))]
+        known = {s.node.expr: sympy.Integer(v) for s, v in zip(symbols, values, strict=True)}
+        yield (
+            values,
+            [
+                int(n.node.expr.xreplace(known)) if isinstance(n, torch.SymInt) else int(n)
+                for n in numbers
+            ],
+        )

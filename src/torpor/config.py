@@ -45,6 +45,13 @@ max_memoised_types: int = _env_int("MAX_MEMOISED_TYPES", 50_000)
 promote_scalars: bool = _env_bool("PROMOTE_SCALARS", True)
 """Turn a Python number that changes from step to step into a run-time input."""
 
+dynamic: str = _env_choice("DYNAMIC", "auto", "off", "on")
+"""Sizes that change become symbols: when a graph comes back with others ("auto"), never ("off"), or
+as soon as a tensor does ("on")."""
+
+max_graphs_per_structure: int = _env_int("MAX_GRAPHS_PER_STRUCTURE", 16)
+"""Graphs compiled that differ in their sizes only; more of them run on the reference backend."""
+
 async_queue: bool = _env_bool("ASYNC_QUEUE", True)
 """Run graphs on the device's queue thread; off runs them where `sync` was called."""
 
@@ -54,11 +61,26 @@ queue_bytes: int = _env_int("QUEUE_BYTES", 1 << 29)
 compile_after: int = _env_int("COMPILE_AFTER", -1)
 """Runs of a graph on the reference backend before it is compiled; -1: as the backend says."""
 
+cache: bool = _env_bool("CACHE", True)
+"""Keep compiled graphs on disk for later processes, and use those that are there."""
+
+cache_dir: str = os.environ.get("TORPOR_CACHE_DIR", "")
+"""Where compiled graphs are kept; empty: `torpor` in the user's cache directory."""
+
+cache_bytes: int = _env_int("CACHE_BYTES", 4 << 30)
+"""Bytes of compiled graphs kept on disk; the least recently used go first."""
+
 on_recompile: str = _env_choice("ON_RECOMPILE", "ignore", "warn", "raise")
 """What happens when a graph is compiled at a line that had one compiled before."""
 
 explain: bool = _env_bool("EXPLAIN", False)
 """Print what `torpor.explain()` has to say to stderr when the process ends."""
+
+view: bool = _env_bool("VIEW", False)
+"""Serve a local page of this process from the start; read when torpor is imported."""
+
+view_port: int = _env_int("VIEW_PORT", 0)
+"""The port of that page on 127.0.0.1; 0: a free one."""
 
 strict: bool = _env_bool("STRICT", False)
 """Raise where torpor would otherwise warn and carry on with the reference backend."""

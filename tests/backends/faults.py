@@ -25,8 +25,23 @@ from torpor.ir.types import TensorType
 Results = list[BackendData]
 
 
-class Sound(ReferenceBackend):
-    """The reference backend under another name: nothing is wrong with it."""
+class Keeping(ReferenceBackend):
+    """Keeps graphs, which is easy where nothing is compiled."""
+
+    def cache_key(self) -> str | None:
+        return "kept"
+
+    def dump(self, computation: Computation) -> bytes | None:
+        return computation.text().encode()
+
+    def load(self, computation: Computation, saved: bytes) -> Computation:
+        if saved.decode() != computation.text():
+            raise ValueError("the text of another graph")
+        return self.compile([computation])[0]
+
+
+class Sound(Keeping):
+    """The reference backend, with graphs kept on disk: nothing is wrong with it."""
 
 
 class Faulty(ReferenceBackend):
@@ -292,6 +307,30 @@ class NoText(ReferenceBackend):
         return None  # type: ignore[return-value]  # the fault
 
 
+class LosesResults(Keeping):
+    """Computes in another process what it was never asked for."""
+
+    def load(self, computation: Computation, saved: bytes) -> Computation:
+        loaded = super().load(computation, saved)
+        instructions, registers, results = loaded.program
+        loaded.program = instructions, registers, [results[0]] * len(results)
+        return loaded
+
+
+class LoadsAnything(Keeping):
+    """Takes whatever bytes it is given for a graph."""
+
+    def load(self, computation: Computation, saved: bytes) -> Computation:
+        return self.compile([computation])[0]
+
+
+class KeepsUnderItsName(Keeping):
+    """Has another key in every process."""
+
+    def cache_key(self) -> str | None:
+        return str(id(self))
+
+
 # -- errors, seeds, life -----------------------------------------------------------------------
 
 
@@ -423,5 +462,8 @@ CAUGHT_BY: dict[type[ReferenceBackend], str] = {
     OffByOneDevice: CONTRACT + "it_has_devices_and_finds_them_by_number",
     StraightenedData: CONTRACT + "strides_go_in_and_come_out",
     RoundedData: CONTRACT + "every_dtype_goes_in_and_comes_out_bit_for_bit",
+    LosesResults: CONTRACT + "a_graph_that_was_kept_computes_the_same",
+    LoadsAnything: CONTRACT + "bytes_that_it_never_made_are_refused",
+    KeepsUnderItsName: CONTRACT + "the_same_options_give_the_same_key",
     TooMuchMemory: CONTRACT + "memory_info_is_consistent",
 }

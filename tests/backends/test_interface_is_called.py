@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import torpor
-from torpor.backend import Backend, BackendData, BackendDevice, IrBuilder, registry
+from torpor.backend import Backend, BackendData, BackendDevice, Computation, IrBuilder, registry
 from torpor.backends.reference import ReferenceBackend
 from torpor.ir.node import Node, Value
 from torpor.ir.types import TensorType
@@ -86,6 +87,9 @@ ELSEWHERE = {
     "prepare_to_exit": "test_prepare_to_exit_is_called_for_every_backend_at_exit",
     "ir_builder": "test_the_builder_of_the_backend_makes_leaves_and_numbers",
     "data_from_scalar": "test_numbers_enter_as_data_where_the_backend_asks_for_it",
+    "cache_key": "test_a_backend_that_keeps_graphs_is_asked_for_them_and_given_them_back",
+    "dump": "test_a_backend_that_keeps_graphs_is_asked_for_them_and_given_them_back",
+    "load": "test_a_backend_that_keeps_graphs_is_asked_for_them_and_given_them_back",
 }
 
 
@@ -114,6 +118,38 @@ def test_initialize_is_called_when_a_backend_is_made() -> None:
     backend = torpor.use("tests-counting-init")
     read()
     assert calls == [backend]
+
+
+def test_a_backend_that_keeps_graphs_is_asked_for_them_and_given_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    class Keeping(ReferenceBackend):
+        def cache_key(self) -> str | None:
+            return "key"
+
+        def compile(self, computations: Sequence[Computation]) -> list[Computation]:
+            calls.append("compile")
+            return super().compile(computations)
+
+        def dump(self, computation: Computation) -> bytes | None:
+            calls.append("dump")
+            return b"kept"
+
+        def load(self, computation: Computation, saved: bytes) -> Computation:
+            calls.append(saved)
+            return computation
+
+    torpor.backend.register("tests-keeping", Keeping)
+    monkeypatch.setattr(torpor.config, "cache", True)
+    monkeypatch.setattr(torpor.config, "cache_dir", str(tmp_path / "cache"))
+    torpor.use("tests-keeping")
+    read()
+    assert calls == ["compile", "dump"]
+    torpor.use("tests-keeping")
+    read()
+    assert calls == ["compile", "dump", b"kept"]
 
 
 def test_prepare_to_exit_is_called_for_every_backend_at_exit() -> None:

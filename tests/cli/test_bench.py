@@ -118,8 +118,10 @@ def test_a_mistake_is_told_with_what_was_meant(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_runner_that_fails_costs_its_row():
-    settings = Settings("cpu", 1, 1, "tiny", 100, Limits(round_ms=1), keep_caches=True)
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_runner_that_fails_costs_its_row(jobs):
+    limits = Limits(round_ms=1)
+    settings = Settings("cpu", 1, 1, "tiny", 100, limits, keep_caches=True, warm_jobs=jobs)
     specs = [Spec("torpor-lazy", "cpu", "reference"), Spec("torpor", "cpu", "nonsense")]
     specs.append(Spec("torch-lazy", "cuda"))
     said = []

@@ -116,6 +116,7 @@ def test_dearest_first_and_what_is_over_last(put: Put) -> None:
     assert {"promoted", "sync"} <= {one.cause for one in found}
 
 
+@pytest.mark.usefixtures("fixed_sizes")
 def test_a_new_graph_every_step_is_never_compiled(
     put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +215,7 @@ def test_a_constant_that_is_never_promoted_is_named(put: Put) -> None:
 # -- bounded -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("fixed_sizes")
 def test_an_endless_stream_of_graphs_keeps_few_of_them(
     virtual: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +229,7 @@ def test_an_endless_stream_of_graphs_keeps_few_of_them(
     assert len(answer.graphs) == 40
 
 
+@pytest.mark.usefixtures("fixed_sizes")
 def test_old_records_are_counted_and_forgotten(
     virtual: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:

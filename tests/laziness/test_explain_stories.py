@@ -19,6 +19,7 @@ from tests.comparison import Put
 from torpor.debug.explain import Explanation
 from torpor.debug.findings import Finding
 from torpor.execute.history import HISTORY
+from torpor.execute.sizes import SIZES
 from torpor.ir.node import TABLE
 
 MARK = "# <- here"
@@ -30,15 +31,16 @@ def fresh(on_the_reference_backend: None) -> Iterator[None]:
     torpor.sync(wait=True)
     TABLE.clear()
     HISTORY.clear()
+    SIZES.clear()
     torpor.metrics.reset()
     yield
     torpor.sync(wait=True)
     TABLE.clear()
 
 
-def marked_line() -> str:
-    """`file.py:LINE` of the caller's line that bears the mark."""
-    frame = inspect.stack()[2]
+def marked_line(depth: int = 2) -> str:
+    """`file.py:LINE` of the line that bears the mark, in the function that many calls up."""
+    frame = inspect.stack()[depth]
     source, start = inspect.getsourcelines(frame.frame)
     offset = next(number for number, line in enumerate(source) if MARK in line)
     return f"{os.path.basename(frame.filename)}:{start + offset} "
@@ -55,7 +57,8 @@ def first_finding() -> tuple[Finding, Explanation]:
     return found, explanation
 
 
-def test_a_sequence_that_grows(put: Put) -> None:
+@pytest.mark.usefixtures("fixed_sizes")
+def test_a_sequence_that_grows_where_sizes_are_fixed(put: Put) -> None:
     table = put(torch.randn(10, 4))
     for length in range(3, 9):
         tokens = put(torch.arange(length).repeat(2, 1))
@@ -69,6 +72,40 @@ def test_a_sequence_that_grows(put: Put) -> None:
     assert found.count == 5
     assert "dim 1 of [2, 3] -> [2, 4]" in str(explanation)
     assert "Pad" in found.advice
+
+
+def test_a_sequence_that_grows(put: Put) -> None:
+    table = put(torch.randn(10, 4))
+    for length in range(3, 9):
+        tokens = put(torch.arange(length).repeat(2, 1))
+        hidden = nn.functional.embedding(tokens, table)  # <- here
+        hidden.tanh().sum()
+        result = hidden.mean()
+        torpor.sync()
+        del result
+    text = str(torpor.explain())
+    assert "[2, 4] -> [2, s0]" in text  # the third length, and none after it
+    assert len(torpor.explain().graphs) == 3
+    found = {finding.cause: finding for finding in torpor.explain().findings}
+    assert found["sizes"].count == found["shape"].count == 1
+    assert found["sizes"].line == found["shape"].line
+    assert found["sizes"].line.startswith(marked_line(1))
+    assert "no further compile" in found["sizes"].advice
+
+
+def test_a_last_batch_that_is_smaller(put: Put) -> None:
+    weight = put(torch.ones(3, 2))
+    data = torch.ones(20, 3)
+    for _ in range(3):
+        for batch in data.split(8):
+            x = put(batch)
+            y = x @ weight  # <- here
+            torpor.sync()
+            del y
+    found = {finding.cause: finding for finding in torpor.explain().findings}
+    assert found["shape"].count == found["sizes"].count == 1
+    assert found["sizes"].line.startswith(marked_line(1))
+    assert "dim 0 of [8, 3] -> [4, 3]" in found["shape"].details[0]
 
 
 def test_a_python_branch_on_a_tensor(put: Put) -> None:
@@ -160,7 +197,8 @@ def test_a_dropout_whose_probability_changes(put: Put) -> None:
     assert "0.9" in found.details[0]
 
 
-def test_a_last_batch_that_is_smaller(put: Put) -> None:
+@pytest.mark.usefixtures("fixed_sizes")
+def test_a_last_batch_that_is_smaller_where_sizes_are_fixed(put: Put) -> None:
     weight = put(torch.ones(3, 2))
     data = torch.ones(20, 3)
     for _ in range(2):

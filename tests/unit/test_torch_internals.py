@@ -26,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import torpor
 from tests.comparison import loads_jit_decompositions
 from torpor import _torch
+from torpor.ir.types import TensorType
 from torpor.trace.tensor import LazyTensor
 
 aten = torch.ops.aten
@@ -734,6 +735,146 @@ def test_inductor_compile_gives_a_function_of_a_list(monkeypatch: pytest.MonkeyP
     assert torch.equal(compiled([x])[0], x.sin() + 1)
 
 
+def test_inductor_settings_change_with_a_setting_and_are_the_same_text_otherwise() -> None:
+    from torch._inductor import config
+
+    before = _torch.inductor_settings()
+    assert before is not None
+    with config.patch({"cpp.simdlen": 1}):
+        assert _torch.inductor_settings() not in (None, before)
+    assert _torch.inductor_settings() == before
+
+
+def test_inductor_settings_have_no_text_for_a_pass_of_somebodys_own() -> None:
+    from torch._inductor import config
+
+    with config.patch({"post_grad_custom_pre_pass": lambda graph: None}):
+        assert _torch.inductor_settings() is None
+
+
+@pytest.fixture(scope="module")
+def compiled_sine() -> Any:
+    from torpor.backends.inductor import runtime
+
+    reason = runtime.unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Inductor imports what torch deprecates
+        return _torch.inductor_compile(*traced_sine(), {})
+
+
+def test_inductor_module_is_the_source_with_its_kernels(compiled_sine: Any) -> None:
+    found = _torch.inductor_module(compiled_sine)
+    assert found is not None
+    source, names, constants = found
+    assert "def call(" in source
+    assert callable(names["call"])
+    assert constants == {}
+    kernels = [name for name, thing in names.items() if name.startswith("cpp_fused")]
+    assert kernels
+    assert names[kernels[0]].__self__.__file__.endswith(".so")
+
+
+def test_inductor_module_is_none_for_other_code() -> None:
+    assert _torch.inductor_module(lambda inputs: inputs) is None
+
+
+def test_inductor_pickle_is_none_for_other_code() -> None:
+    assert _torch.inductor_pickle(lambda inputs: inputs) is None
+
+
+def test_inductor_unpickle_gives_the_code_again(compiled_sine: Any) -> None:
+    data = _torch.inductor_pickle(compiled_sine)
+    assert data is not None
+    _, inputs, mode = traced_sine()
+    again = _torch.inductor_unpickle(data, inputs, mode)
+    x = torch.randn(3, 4).t()
+    assert torch.equal(again([x])[0], compiled_sine([x])[0])
+    assert again.source_code == compiled_sine.source_code
+
+
+def test_load_kernel_loads_a_library_that_inductor_made(compiled_sine: Any, tmp_path: Path) -> None:
+    found = _torch.inductor_module(compiled_sine)
+    assert found is not None
+    kernel = next(thing for name, thing in found[1].items() if name.startswith("cpp_fused"))
+    copied = tmp_path / "copied.so"
+    copied.write_bytes(Path(kernel.__self__.__file__).read_bytes())
+    inductors = kernel.__self__.__name__
+    module = _torch.load_kernel(inductors, str(copied))
+    assert callable(module.kernel)
+    assert module.kernel is not kernel
+    assert sys.modules[inductors] is kernel.__self__  # Inductor finds its own
+    assert module not in sys.modules.values()
+
+
+def test_load_kernel_refuses_what_is_no_library(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("no library")
+    with pytest.raises(ImportError):
+        _torch.load_kernel("some.kernel", str(tmp_path / "text.txt"))
+
+
+@pytest.mark.filterwarnings("ignore")  # Inductor imports what torch deprecates
+def test_kernels_in_background_are_waited_for_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    waited: list[Any] = []
+    monkeypatch.setattr(AsyncCompile, "wait", lambda self, scope: waited.append(scope))
+    monkeypatch.setattr(_torch, "_patched_wait", _torch._patched_wait.__wrapped__)
+    compiler = AsyncCompile()
+    with _torch.kernels_in_background() as finish:
+        compiler.wait({"kernel": 1})
+        assert waited == []
+        other = threading.Thread(target=compiler.wait, args=({"kernel of another thread": 2},))
+        other.start()
+        other.join()
+        assert waited == [{"kernel of another thread": 2}]
+    finish()
+    assert waited[1:] == [{"kernel": 1}]
+    compiler.wait({"kernel": 3})
+    assert waited[2:] == [{"kernel": 3}]
+
+
+@pytest.mark.filterwarnings("ignore")  # Inductor imports what torch deprecates
+@pytest.mark.parametrize(("works", "tried"), [(True, ["wide"]), (False, ["wide"])])
+def test_best_vectors_work_tries_the_widest_alone(
+    works: bool, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor import cpu_vec_isa
+
+    asked: list[str] = []
+
+    class Vectors(str):
+        def __bool__(self) -> bool:
+            asked.append(self)
+            return works
+
+    assert bool(cpu_vec_isa.supported_vec_isa_list)
+    known = [Vectors("matrix wide"), Vectors("wide"), Vectors("narrow")]
+    monkeypatch.setattr(cpu_vec_isa, "supported_vec_isa_list", known)
+    monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", lambda: ["narrow", "wide"])
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    monkeypatch.setattr(_torch, "try_best_vectors", _torch.try_best_vectors.__wrapped__)
+    assert _torch.best_vectors_work() is works
+    assert asked == tried
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    assert not _torch.best_vectors_work()
+
+
+@pytest.mark.filterwarnings("ignore")  # Inductor imports what torch deprecates
+def test_try_best_vectors_asks_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpu_vec_isa
+
+    class Vectors(str):
+        def __bool__(self) -> bool:
+            return threading.current_thread() is not threading.main_thread()
+
+    monkeypatch.setattr(cpu_vec_isa, "supported_vec_isa_list", [Vectors("wide")])
+    monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", lambda: ["wide"])
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    assert _torch.try_best_vectors.__wrapped__().result() is True
+
+
 def test_tracing_with_tells_compilers_the_fake_mode() -> None:
     from torch._guards import TracingContext
 
@@ -795,6 +936,81 @@ def test_shares_memory_notices_views_arrays_and_storages() -> None:
     assert not _torch.shares_memory(tensor)
 
 
+def test_memory_of_names_what_views_share() -> None:
+    tensor = torch.ones(3)
+    assert _torch.memory_of(tensor) == _torch.memory_of(tensor[1:])
+    assert _torch.memory_of(tensor) != _torch.memory_of(tensor.clone())
+
+
+def test_users_of_counts_tensors_on_a_memory() -> None:
+    tensor = torch.ones(3)
+    memory = _torch.memory_of(tensor)
+    alone = _torch.users_of(memory)
+    other = tensor.detach()
+    assert _torch.users_of(memory) == alone + 1
+    del other
+    assert _torch.users_of(memory) == alone
+
+
+class FakeGenerator:
+    """A generator of a GPU, on a CPU: its state is a list that others may hold."""
+
+    def __init__(self, state: list[int]) -> None:
+        self.state = state
+
+    def clone_state(self) -> Any:
+        return FakeGenerator(list(self.state))
+
+    def set_state(self, state: torch.Tensor) -> None:
+        self.state[:] = state.tolist()
+
+    def graphsafe_set_state(self, other: Any) -> None:
+        self.state = other.state
+
+
+@pytest.mark.parametrize("device", [0, "cuda:0", torch.device("cuda", 0)])
+def test_set_cuda_states_by_copies_leaves_the_old_state_as_it_was(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = [1, 2]
+    generator = FakeGenerator(old)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    with _torch.set_cuda_states_by_copies():
+        torch.cuda.set_rng_state(torch.tensor([3, 4]), device)
+    assert generator.state == [3, 4]
+    assert old == [1, 2]
+
+
+def test_set_cuda_states_by_copies_is_what_inductor_meets() -> None:
+    from torch._dynamo.utils import preserve_rng_state
+
+    assert "torch.cuda.set_rng_state(" in inspect.getsource(preserve_rng_state)
+    assert hasattr(torch.Generator, "graphsafe_set_state")
+    assert hasattr(torch.Generator, "clone_state")
+
+
+def test_end_allocating_to_pool_says_so_to_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    names = ("_cuda_endAllocateToPool", "_cuda_releasePool")
+    for name in names:
+        assert hasattr(torch._C, name)
+        monkeypatch.setattr(torch._C, name, lambda *args, name=name: said.append((name, *args)))
+    _torch.end_allocating_to_pool(0, (0, 1))
+    assert said == [(name, 0, (0, 1)) for name in names]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_forget_cublas_workspaces_needs_a_device_that_was_used(
+    started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
+    name = "_cuda_clearCublasWorkspaces"
+    monkeypatch.setattr(torch._C, name, lambda: said.append(True), raising=False)
+    _torch.forget_cublas_workspaces()
+    assert said == [True] * started
+
+
 def test_type_source_tells_who_knows_the_result() -> None:
     aten = torch.ops.aten
     assert _torch.type_source(aten.add.Tensor) == "meta"
@@ -825,6 +1041,26 @@ def test_torch_lazy_system_runs_where_torpor_is_not_loaded(tmp_path: Path) -> No
     assert done.stdout == "1 [2.0, 2.0]\n", done.stderr
 
 
+def test_current_autograd_node_is_that_of_the_op_whose_derivative_is_computed() -> None:
+    seen: list[Any] = []
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    y.register_hook(lambda grad: seen.append(_torch.current_autograd_node()))
+    x.register_hook(lambda grad: seen.append(_torch.current_autograd_node()))
+    y.sum().backward()
+    assert _torch.current_autograd_node() is None
+    assert [node.name() for node in seen] == ["ExpBackward0", "torch::autograd::AccumulateGrad"]
+
+
+def test_next_sequence_number_is_given_to_the_next_op_and_known_to_its_derivative() -> None:
+    x = torch.ones(2, requires_grad=True)
+    number = _torch.next_sequence_number()
+    y = x.exp()
+    assert y.grad_fn is not None
+    assert y.grad_fn._sequence_nr() == number
+    assert _torch.next_sequence_number() == number + 1
+
+
 def test_is_profiler_on_anywhere() -> None:
     assert not _torch.is_profiler_on()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
@@ -850,3 +1086,30 @@ def test_profiler_span_shows_its_body() -> None:
     ):
         torch.ones(1)
     assert "a span of torpor's" in {event.name for event in profiler.events()}
+
+
+def test_is_size() -> None:
+    arguments = {a.name: a.real_type for a in torch.ops.aten.slice.Tensor._schema.arguments}
+    found = {name: _torch.is_size(type_) for name, type_ in arguments.items()}
+    assert found == {"self": False, "dim": False, "start": True, "end": True, "step": True}
+    assert _torch.is_size(torch.ops.aten.view.default._schema.arguments[1].real_type)
+
+
+def test_OpenSizes() -> None:
+    opened = _torch.OpenSizes({"s0": 37, "s1": 8})
+    long, wide = opened.sizes["s0"], opened.sizes["s1"]
+    type_ = TensorType.loose((wide, long), (long, 1), torch.float32, torch.device("cpu"))
+    with opened.tracing():
+        tensor = opened.tensor(type_, torch.device("cpu"))
+        torch.ops.aten.view.default(tensor, [wide * long])
+        assert opened.conditions() == []
+        torch.ops.aten.slice.Tensor(tensor, 1, 0, 20)
+        torch.ops.aten.add.Tensor(tensor, torch.empty(37))
+    assert set(opened.conditions()) == {"s0 >= 20", "s0 == 37"}
+
+
+def test_samples_of() -> None:
+    opened = _torch.OpenSizes({"s0": 37, "s1": 8})
+    long, wide = opened.sizes["s0"], opened.sizes["s1"]
+    for (a, b), numbers in _torch.samples_of([long * wide, long + 1, 5], [long, wide]):
+        assert numbers == [a * b, a + 1, 5]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from torpor.backend.device import BackendDevice, BackendDeviceType
 from torpor.backend.lowering import Computation, LoweringContext
 from torpor.errors import BackendError
 from torpor.ir.node import Node, Value
+from torpor.ir.sizes import Symbol
 from torpor.ir.types import TensorType
 
 
@@ -49,6 +50,10 @@ class Backend(abc.ABC):
 
     options: Mapping[str, Any] = MappingProxyType({})
     """What it was made with (`torpor.use(name, **options)`)."""
+
+    dynamic: bool = False
+    """Its graphs may have symbols in the place of sizes: `Graph.symbols` are inputs after all
+    others, and the arguments of nodes hold expressions of them (`torpor.ir.sizes.Expr`)."""
 
     takes_donations: bool = False
     """Writes results over donated parameters (`Computation.aliases`); the core gives it some."""
@@ -128,9 +133,43 @@ class Backend(abc.ABC):
         An output that could not be computed is data with `error` set; raising loses all outputs.
         """
 
+    def function(
+        self, computation: Computation, device: BackendDevice
+    ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+        """A compiled graph as a function of plain tensors; for one that takes no numbers."""
+        types = computation.parameter_types
+
+        def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            pairs = zip(types, tensors, strict=True)
+            data = [BackendData(device, type_, tensor) for type_, tensor in pairs]
+            results = self.execute(computation, data, device)
+            return [self.tensor_from_data(result.wait()) for result in results]
+
+        return run
+
     def computation_text(self, computation: Computation) -> str:
         """What the backend made of a graph, for people."""
         return computation.text()
+
+    def fits(self, computation: Computation, sizes: Mapping[Symbol, int]) -> bool:
+        """A compiled graph with symbols may run with these sizes; if not, it is compiled again."""
+        return True
+
+    # -- graphs kept on disk -------------------------------------------------------------------
+
+    def cache_key(self) -> str | None:
+        """All that changes what `compile` makes of a graph, beside the graph: options, versions of
+        compilers, the machine. Compiled graphs are kept under it; None: they are not kept."""
+        return None
+
+    def dump(self, computation: Computation) -> bytes | None:
+        """A compiled graph as bytes, for `load` in another process; None if that cannot be."""
+        return None
+
+    def load(self, computation: Computation, saved: bytes) -> Computation:
+        """A compiled graph from a lowered one and what `dump` made of its like. What is raised
+        says that it cannot be used; the graph is then compiled."""
+        raise NotImplementedError(f"backend {self.name!r} keeps no compiled graphs")
 
     # -- devices -------------------------------------------------------------------------------
 

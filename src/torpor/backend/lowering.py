@@ -12,6 +12,8 @@ from torpor.errors import BackendError
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value
 from torpor.ir.printer import print_graph
+from torpor.ir.sizes import Symbol
+from torpor.ir.types import type_at
 
 
 @dataclass(slots=True)
@@ -36,6 +38,20 @@ class Computation:
     @property
     def result_types(self) -> tuple[Any, ...]:
         return tuple(v.type for v in self.graph.outputs)
+
+    def sizes_in(self, arguments: Sequence[Any]) -> dict[Symbol, int]:
+        """The sizes of one run, which come after all other arguments."""
+        symbols = self.graph.symbols
+        first = len(self.graph.inputs) - len(symbols)
+        return dict(zip(symbols, arguments[first:], strict=True))
+
+    def result_types_for(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """The types of the results of one run."""
+        types = self.result_types
+        if not self.graph.symbols:
+            return types
+        sizes = self.sizes_in(arguments)
+        return tuple([type_at(type_, sizes) for type_ in types])
 
     def text(self) -> str:
         """The graph as IR text."""

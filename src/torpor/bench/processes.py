@@ -28,7 +28,10 @@ class WorkerError(RuntimeError):
 
 
 def environment(threads: int, device: str, caches: str = "") -> dict[str, str]:
-    """Of every process that measures; compilers keep what they make in the folder `caches`."""
+    """Of every process that measures.
+
+    Given the folder `caches`, compilers keep what they make there, and torpor keeps nothing.
+    """
     count = str(threads)
     path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]))
     found = os.environ | {
@@ -39,6 +42,7 @@ def environment(threads: int, device: str, caches: str = "") -> dict[str, str]:
     }
     if caches:
         found |= {"TORCHINDUCTOR_CACHE_DIR": caches, "TRITON_CACHE_DIR": f"{caches}/triton"}
+        found["TORPOR_CACHE"] = "0"
     if device == "cpu":
         found["CUDA_VISIBLE_DEVICES"] = ""  # the device `lazy` is then a CPU as well
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
@@ -29,6 +30,7 @@ class Settings:
     timeout: float = 600.0  # seconds, for one answer of a worker
     limits: Limits = Limits()  # noqa: RUF009  # frozen
     keep_caches: bool = False  # compilers may find what an earlier run left on disk
+    warm_jobs: int = 1  # runners that warm up at once; their cold starts are then not comparable
 
 
 def turns(specs: list[Spec], settings: Settings) -> int:
@@ -41,12 +43,12 @@ def race(workload: str, specs: list[Spec], settings: Settings, advance: Advance)
     outcome = Outcome(workload, SCALES[settings.scale][workload].title)
     with ExitStack() as stack:
         entrants: list[Entrant] = []
-        for spec in specs:
-            entrant = Entrant(spec, settings, stack)
-            entrant.warm_up(workload)
+        jobs = stack.enter_context(ThreadPoolExecutor(settings.warm_jobs))
+        for entrant in jobs.map(lambda spec: _warm(spec, workload, settings, stack), specs):
             entrants.append(entrant)
             outcome.rows.append(entrant.row)
-            advance(f"{workload}: {spec.label} is warm" + " (failed)" * bool(entrant.row.error))
+            failed = " (failed)" * bool(entrant.row.error)
+            advance(f"{workload}: {entrant.spec.label} is warm{failed}")
         for turn in range(settings.rounds):
             for entrant in entrants:
                 entrant.take_turn(turn)
@@ -54,6 +56,12 @@ def race(workload: str, specs: list[Spec], settings: Settings, advance: Advance)
         for entrant in entrants:
             entrant.sum_up()
     return outcome
+
+
+def _warm(spec: Spec, workload: str, settings: Settings, stack: ExitStack) -> Entrant:
+    entrant = Entrant(spec, settings, stack)
+    entrant.warm_up(workload)
+    return entrant
 
 
 class Entrant:

@@ -14,7 +14,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -47,6 +47,8 @@ class WarmUp:
     step_s: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     cold_s: float = 0.0  # all steps up to the last one that compiled
+    cpu_s: float = 0.0  # the same, all threads and processes that ended together
+    compile_s: float = 0.0  # by which steps that compiled took longer than a warm one
     compiles: int = 0
     settled: bool = False
     steps_per_round: int = 1
@@ -93,10 +95,13 @@ class Racer:
     def warm_up(self, limits: Limits) -> WarmUp:
         """Step until nothing compiles any more, or it takes too long."""
         warm, start, quiet = self.warm, time.perf_counter(), 0
-        last_compile = 1
+        last_compile, compiling = 1, []
         while True:
-            before = self.runner.unsettled()
+            before, compiles = self.runner.unsettled(), self.runner.compiles()
             warm.step_s.append(self._timed_step())
+            if self.runner.compiles() > compiles:
+                compiling.append(warm.step_s[-1])
+                warm.cpu_s = cpu_seconds()
             warm.losses.append(self._loss())
             quiet = quiet + 1 if self.runner.unsettled() == before else 0
             last_compile = last_compile if quiet else len(warm.step_s)
@@ -106,6 +111,7 @@ class Racer:
             if len(warm.step_s) >= limits.most_steps or spent > limits.seconds:
                 break
         warm.cold_s = sum(warm.step_s[:last_compile])
+        warm.compile_s = sum(compiling) - len(compiling) * warm.step_s[-1]
         warm.settled = quiet >= min(QUIET_STEPS, len(warm.step_s) - 1)
         warm.steps_per_round = self._calibrate(limits.round_ms)
         warm.compiles = self.runner.compiles()
@@ -179,6 +185,12 @@ def reset_peak(device: str) -> None:
         PEAK_RESET.write_text("5")
 
 
+def cpu_seconds() -> float:
+    """So far, by this process and those it started that have ended."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
+
+
 def page_faults() -> int:
     """So far; memory that is given back to the system and taken again costs them."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -227,9 +239,12 @@ class Session:
     def __init__(self) -> None:
         self.racer: Racer | None = None
 
-    def build(self, spec: dict[str, Any], workload: str, scale: str) -> None:
+    def build(self, spec: dict[str, Any], workload: str, scale: str, layers: int = 0) -> None:
         options = tuple((name, value) for name, value in spec.pop("options", ()))
-        self.racer = Racer(Spec(**spec, options=options), SCALES[scale][workload])
+        program: Any = SCALES[scale][workload]
+        if layers:
+            program = replace(program, layers=layers)
+        self.racer = Racer(Spec(**spec, options=options), program)
 
     def warm_up(self, **limits: Any) -> dict[str, Any]:
         assert self.racer is not None, "build comes first"

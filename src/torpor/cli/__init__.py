@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from torpor.cli import bench, codegen, conformance, demo, info, new_backend, replay
+from torpor.cli import bench, cache, codegen, conformance, demo, info, new_backend, replay, view
 
 __all__ = ["main"]
 
@@ -26,7 +26,9 @@ class Command(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (info, demo, bench, replay, codegen, conformance, new_backend)
+COMMANDS: tuple[Command, ...] = (
+    info, demo, bench, cache, replay, view, codegen, conformance, new_backend,
+)  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:

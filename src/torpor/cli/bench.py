@@ -1,7 +1,8 @@
 """``torpor bench``: whole steps against eager, torch.compile and torch._lazy, in one run.
 
 ``torpor bench`` races the workloads of the device, ``torpor bench gpt conv`` some of them,
-``torpor bench train.py ARGS`` a script of the user's, ``torpor bench --growth`` ever more layers.
+``torpor bench train.py ARGS`` a script of the user's, ``torpor bench --growth`` ever more layers,
+``torpor bench --cold`` what it takes to compile from nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torpor.bench import growth, plot, report, runners, script, workloads
+from torpor.bench import cold, growth, plot, report, runners, script, workloads
 from torpor.bench.race import Settings, race, turns
 from torpor.bench.results import Results, load
 from torpor.bench.worker import Limits
@@ -54,12 +55,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=positive, default=600, help="seconds a process may take to warm up"
     )
     parser.add_argument(
+        "--warm-jobs", type=positive, default=1, metavar="N",
+        help="let N runners warm up at once; a cold start then says little",
+    )  # fmt: skip
+    parser.add_argument(
         "--keep-caches", action="store_true",
         help="let compilers find what an earlier run left on disk; cold starts are then not cold",
     )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write all numbers; - is standard output")
     parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw it (needs matplotlib)")
     parser.add_argument("--growth", action="store_true", help="cost of 1, 2, 4, … layers")
+    parser.add_argument(
+        "--cold", action="store_true",
+        help=f"compile from nothing: {cold.MANY} layers against {cold.FEW}, and torch.compile",
+    )  # fmt: skip
     parser.add_argument("--max-layers", type=positive, default=64, help="of --growth")
     parser.add_argument("--steps", type=positive, default=0, help="of a script: stop after so many")
     parser.add_argument("--verbose", action="store_true", help="of a script: show its output")
@@ -84,6 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.what and arguments.what[0].endswith(".py"):
             return _run_script(arguments)
         arguments = _workloads_first(arguments)
+        if arguments.cold:
+            return _start_cold(arguments)
         return _grow(arguments) if arguments.growth else _race(arguments)
     except (ValueError, plot.NoPicture) as error:
         print(f"torpor bench: {error}", file=sys.stderr)
@@ -152,6 +163,29 @@ def _grow(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _start_cold(arguments: argparse.Namespace) -> int:
+    if arguments.workloads:
+        raise ValueError("--cold has workloads of its own")
+    sizes = (cold.FEW, cold.MANY) if arguments.scale == "full" else (1, 2)
+    plan = cold.Plan(
+        arguments.device,
+        arguments.threads,
+        arguments.backends[0],
+        tuple(arguments.backend_option),
+        arguments.scale,
+        *sizes,
+        timeout=arguments.timeout,
+    )
+    with terminal.progress("bench", len(plan.starts)) as advance:
+        starts = cold.measure(plan, advance)
+    _write_json(arguments.json, cold.as_json(plan, starts))
+    if arguments.json != "-":
+        terminal.heading("training step, compiled from nothing")
+        terminal.table(*cold.table(starts))
+        terminal.table(*cold.checks(plan, starts))
+    return int(any(start.error for start in starts.rows))
+
+
 def _run_script(arguments: argparse.Namespace) -> int:
     path = Path(arguments.what[0])
     if not path.is_file():
@@ -190,6 +224,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         arguments.timeout,
         Limits(seconds=seconds, round_ms=arguments.round_ms),
         arguments.keep_caches,
+        arguments.warm_jobs,
     )
 
 

@@ -19,12 +19,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torpor import _torch, config
 from torpor._torch import OpOverload
-from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
-from torpor.backend.lowering import Computation
 from torpor.backend.registry import get_backend, make
-from torpor.backends.fx.backend import in_fresh_thread
+from torpor.backends.fx.backend import FxBackend, in_fresh_thread
 from torpor.errors import CompileError, TorporWarning, UnsupportedError
 from torpor.execute.compilation import compile_graph
 from torpor.ir.graph import Graph
@@ -42,8 +40,22 @@ def torpor(
     if name is None and chosen:
         raise TypeError(f"options {sorted(chosen)} belong to a backend: name it, as 'backend'")
     backend = get_backend() if name is None else make(name, **chosen)
-    compiler = _torch.dynamo_training_backend(lambda graph, _: CompiledGraph(graph, backend))
+    compiler = _torch.dynamo_training_backend(
+        lambda graph, _: CompiledGraph(graph, backend), _decompositions(backend)
+    )
     return compiler(module, example_inputs)  # type: ignore[no-any-return]  # what TorchDynamo calls
+
+
+def _decompositions(backend: Backend) -> dict[Any, Callable[..., Any]] | None:
+    """The ops that a backend takes apart anyway: what is kept for backward is chosen among parts.
+
+    Random ops stay whole, unless the backend draws: the parts would draw other numbers.
+    """
+    table = backend.decompositions() if isinstance(backend, FxBackend) else None
+    if table is None or backend.draws:
+        return table
+    random = torch.Tag.nondeterministic_seeded
+    return {op: part for op, part in table.items() if random not in getattr(op, "tags", ())}
 
 
 class CompiledGraph:
@@ -53,11 +65,10 @@ class CompiledGraph:
         self.module = module
         self.backend = backend
         self.versions: dict[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]] = {}
+        self.fixed = all(map(_is_fixed, module.graph.find_nodes(op="placeholder")))
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        key = tuple(
-            (arg.shape, arg.stride()) if isinstance(arg, torch.Tensor) else arg for arg in args
-        )
+        key = () if self.fixed else _sizes(args)
         version = self.versions.get(key)
         if version is None:
             version = self.versions[key] = self._compile(args)
@@ -73,6 +84,20 @@ class CompiledGraph:
             text = f"backend 'torpor' runs this graph eagerly: {error}"
             warnings.warn(text, TorporWarning, stacklevel=2)
             return lambda given: list(fx.Interpreter(self.module).run(*given))
+
+
+def _is_fixed(node: fx.Node) -> bool:
+    """An input that TorchDynamo has promised the sizes of."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return False
+    return all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+
+
+def _sizes(args: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(
+        (arg.shape, arg.stride()) if isinstance(arg, torch.Tensor) else arg for arg in args
+    )
 
 
 def with_fixed_sizes(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
@@ -110,19 +135,23 @@ class Version:
         self.constants = builder.constants
         self.returned = builder.returned  # what each result is: (kind, which)
         self.inputs = builder.inputs
-        self.computation: Computation | None = None
+        self.order: list[int] = []
+        self.run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None = None
         if builder.computed:
             graph = Graph.of(builder.computed)
             self.order = [builder.slot_of[value] for value in graph.inputs]
-            self.computation = compile_graph(graph, "dynamo", backend, self.device)
+            computation = compile_graph(graph, "dynamo", backend, self.device)
+            self.run = backend.function(computation, self.device)
+        in_order = [("computed", place) for place in range(len(builder.computed))]
+        self.as_computed = self.returned == in_order
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        tensors = [*(args[place] for place in self.places), *self.constants]
+        tensors = [*map(args.__getitem__, self.places), *self.constants]
         computed: list[torch.Tensor] = []
-        if self.computation is not None:
-            data = [BackendData(self.device, self.inputs[i].type, tensors[i]) for i in self.order]
-            results = self.backend.execute(self.computation, data, self.device)
-            computed = [self.backend.tensor_from_data(result.wait()) for result in results]
+        if self.run is not None:
+            computed = self.run(list(map(tensors.__getitem__, self.order)))
+        if self.as_computed:
+            return computed
         sources = {"input": tensors, "computed": computed}
         return [which if kind == "plain" else sources[kind][which] for kind, which in self.returned]
 

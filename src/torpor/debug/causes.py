@@ -15,6 +15,7 @@ ADVICE = {
     kinds.SAME: "Raise config.max_cached_plans (or max_interned_nodes): the program has more "
     "graphs than are kept.",
     kinds.SHAPE: "Pad to one of a few fixed sizes: each size is compiled once, and reused.",
+    kinds.SIZES: "Nothing: other sizes need no further compile.",
     kinds.DTYPE: "Keep one dtype at this line, or cast at the same place in every step.",
     kinds.LAYOUT: "Call .contiguous() on the tensor before the step, or make it in one layout.",
     kinds.MODULE: "Keep to one module, or expect one compile for each: its graph is reused when it "
@@ -43,6 +44,7 @@ SMALLER_BATCH = "Drop the last batch (DataLoader(..., drop_last=True)) or pad it
 TITLES = {
     kinds.SAME: "a graph was compiled, dropped, and compiled again",
     kinds.SHAPE: "a tensor has another shape",
+    kinds.SIZES: "sizes changed, and were promoted to run-time inputs",
     kinds.DTYPE: "a dtype changed",
     kinds.LAYOUT: "a tensor lies otherwise in memory",
     kinds.MODULE: "another module: tensors that were always the same are others, of other sizes",
@@ -136,9 +138,11 @@ def _line(found: Difference, record: GraphRecord) -> str:
 
 
 def _what_was_done(records: Sequence[GraphRecord], compiled: int) -> str:
-    new = len(records)
+    new, loaded = len(records), sum(record.loaded for record in records)
     if compiled == new:
         return f"{_number(new, 'more graph')} compiled"
+    if loaded:
+        return f"{_number(new, 'new graph')}, {compiled} compiled, {loaded} found on disk"
     runs = _number(sum(record.interpreted_runs for record in records), "run")
     if compiled:
         return f"{_number(new, 'new graph')}, {compiled} compiled so far ({runs} interpreted)"

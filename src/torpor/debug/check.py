@@ -76,7 +76,7 @@ class Check:
     # -- on the queue --------------------------------------------------------------------------
 
     def _watch(self, run: Run) -> After | None:
-        graph, backend = run.plan.graph, run.backend
+        graph, backend = run.graph, run.backend
         if run.interpreted or drawing(graph) is not None:
             self.left_out += 1
             return None

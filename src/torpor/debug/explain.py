@@ -30,7 +30,8 @@ class NewGraph:
     cause: str  # "first time", or a kind of `ir.difference`
     nodes: int
     compiled: bool
-    seconds: float  # in the compiler
+    loaded: bool  # it was on disk, compiled
+    seconds: float  # in the compiler, or to load it
     hits: int  # how often it was met again
     runs: int
     run_seconds: float
@@ -99,6 +100,7 @@ def _new_graph(record: GraphRecord) -> NewGraph:
         "first time" if found is None else found.kind,
         record.size,
         record.compiled,
+        record.loaded,
         record.compile_seconds,
         record.hits,
         record.runs,

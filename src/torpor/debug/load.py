@@ -157,6 +157,14 @@ class Record:
         graph, sites = self._graph(run.graph)
         return moved(graph, available_device, sites)
 
+    def graphs(self) -> list[Graph]:
+        """Every graph of the file as it was recorded, for tools that run nothing."""
+        found = [self._graph(number) for number in range(len(self._graphs))]
+        for graph, sites in found:
+            for node, site in zip(graph.nodes, sites, strict=True):
+                node.site = site  # the nodes of a file are nobody else's
+        return [graph for graph, _ in found]
+
     def _graph(self, number: int) -> tuple[Graph, list[str | None]]:
         found = self._read_graphs.get(number)
         if found is None:

@@ -24,10 +24,12 @@ import torch
 from torpor import __version__, _torch
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
+from torpor.debug.facts import Facts, clock, events_since, facts_of_plan, to_json
 from torpor.debug.file_format import Writer
 from torpor.debug.tensors import checksum, layout, number_entry, probes, statistics, to_bytes
 from torpor.errors import TorporWarning
 from torpor.execute import sync
+from torpor.execute.plan import Plan
 from torpor.execute.watch import WATCHERS, After, Run
 from torpor.ir.graph import Graph
 from torpor.ir.printer import print_graph
@@ -59,6 +61,8 @@ class Recording:
         self.error: BaseException | None = None  # the first of the recording itself
         self._graphs: dict[Graph, int] = {}  # keeps them alive, and with them their identity
         self._entries: list[dict[str, int]] = []
+        self._plans: list[tuple[Plan, Backend]] = []  # the last of each graph
+        self._began = 0.0
         self._lock = threading.Lock()
         self._writer: Writer | None = None
         self._start: dict[str, Any] = {}
@@ -72,6 +76,7 @@ class Recording:
         self._writer = Writer(self.path)
         with _torch.without_modes():
             self._start = self._generators(self._writer)
+        self._began = clock()
         WATCHERS.append(self._watch)
         return self
 
@@ -100,7 +105,7 @@ class Recording:
         if self.error is not None:
             writer.discard()
             raise self.error
-        writer.close(self._manifest())
+        writer.close(self._manifest(writer))
         if self.left_out:
             text = f"{self.path} holds {len(self.runs)} runs; {self.left_out} more did not fit in"
             warnings.warn(f"{text} max_bytes={self.max_bytes}", TorporWarning, stacklevel=4)
@@ -112,7 +117,8 @@ class Recording:
 
     # -- what is known of the whole ------------------------------------------------------------
 
-    def _manifest(self) -> dict[str, Any]:
+    def _manifest(self, writer: Writer) -> dict[str, Any]:
+        facts = Facts(events_since(self._began), [facts_of_plan(*plan) for plan in self._plans])
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -121,6 +127,7 @@ class Recording:
             "data": self.data,
             "generators": self._start,
             "graphs": self._entries,
+            "facts": writer.add(json.dumps(to_json(facts), allow_nan=False).encode()),
             "runs": self.runs,
         }
 
@@ -154,7 +161,7 @@ class Recording:
             self.left_out += 1
             return None
         entry: dict[str, Any] = {
-            "graph": self._graph(run.plan.graph, writer),
+            "graph": self._graph(run, writer),
             "backend": run.backend.name,
             "options": {name: repr(value)[:200] for name, value in run.backend.options.items()},
             "device": str(run.plan.computation.device),
@@ -182,12 +189,15 @@ class Recording:
             return 0
         return sum(a.type.nbytes for a in run.arguments if isinstance(a, BackendData))
 
-    def _graph(self, graph: Graph, writer: Writer) -> int:
+    def _graph(self, run: Run, writer: Writer) -> int:
+        graph = run.graph
         number = self._graphs.get(graph)
         if number is None:
             number = self._graphs[graph] = len(self._entries)
             text, lines = print_graph(graph).encode(), json.dumps(_lines(graph)).encode()
             self._entries.append({"text": writer.add(text), "lines": writer.add(lines)})
+            self._plans.append((run.plan, run.backend))
+        self._plans[number] = run.plan, run.backend
         return number
 
     def _input(self, argument: Any, backend: Backend, writer: Writer) -> Any:

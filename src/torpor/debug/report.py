@@ -39,7 +39,9 @@ def _head(explanation: Explanation) -> Iterator[str]:
     compiled = sum(graph.compiled for graph in graphs)
     new = len(graphs) + explanation.forgotten
     compiling = time_(balance.compiling)
-    yield f"{balance.traces} traces, {new} new graphs, {compiled} compiled in {compiling}"
+    loaded = sum(graph.loaded for graph in graphs)
+    found = f", {loaded} found on disk" if loaded else ""
+    yield f"{balance.traces} traces, {new} new graphs, {compiled} compiled in {compiling}{found}"
     yield f"{balance.verdict}: {VERDICTS[balance.verdict]}"
     yield _times(balance)
     if 2 * balance.new_traces > balance.traces:
@@ -72,11 +74,17 @@ def _graphs(explanation: Explanation) -> Iterator[str]:
 
 
 def _graph(graph: NewGraph) -> str:
-    done = f"compiled in {time_(graph.seconds)}" if graph.compiled else "interpreted"
+    done = _what_was_done(graph)
     why = graph.why.partition("\n")[0]
     again = "once" if graph.hits == 1 else f"{graph.hits} times"
     head = f"  {graph.name}: {graph.nodes} nodes, {done}, met again {again}; {graph.line}"
     return f"{head}\n    {why}"
+
+
+def _what_was_done(graph: NewGraph) -> str:
+    if graph.loaded:
+        return f"found on disk, loaded in {time_(graph.seconds)}"
+    return f"compiled in {time_(graph.seconds)}" if graph.compiled else "interpreted"
 
 
 def time_(seconds: float) -> str:

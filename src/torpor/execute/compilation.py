@@ -29,11 +29,15 @@ def compile_graph(
     backend: Backend,
     device: BackendDevice,
     donated: Mapping[int, int] = NOTHING_DONATED,
+    saved: bytes | None = None,
 ) -> Computation:
-    """Lower and compile `graph`; a failure names the backend, the graph and the user's line."""
+    """Lower and compile `graph`; a failure names the backend, the graph and the user's line.
+
+    With `saved`, which the backend's `dump` made of such a graph, it need not be compiled.
+    """
     node: Node | None = None
     try:
-        graph = expanded(graph, backend.name, lambda d: backend.backend_device(d).torch_device)
+        graph = for_backend(graph, backend)
         context = backend.lowering_context(name, device, graph.nodes)
         context.devices = tuple(backend.compilation_devices(str(device), [str(device)]))
         for value in graph.inputs:
@@ -45,10 +49,18 @@ def compile_graph(
             context.add_result(value)
         for parameter, result in donated.items():
             context.set_alias(parameter, result)
-        return _only(backend.compile([context.build()]))
+        lowered = context.build()
+        if saved is not None:
+            return _only([backend.load(lowered, saved)])
+        return _only(backend.compile([lowered]))
     except Exception as error:
         node = node or getattr(error, "node", None)  # a lowering that was registered, and is wrong
         raise CompileError(_explain(error, graph, name, backend, node)) from error
+
+
+def for_backend(graph: Graph, backend: Backend) -> Graph:
+    """`graph` as `backend` sees it: ops that have a lowering are taken apart."""
+    return expanded(graph, backend.name, lambda d: backend.backend_device(d).torch_device)
 
 
 def _only(computations: Any) -> Computation:

@@ -51,9 +51,9 @@ class GraphRecord:
 
     __slots__ = (
         "_difference", "asked_at", "compile_seconds", "compiled", "cut_site", "failure", "first",
-        "graph", "hits", "interpreted_runs", "interpreted_seconds", "kept", "leaves", "name", "ops",
-        "previous", "previous_read_at", "read_at", "record_seconds", "replaced", "run_seconds",
-        "runs", "serial", "site", "size",
+        "graph", "hits", "interpreted_runs", "interpreted_seconds", "kept", "leaves", "loaded",
+        "name", "ops", "previous", "previous_read_at", "read_at", "record_seconds", "replaced",
+        "run_seconds", "runs", "serial", "site", "size",
     )  # fmt: skip
 
     def __init__(self, name: str, graph: Graph, cut_site: CutSite, site: Any, serial: int) -> None:
@@ -69,6 +69,7 @@ class GraphRecord:
         self.kept: frozenset[int] = frozenset()  # leaves that the next step found unchanged
         self.hits = 0
         self.compiled = False
+        self.loaded = False  # from disk, where it was kept compiled
         self.compile_seconds = 0.0
         self.record_seconds = STEP.so_far() if TRACE.misses else 0.0  # of a step with new nodes
         self.failure = ""
@@ -108,6 +109,11 @@ class GraphRecord:
         self.compiled = True
         self.cut_site.compiled += 1
 
+    def was_loaded(self) -> None:
+        """It was on disk, compiled."""
+        self.loaded = True
+        self.cut_site.compiled += 1
+
     def ran(self, seconds: float, interpreted: bool) -> None:
         """One run is over."""
         self.runs += 1
@@ -120,9 +126,10 @@ class GraphRecord:
     def difference(self) -> Difference | None:
         """How it differs from the most similar graph made here before; None for the first."""
         if self._difference is None and not self.first:
-            if self.graph is None or self.previous is None:
-                return Difference(UNKNOWN)
-            found = difference(self.previous, self.graph, self.replaced)
+            before, after = self.previous, self.graph  # another thread may drop them meanwhile
+            if before is None or after is None:
+                return self._difference or Difference(UNKNOWN)
+            found = difference(before, after, self.replaced)
             self._difference = self._read_before() if found.kind == BRANCH else None
             self._difference = self._difference or found
             self.previous = None

@@ -63,6 +63,15 @@ def predict(graph: Graph, donated: Mapping[int, int] | None = None) -> Predictio
     return _Liveness(graph, donated or {}).run()
 
 
+def lifetimes(
+    graph: Graph, donated: Mapping[int, int] | None = None
+) -> dict[Value, tuple[int, int, int]]:
+    """For every buffer that a graph makes: bytes, the node that makes it, its last reader."""
+    walk = _Liveness(graph, donated or {})
+    walk.run()
+    return walk.lives
+
+
 class _Liveness:
     """Walks a graph once, with the buffers that are alive at each node."""
 
@@ -245,7 +254,7 @@ def _all_values(graph: Graph) -> int:
         type_.numel * type_.dtype.itemsize
         for node in graph.nodes
         for value in node.outputs
-        if type(type_ := value.type) is TensorType
+        if isinstance(type_ := value.type, TensorType)
     )
 
 

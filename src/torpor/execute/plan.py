@@ -18,11 +18,13 @@ from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.errors import CompileError
 from torpor.execute.compilation import NOTHING_DONATED, StandIn, compile_graph, warn_once
+from torpor.execute.disk import DiskPlace, keep, load, place_of
 from torpor.execute.events import STEP, span
 from torpor.execute.history import HISTORY, GraphRecord, before_compile
 from torpor.execute.memory import warn_if_too_large
+from torpor.execute.sizes import SIZES, Structure, is_on
 from torpor.ir.graph import Graph
-from torpor.ir.node import LEAF, SCALAR, Node, Value
+from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value
 from torpor.ir.verify import verify
 from torpor.ops.spec import spec_of
 
@@ -32,7 +34,8 @@ class Plan:
 
     __slots__ = (
         "checked", "computation", "donated", "draft", "fragile", "graph", "inputs", "kept_inputs",
-        "kept_outputs", "outputs", "positions", "record", "runner",
+        "kept_outputs", "outputs", "positions", "record", "runner", "source", "symbols",
+        "variants",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +52,9 @@ class Plan:
         self.draft: Draft | None = None  # what it is compiled from when it is met again
         self.donated = tuple(computation.aliases)  # positions of inputs that may be written over
         self.runner = runner
+        self.symbols = graph.symbols
+        self.source: Draft | None = None  # what it was compiled from
+        self.variants: list[Plan] = []  # the same graph, compiled for sizes this one is not for
         self.outputs = graph.outputs
         self.positions = {value: i for i, value in enumerate(graph.outputs)}
         self.inputs = tuple(_source(value, backend, runner) for value in graph.inputs)
@@ -63,11 +69,34 @@ class Plan:
         self.fragile = tuple(filter(_may_fail, graph.nodes))
 
 
+    def fits(self) -> bool:
+        """It was compiled for the sizes of this trace, among others."""
+        if type(self.runner) is StandIn:
+            return True
+        return self.runner.fits(self.computation, {s: s.value for s in self.symbols})  # type: ignore[union-attr]  # no stand-in
+
+    def for_these_sizes(self) -> Plan:
+        """The plan itself, or one of the same graph that fits the sizes of this trace."""
+        for plan in (self, *self.variants):
+            if plan.fits():
+                return plan
+        assert self.source is not None, "a compiled plan knows its source"
+        enough = len(self.variants) >= MAX_VARIANTS
+        made = self.source.interpreted() if enough else self.source.compiled()
+        made.draft = None
+        self.variants.append(made)
+        return made
+
+
+MAX_VARIANTS = 6
+"""Times a graph is compiled again for sizes of another kind; then the reference backend runs it."""
+
+
 def _may_fail(node: Node) -> bool:
     return node.op.target is not None and spec_of(node.op.target).may_fail
 
 
-LEAVES, SCALARS, COMPUTED, CARRIED, SCALAR_DATA = 0, 1, 2, 3, 4
+LEAVES, SCALARS, COMPUTED, CARRIED, SCALAR_DATA, SIZE_NOW = 0, 1, 2, 3, 4, 5
 
 
 def _source(value: Value, backend: Backend, runner: Backend | StandIn) -> tuple[int, Any]:
@@ -77,6 +106,8 @@ def _source(value: Value, backend: Backend, runner: Backend | StandIn) -> tuple[
         return (LEAVES, node.args[0]) if data is None else (CARRIED, data)
     if node.op is SCALAR:
         return SCALAR_DATA if runner.scalars_as_data else SCALARS, node.args[0]
+    if node.op is SIZE:
+        return SIZE_NOW, node.args[0]
     return COMPUTED, value
 
 
@@ -100,7 +131,7 @@ class PlanCache:
             plan = self.plans[key] = plan.draft.compiled()
         else:
             metrics.count("InterpretedGraph")
-        return plan
+        return plan.for_these_sizes() if plan.symbols else plan
 
     def add(
         self,
@@ -112,12 +143,14 @@ class PlanCache:
     ) -> Plan:
         """Compile `graph`, now or when it is met again, and keep it under `key`."""
         self.serial += 1
+        recorded, graph = graph, graph.with_sizes()
         if config.verify_graphs:
             verify(graph)
         warn_if_too_large(graph, backend, device, donated)
         record = HISTORY.note(f"graph{self.serial}", graph, backend.name)
-        draft = Draft(graph, record, backend, device, donated)
-        plan = self.plans[key] = draft.compiled() if draft.is_due() else draft.interpreted()
+        structure = SIZES.note(recorded, record) if is_on(backend) else None
+        draft = Draft(graph, record, backend, device, donated, structure)
+        plan = self.plans[key] = draft.first_plan()
         HISTORY.keep(record)
         while len(self.plans) > config.max_cached_plans:
             self.plans.popitem(last=False)
@@ -132,7 +165,7 @@ class PlanCache:
 class Draft:
     """A graph that may be compiled: at once, or after it was run some times by the reference."""
 
-    __slots__ = ("backend", "device", "donated", "graph", "left", "record")
+    __slots__ = ("backend", "device", "donated", "graph", "left", "place", "record", "structure")
 
     def __init__(
         self,
@@ -141,19 +174,35 @@ class Draft:
         backend: Backend,
         device: BackendDevice,
         donated: Mapping[int, int],
+        structure: Structure | None = None,
     ) -> None:
         self.graph = graph
+        self.structure = structure  # graphs that differ from it in their sizes only
         self.record = record
         self.backend = backend
         self.device = device
         self.donated = donated
+        self.place: DiskPlace | None = None  # where it is kept on disk
         chosen = config.compile_after
         self.left = backend.compile_after if chosen < 0 else chosen
+
+    def first_plan(self) -> Plan:
+        """A plan from disk; else a compiled one, or while it is not due an interpreted one."""
+        kept = config.cache and not self.graph.symbols
+        told = self.backend.cache_key() if kept else None
+        if told is not None:
+            with _timed("DiskCache", "load", self.record):
+                self.place = place_of(self.graph, self.backend, self.device, self.donated, told)
+        if self.is_due():
+            return self.compiled()
+        return self.loaded() or self.interpreted()
 
     def is_due(self) -> bool:
         """It was met often enough; asked once each time it is met."""
         self.left -= 1
-        return self.left < 0
+        if self.structure is None or self.backend.name == "reference":
+            return self.left < 0
+        return self.left < 0 and self.structure.compiled < config.max_graphs_per_structure
 
     def interpreted(self) -> Plan:
         """A plan that runs on the reference backend until it is due."""
@@ -163,15 +212,31 @@ class Draft:
         plan.draft = self
         return plan
 
+    def loaded(self) -> Plan | None:
+        """A plan that was compiled before, by this process or another; None if there is none."""
+        if self.place is None:
+            return None
+        with _timed("DiskCache", "load", self.record):
+            computation = load(self.place, self._compile)
+        if computation is None:
+            return None
+        self.record.was_loaded()
+        return Plan(computation, self.graph, self.backend, self.backend, self.record)
+
     def compiled(self) -> Plan:
         """A plan on the backend; on the reference, with a warning, where that cannot compile it."""
+        return self.loaded() or self._compiled_here()
+
+    def _compiled_here(self) -> Plan:
         before_compile(self.record)
+        if self.structure is not None:
+            self.structure.compiled += 1
         metrics.count("UncachedCompile")
         graph, backend, record = self.graph, self.backend, self.record
         try:
-            with _timed_compile(record):
-                computation = compile_graph(graph, record.name, backend, self.device, self.donated)
-            return Plan(computation, graph, backend, backend, record)
+            with _timed("Compile", "compile", record):
+                computation = self._compile()
+            record.was_compiled()
         except CompileError as error:
             metrics.count("CompileFailed")
             if config.strict or backend.name == "reference":
@@ -180,16 +245,25 @@ class Draft:
             record.failure = str(error).partition("\n")[0]
             warn_once(backend, error)
             return Plan(stand_in.computation, graph, backend, stand_in, record)
+        if self.place is not None:
+            with _timed("DiskCache", "keep", record):
+                keep(self.place, computation, backend, record.compile_seconds)
+        plan = Plan(computation, graph, backend, backend, record)
+        plan.source = self
+        return plan
+
+    def _compile(self, saved: bytes | None = None) -> Computation:
+        name = self.record.name
+        return compile_graph(self.graph, name, self.backend, self.device, self.donated, saved)
 
 
 @contextmanager
-def _timed_compile(record: GraphRecord) -> Iterator[None]:
-    """The body compiles the graph of `record`."""
+def _timed(timer: str, kind: str, record: GraphRecord) -> Iterator[None]:
+    """The body compiles the graph of `record`, or does what saves that."""
     start = time.perf_counter()
     try:
-        with metrics.timer("Compile"), span("compile", record.name):
+        with metrics.timer(timer), span(kind, record.name):
             yield
-        record.was_compiled()
     finally:
         seconds = time.perf_counter() - start
         record.compile_seconds += seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import threading
@@ -14,6 +15,7 @@ import torch
 from torpor import _torch, config, metrics
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
+from torpor.ir.types import TensorType
 
 JOB_BYTES = 1 << 20
 """What a job counts for besides its data: nobody wants to be thousands of steps ahead."""
@@ -40,6 +42,11 @@ class Job:
             result.done = self.done
 
 
+@functools.lru_cache(maxsize=4096)
+def _nbytes(type_: TensorType) -> int:
+    return type_.nbytes
+
+
 class Budget:
     """The memory that waiting jobs keep alive; data that several of them hold count once."""
 
@@ -61,7 +68,8 @@ class Budget:
         return not self.bytes or self._with(job) <= config.queue_bytes
 
     def _with(self, job: Job) -> int:
-        new = {id(data): data.type.nbytes for data in job.kept if id(data) not in self.holders}
+        holders = self.holders
+        new = {id(data): _nbytes(data.type) for data in job.kept if id(data) not in holders}
         return self.bytes + JOB_BYTES + sum(new.values())
 
     def give_back(self, job: Job) -> None:
@@ -73,7 +81,7 @@ class Budget:
                 if self.holders[key] > 1:
                     self.holders[key] -= 1
                 elif self.holders.pop(key, 0):
-                    self.bytes -= data.type.nbytes
+                    self.bytes -= _nbytes(data.type)
             self.changed.notify_all()
 
 
@@ -121,6 +129,8 @@ class DeviceQueue:
             raise error.with_traceback(None)
 
     def _work(self) -> None:
+        if self.device.type.name == "cuda":
+            torch.cuda.set_device(self.device.ordinal)  # a thread starts without one
         while True:
             job = self.jobs.get()
             try:

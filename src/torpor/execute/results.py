@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
 from torpor.errors import BackendError, annotate
 from torpor.execute.plan import Plan
-from torpor.ir.node import Value
 from torpor.ir.printer import print_node
 from torpor.ir.types import TensorType
 
 
-def checked(results: Any, plan: Plan, backend: Backend) -> list[BackendData]:
+def checked(
+    results: Any, plan: Plan, backend: Backend, types: Sequence[TensorType]
+) -> list[BackendData]:
     """`results`, with an error in the place of each one that is not what its type promises."""
     wanted = len(plan.outputs)
     if not isinstance(results, (list, tuple)):
@@ -21,21 +23,23 @@ def checked(results: Any, plan: Plan, backend: Backend) -> list[BackendData]:
     if len(results) != wanted:
         raise BackendError(f"execute returned {len(results)} results for a graph of {wanted}")
     kept = [
-        _judged(value, result, position, plan, backend)
-        for position, (value, result) in enumerate(zip(plan.outputs, results, strict=True))
+        _judged(type_, result, position, plan, backend)
+        for position, (type_, result) in enumerate(zip(types, results, strict=True))
     ]
     plan.checked = all(result.error is None for result in kept)
     return kept
 
 
-def _judged(value: Value, result: Any, position: int, plan: Plan, backend: Backend) -> BackendData:
-    fault = _fault(value.type, result)
+def _judged(
+    type_: TensorType, result: Any, position: int, plan: Plan, backend: Backend
+) -> BackendData:
+    fault = _fault(type_, result)
     if fault is None:
         return result  # type: ignore[no-any-return]  # found to be data
-    text = f"backend {backend.name!r} returned as result {position} {fault}, not {value.type!r}"
-    node = value.node
+    text = f"backend {backend.name!r} returned as result {position} {fault}, not {type_!r}"
+    node = plan.outputs[position].node
     site = None if node.site is None else str(node.site)
-    failed = backend.placeholder(plan.computation.device, value.type)
+    failed = backend.placeholder(plan.computation.device, type_)
     failed.error = annotate(BackendError(text), node.op.name, site, print_node(node))
     return failed
 

@@ -9,6 +9,7 @@ from weakref import ref
 from torpor.backend.builder import IrBuilder
 from torpor.backend.data import BackendData
 from torpor.execute.events import STEP
+from torpor.execute.sizes import SIZES
 from torpor.ir.node import Value
 from torpor.ir.types import TensorType
 
@@ -56,12 +57,13 @@ class Trace:
         data = storage.data
         assert data is not None, "a storage has a value or data"
         value = self.leaf_values.get(data)
-        if value is None or value.type is not storage.type:
+        if value is None or value.type.concrete is not storage.type:
             if not self.leaves:
                 STEP.begin()
-            value = self.leaf_values[data] = self.builder.device_data(
-                len(self.leaves), storage.type
-            )
+            type_ = storage.type
+            if SIZES.active:
+                type_ = SIZES.leaf_type(len(self.leaves), storage, self.epoch)
+            value = self.leaf_values[data] = self.builder.device_data(len(self.leaves), type_)
             self.leaves.append(data)
         self.leaf_storages.append((storage, value))
         storage.value = value

@@ -26,12 +26,14 @@ from torpor.execute.plan import (
     COMPUTED,
     LEAVES,
     SCALARS,
+    SIZE_NOW,
     Plan,
     PlanCache,
     needed_graph,
 )
 from torpor.execute.queue import Job, queue_of, queues
 from torpor.execute.results import checked
+from torpor.execute.sizes import SIZES
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.execute.watch import WATCHERS, Run, watched
 from torpor.ir.graph import Graph
@@ -118,6 +120,7 @@ def _launch(
             position = plan.positions.get(storage.value)  # type: ignore[arg-type]  # no data: a value is set
             if position is not None:
                 storage.data = handles[position]
+                storage.type = storage.type.concrete
     if partial:
         known.update(zip(plan.outputs, handles, strict=True))
     return functools.partial(queue_of(device).submit, job)
@@ -135,8 +138,10 @@ def _settle(live: list[LazyStorage]) -> dict[Value, BackendData]:
         assert value is not None, "a live storage has a value"
         if value.node.op is LEAF:
             storage.data = TRACE.leaves[value.node.args[0]]
+            storage.type = storage.type.concrete
         elif value in known:
             storage.data = known[value]
+            storage.type = storage.type.concrete
     return known
 
 
@@ -148,10 +153,11 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
         else TRACE.computed[place] if source == COMPUTED
         else TRACE.scalars[place] if source == SCALARS
         else place if source == CARRIED
+        else place.value if source == SIZE_NOW
         else backend.data_from_scalar(TRACE.scalars[place], device)
         for source, place in plan.inputs
     ]  # fmt: skip
-    handles = [backend.placeholder(device, value.type) for value in plan.outputs]
+    handles = [backend.placeholder(device, value.type.concrete) for value in plan.outputs]
     lines = [(node, node.site) for node in plan.fragile]
     watchers, numbers = tuple(WATCHERS), tuple(TRACE.scalars) if WATCHERS else ()
 
@@ -165,7 +171,7 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
                 results = plan.runner.execute(plan.computation, arguments, device)
             plan.record.ran(time.perf_counter() - start, plan.draft is not None)
             if not plan.checked:
-                results = checked(results, plan, backend)
+                results = checked(results, plan, backend, [handle.type for handle in handles])
         except Exception as error:
             raise told(error, plan, backend) from error.__cause__
         for watch in seen:
@@ -227,6 +233,7 @@ def _finish() -> None:
         wait()
     finally:
         PLANS.clear()
+        SIZES.clear()
 
 
 on_change(_finish_before_change)

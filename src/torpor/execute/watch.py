@@ -25,7 +25,7 @@ WATCHERS: list[Watcher] = []
 class Run:
     """One run of a compiled graph, about to start."""
 
-    __slots__ = ("arguments", "backend", "numbers", "plan")
+    __slots__ = ("arguments", "backend", "graph", "numbers", "plan")
 
     def __init__(
         self, plan: Plan, backend: Backend, arguments: Sequence[Any], numbers: Sequence[Any]
@@ -33,11 +33,13 @@ class Run:
         self.plan = plan
         self.backend = backend
         self.arguments = arguments
+        sizes = plan.computation.sizes_in(arguments) if plan.symbols else {}
+        self.graph = plan.graph.at(sizes) if sizes else plan.graph  # as recorded, with these sizes
         self.numbers = numbers  # of each run-time scalar slot, also where they are given as data
 
     def inputs(self) -> Iterator[tuple[Value, Any]]:
         """The inputs of the graph as it was recorded: data, and plain numbers."""
-        for value, argument in zip(self.plan.graph.inputs, self.arguments, strict=True):
+        for value, argument in zip(self.graph.inputs, self.arguments):  # sizes may follow
             is_number = value.node.op is SCALAR
             yield value, self.numbers[value.node.args[0]] if is_number else argument
 

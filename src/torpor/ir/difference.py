@@ -21,10 +21,11 @@ import torch
 
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, Node, Value
-from torpor.ir.types import TensorType
+from torpor.ir.types import SymbolicType, TensorType
 
 SAME = "same"  # the same graph: it was forgotten in between
 SHAPE = "shape"  # a tensor that enters has another size
+SIZES = "sizes"  # a size that changes has become a symbol
 DTYPE = "dtype"  # a tensor that enters, or is made, has another dtype
 LAYOUT = "layout"  # a tensor that enters has other strides, or is on another device
 MODULE = "module"  # a tensor that was always the same one is another one, of another type
@@ -78,6 +79,7 @@ _TENSOR = "the tensor that enters as `{argument}` of {op}"
 _WORDS = {
     SAME: "it is a graph that was compiled before and dropped since",
     SHAPE: f"{_TENSOR} has another shape: {{dims}}{{before}} -> {{after}}",
+    SIZES: f"{_TENSOR} has sizes that change, run-time inputs now: {{before}} -> {{after}}",
     DTYPE: "another dtype: {tensor}{before} -> {after}",
     LAYOUT: f"{_TENSOR} lies otherwise in memory: {{before}} -> {{after}}",
     MODULE: f"{_TENSOR} was the same one in every step and is another now: {{before}} -> {{after}}",
@@ -237,6 +239,8 @@ def _leaf(
 def _type_kind(one: TensorType, other: TensorType) -> str:
     if one.dtype != other.dtype:
         return DTYPE
+    if type(other) is SymbolicType:
+        return SIZES
     return SHAPE if one.shape != other.shape else LAYOUT
 
 
@@ -266,9 +270,16 @@ def _leaf_difference(
 def _type_texts(kind: str, one: TensorType, other: TensorType) -> tuple[str, str]:
     if kind == SHAPE:
         return str(list(one.shape)), str(list(other.shape))
+    if kind == SIZES:
+        return _sizes(one), _sizes(other)
     if kind == DTYPE:
         return _plain(one.dtype), _plain(other.dtype)
     return repr(one), repr(other)
+
+
+def _sizes(type_: TensorType) -> str:
+    sizes = type_.sizes if type(type_) is SymbolicType else type_.shape
+    return str(list(sizes))
 
 
 def _changed_dim(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -334,6 +345,8 @@ def _same(one: Any, other: Any) -> bool:
         return False
     if type(one) is tuple:
         return len(one) == len(other) and all(map(_same, one, other))
+    if type(one) is Value:  # graphs that were read from files share no nodes
+        return one.node.args == other.node.args and one.type is other.type
     return one is other or repr(one) == repr(other)
 
 

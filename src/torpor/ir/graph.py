@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-from torpor.ir.node import LEAF, SCALAR, Node, Value
+from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value, size
+from torpor.ir.sizes import Expr, Symbol, number
+from torpor.ir.types import SymbolicType, type_at
 
 
 class Graph:
@@ -36,6 +39,57 @@ class Graph:
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    def with_sizes(self) -> Graph:
+        """The same graph, with the symbols in it as inputs after all others."""
+        symbols = _symbols_in(self)
+        if not symbols:
+            return self
+        return Graph((*self.inputs, *map(size, symbols)), self.nodes, self.outputs)
+
+    @property
+    def symbols(self) -> tuple[Symbol, ...]:
+        """The symbols that are inputs."""
+        return tuple([v.node.args[0] for v in self.inputs if v.node.op is SIZE])
+
+    def at(self, sizes: Mapping[Symbol, int]) -> Graph:
+        """The same graph for these sizes, of nodes that nobody else knows."""
+        values: dict[Value, Value] = {}
+
+        def there(arg: Any) -> Any:
+            if type(arg) is Value:
+                return values[arg]
+            if type(arg) is tuple:
+                return tuple([there(item) for item in arg])
+            return number(arg, sizes)
+
+        def copied(node: Node, args: tuple[Any, ...]) -> None:
+            types = tuple([type_at(v.type, sizes) for v in node.outputs])
+            made = Node(node.op, args, args, types, node.site, node.scope)
+            values.update(zip(node.outputs, made.outputs, strict=True))
+
+        inputs = [v for v in self.inputs if v.node.op is not SIZE]
+        for value in inputs:
+            if value.node.outputs[value.index] not in values:
+                copied(value.node, value.node.args if value.node.op in (LEAF, SCALAR) else ())
+        for node in self.nodes:
+            copied(node, there(node.args))
+        nodes = [values[node.outputs[0]].node for node in self.nodes]
+        return Graph([values[v] for v in inputs], nodes, [values[v] for v in self.outputs])
+
+
+def _symbols_in(graph: Graph) -> list[Symbol]:
+    found: set[Symbol] = set()
+    values = [*graph.inputs, *(output for node in graph.nodes for output in node.outputs)]
+    for value in values:
+        if type(value.type) is SymbolicType:
+            found.update(value.type.symbols)
+    for node in graph.nodes:
+        for arg in node.args:
+            for item in arg if type(arg) is tuple else (arg,):
+                if type(item) is Expr:
+                    found.update(item.symbols)
+    return sorted(found)
 
 
 def _visit(

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 from torpor import config
+from torpor.ir.sizes import Condition, stands_while
 
 T = TypeVar("T")
 
@@ -18,11 +19,12 @@ class Memo(Generic[T]):
     `young` is always the same dictionary, so that a hot path may look things up there directly.
     """
 
-    __slots__ = ("__weakref__", "old", "young")
+    __slots__ = ("__weakref__", "conditional", "old", "young")
 
     def __init__(self) -> None:
         self.young: dict[Any, T] = {}
         self.old: dict[Any, T] = {}
+        self.conditional: set[Any] = set()  # keys of what is true of some sizes only
         _memos.add(self)
 
     def find(self, key: Any) -> T | None:
@@ -34,18 +36,23 @@ class Memo(Generic[T]):
                 self.add(key, found)
         return found
 
-    def add(self, key: Any, item: T) -> T:
-        """Remember `item` under `key`."""
+    def add(self, key: Any, item: T, conditions: tuple[Condition, ...] = ()) -> T:
+        """Remember `item` under `key`, and find it while `conditions` hold."""
         if len(self.young) >= config.max_interned_nodes // 16:  # each holds on to some nodes
-            self.old = self.young.copy()
+            self.old = {k: i for k, i in self.young.items() if k not in self.conditional}
             self.young.clear()
+            self.conditional.clear()
         self.young[key] = item
+        if conditions:
+            self.conditional.add(key)
+            stands_while(conditions, self.young, key, item)
         return item
 
     def clear(self) -> None:
         """Forget everything."""
         self.young.clear()
         self.old.clear()
+        self.conditional.clear()
 
 
 def forget_memos() -> None:

@@ -59,10 +59,13 @@ class Node:
 
     `args` are the op's arguments in the order of its schema, with values in the place of
     tensors and tuples in the place of lists. `site` (where the user recorded it: first, or
-    last if its kernel may fail) stands beside the node's identity, not in it.
+    last if its kernel may fail) and `scope` (which module of the user's did) stand beside the
+    node's identity, not in it.
     """
 
-    __slots__ = ("__weakref__", "args", "key", "op", "operands", "outputs", "site")
+    __slots__ = (
+        "__weakref__", "args", "conditions", "key", "op", "operands", "outputs", "scope", "site",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class Node:
         args: tuple[Any, ...],
         types: tuple[TensorType | ScalarType, ...],
         site: Any = None,
+        scope: tuple[str, str] | None = None,
     ) -> None:
         self.op = op
         self.key = key
@@ -78,6 +82,8 @@ class Node:
         self.operands: tuple[Value, ...] = tuple(values_in(args))
         self.outputs = tuple(Value(self, i, t) for i, t in enumerate(types))
         self.site = site
+        self.scope = scope
+        self.conditions: tuple[Any, ...] = ()  # on sizes: it stands in the table while they hold
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {id(self):x}>"
@@ -127,9 +133,10 @@ class InternTable:
         args: tuple[Any, ...],
         types: tuple[TensorType | ScalarType, ...],
         site: Any = None,
+        scope: tuple[str, str] | None = None,
     ) -> Node:
         """A new node under `key`."""
-        node = Node(op, key, args, types, site)
+        node = Node(op, key, args, types, site, scope)
         self._insert(op, key, node)
         return node
 
@@ -142,7 +149,7 @@ class InternTable:
     def rotate(self) -> None:
         """Let the young generation grow old; what was old and not met since is dropped."""
         for kind in self.kinds.values():
-            kind.old_nodes = kind.nodes.copy()
+            kind.old_nodes = {k: n for k, n in kind.nodes.items() if not n.conditions}
             kind.nodes.clear()  # recorders hold on to this very dictionary
         self.young = 0
         self.generation += 1
@@ -159,6 +166,7 @@ class InternTable:
 TABLE = InternTable()
 LEAF = TABLE.kind("torpor.leaf", parameters=("slot",))
 SCALAR = TABLE.kind("torpor.scalar", parameters=("slot",))
+SIZE = TABLE.kind("torpor.size", parameters=("symbol",))
 
 
 def op_kind(name: str) -> OpKind:
@@ -170,6 +178,13 @@ def leaf(slot: int, type_: TensorType) -> Value:
     """The value of the `slot`-th buffer that enters a trace."""
     key = (slot, type_)
     node = TABLE.find(LEAF, key) or TABLE.add(LEAF, key, (slot,), (type_,))
+    return node.outputs[0]
+
+
+def size(symbol: Any) -> Value:
+    """The value of a symbol, which enters a graph as a number."""
+    key = (symbol,)
+    node = TABLE.find(SIZE, key) or TABLE.add(SIZE, key, key, (SCALAR_TYPES[int],))
     return node.outputs[0]
 
 

@@ -25,17 +25,18 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from torpor.ir.graph import Graph
-from torpor.ir.node import LEAF, SCALAR, TABLE, Node, Value
+from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value
+from torpor.ir.sizes import Expr
 
 COMPUTED: Final = TABLE.kind("torpor.computed", parameters=("position",))
 """What stands for an input that was computed before, in a graph read from text."""
 
-INPUT_WORDS: Final = {LEAF: "leaf", SCALAR: "scalar", COMPUTED: "computed"}
+INPUT_WORDS: Final = {LEAF: "leaf", SCALAR: "scalar", SIZE: "size", COMPUTED: "computed"}
 
 _WIDTH: Final = 100
 _LONGEST_LIST: Final = 8  # items of a list that `print_node` shows
 _TORCH_CONSTANTS: Final = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
-_PLAIN_CONSTANTS: Final = (type(None), bool, int, float)
+_PLAIN_CONSTANTS: Final = (type(None), bool, int, float, Expr)
 
 Names = Callable[[Value], str]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import torch
 
 from torpor import _torch
+from torpor.ir.sizes import Size, Symbol, number, symbols_in
 
 _waiting_for_complex: list[Callable[[], None]] = []
 
@@ -28,10 +29,11 @@ class TensorType:
     """Shape, strides, offset, dtype and device of a value; interned, so equality is `is`."""
 
     __slots__ = (
-        "__weakref__", "conj", "device", "dtype", "neg", "numel", "offset", "shape", "stride",
-        "wrapper",
+        "__weakref__", "concrete", "conj", "device", "dtype", "neg", "numel", "offset", "shape",
+        "stride", "wrapper",
     )  # fmt: skip
 
+    concrete: TensorType  # itself; of a type with symbols, the one it is in this trace
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -59,12 +61,7 @@ class TensorType:
         key = (shape, stride, offset, dtype, device, conj, neg)
         found = _types.get(key)
         if found is None:
-            found = object.__new__(TensorType)
-            found.shape, found.stride, found.offset = shape, stride, offset
-            found.dtype, found.device, found.conj, found.neg = dtype, device, conj, neg
-            found.numel = 1
-            for size in shape:
-                found.numel *= size
+            found = TensorType.loose(shape, stride, dtype, device, offset, conj, neg)
             plain = not offset and stride == contiguous_strides(shape)  # made faster if not told
             found.wrapper = (
                 shape, None if plain else stride, offset or None, None, dtype, torch.strided,
@@ -75,6 +72,26 @@ class TensorType:
             with _lock:
                 found = _types.setdefault(key, found)
         return found
+
+    @staticmethod
+    def loose(
+        shape: tuple[Any, ...],
+        stride: tuple[Any, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        offset: Any = 0,
+        conj: bool = False,
+        neg: bool = False,
+    ) -> TensorType:
+        """A type that nobody else knows; its sizes may be whatever behaves like numbers."""
+        made = object.__new__(TensorType)
+        made.concrete = made
+        made.shape, made.stride, made.offset = shape, stride, offset
+        made.dtype, made.device, made.conj, made.neg = dtype, device, conj, neg
+        made.numel = 1
+        for size in shape:
+            made.numel = made.numel * size
+        return made
 
     @staticmethod
     def of_tensor(tensor: torch.Tensor, device: torch.device | None = None) -> TensorType:
@@ -154,6 +171,79 @@ class TensorType:
 
     def __deepcopy__(self, memo: object) -> TensorType:
         return self
+
+
+class SymbolicType(TensorType):
+    """A type with symbols in it. It shows the numbers of this trace; interned as well."""
+
+    __slots__ = ("at_offset_size", "sizes", "steps", "symbols")
+
+    sizes: tuple[Size, ...]
+    steps: tuple[Size, ...]  # strides
+    at_offset_size: Size
+    symbols: tuple[Symbol, ...]
+
+    @staticmethod
+    def with_sizes(
+        sizes: tuple[Size, ...], steps: tuple[Size, ...], offset: Size, like: TensorType
+    ) -> TensorType:
+        """The type with these sizes, strides and offset, and all else as in `like`."""
+        symbols = tuple(symbols_in((*sizes, *steps, offset)))
+        rest = (like.dtype, like.device, like.conj, like.neg)
+        if not symbols:
+            return TensorType.of(sizes, steps, *rest[:2], offset, *rest[2:])  # type: ignore[arg-type]  # no symbols: numbers
+        key = (sizes, steps, offset, *rest)
+        found: Any = _types.get(key)
+        if found is None:
+            found = object.__new__(SymbolicType)
+            found.sizes, found.steps, found.at_offset_size = sizes, steps, offset
+            found.dtype, found.device, found.conj, found.neg = rest
+            found.symbols = symbols
+            found.refresh()
+            with _lock:
+                found = _types.setdefault(key, found)
+            for symbol in symbols:
+                symbol.followers.add(found)
+        return found  # type: ignore[no-any-return]  # interned
+
+    def refresh(self) -> None:
+        """Show the numbers of this trace."""
+        now = self.concrete = self.at({symbol: symbol.value for symbol in self.symbols})
+        self.shape, self.stride, self.offset = now.shape, now.stride, now.offset
+        self.numel, self.wrapper = now.numel, now.wrapper
+
+    def at(self, values: Mapping[Symbol, int]) -> TensorType:
+        """The type for these sizes."""
+        return TensorType.of(*self._sized(values))
+
+    def loosely_at(self, values: Mapping[Symbol, Any]) -> TensorType:
+        """The type for sizes that behave like numbers, as a compiler's own symbols do."""
+        return TensorType.loose(*self._sized(values))
+
+    def _sized(self, values: Mapping[Symbol, Any]) -> tuple[Any, ...]:
+        return (
+            tuple([number(size, values) for size in self.sizes]),
+            tuple([number(step, values) for step in self.steps]),
+            self.dtype, self.device, number(self.at_offset_size, values), self.conj, self.neg,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        shape = ",".join(map(str, self.sizes))
+        text = f"{str(self.dtype).removeprefix('torch.')}[{shape}]"
+        if self.stride != contiguous_strides(self.shape):
+            text += f" stride [{','.join(map(str, self.steps))}]"
+        if self.at_offset_size != 0:
+            text += f" offset {self.at_offset_size}"
+        text += " conj" * self.conj + " neg" * self.neg
+        return f"{text} @{self.device}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self.concrete.__reduce__()
+
+
+def type_at(type_: Any, values: Mapping[Symbol, int]) -> Any:
+    """`type_` for these sizes."""
+    return type_.at(values) if type(type_) is SymbolicType else type_
 
 
 class ScalarType:

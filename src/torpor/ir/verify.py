@@ -21,7 +21,7 @@ import torch
 
 from torpor.errors import GraphError, annotate
 from torpor.ir.graph import Graph
-from torpor.ir.node import LEAF, SCALAR, TABLE, Node, Value, values_in
+from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value, values_in
 from torpor.ir.printer import INPUT_WORDS, print_node
 from torpor.ir.types import ScalarType, TensorType
 
@@ -70,7 +70,7 @@ def _check_slot(value: Value, slots: dict[tuple[object, object], Value]) -> None
     if type(slot) is not int or slot < 0:
         _fault(node, f"slot {slot!r} is not a number from 0 up")
     wanted = TensorType if node.op is LEAF else ScalarType
-    if type(value.type) is not wanted:
+    if not isinstance(value.type, wanted):
         _fault(node, f"a {INPUT_WORDS[node.op]} has a {wanted.__name__}, not {value.type!r}")
     first = slots.setdefault((node.op, slot), value)
     if first is not value:
@@ -105,13 +105,13 @@ def _check_node(node: Node, checked: set[TensorType]) -> None:
 
 
 def _check_type(node: Node, position: int, type_: Any, checked: set[TensorType]) -> None:
-    if type(type_) is TensorType:
+    if isinstance(type_, TensorType):
         problem = "" if type_ in checked else _type_problem(type_)
         if problem:
             _fault(node, f"output {position} has a malformed type: {problem}")
         checked.add(type_)
     elif type(type_) is ScalarType:
-        if node.op is not SCALAR:
+        if node.op is not SCALAR and node.op is not SIZE:
             _fault(node, f"output {position} is a number; only run-time scalars are")
     elif type_ is not None:
         _fault(node, f"output {position} has {type_!r} in the place of its type")
@@ -129,6 +129,8 @@ def _type_problem(type_: TensorType) -> str:
 
 def _check_interned(node: Node) -> None:
     """Before the table has dropped a node (two generations), a key can have no second one."""
+    if node.conditions:  # another node may serve other sizes
+        return
     known = node.op.nodes.get(node.key) or node.op.old_nodes.get(node.key)
     if known is not None and known is not node:
         _fault(node, f"not interned: its key belongs to another node, {known!r}")
@@ -156,7 +158,7 @@ def _check_membership(node: Node, value: Value, what: str) -> None:
 
 
 def _check_devices(node: Node) -> None:
-    operand_devices = {v.type.device for v in node.operands if type(v.type) is TensorType}
+    operand_devices = {v.type.device for v in node.operands if isinstance(v.type, TensorType)}
     if not operand_devices:
         return
     for position, output in enumerate(node.outputs):

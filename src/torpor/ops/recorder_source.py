@@ -30,7 +30,7 @@ _READ = """\
             elif w{i}.base is {k}:
                 {k} = w{i}.value
             else:
-                {k} = view_value(w{i}, s{i})
+                {k} = view_value(w{i}, s{i}, a{i})
         else:
             {k} = other_value({a})
 """

@@ -41,6 +41,9 @@ NOT_RANDOM: Final = frozenset(
     {
         # tagged as random for the sake of a dropout that their CPU kernels do not have
         "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        # tagged as random, but given the seed that forward drew
+        "aten._scaled_dot_product_cudnn_attention_backward.default",
+        "aten._scaled_dot_product_efficient_attention_backward.default",
     }
 )
 

@@ -69,14 +69,14 @@ def kit(request: pytest.FixtureRequest) -> Iterator[Kit]:
     """The backend under test, fresh, in strict mode: nothing stands in for it unseen."""
     option = request.config.getoption
     settings = torpor.config
-    before = settings.strict, settings.compile_after
-    settings.strict, settings.compile_after = True, 0
+    before = settings.strict, settings.compile_after, settings.cache
+    settings.strict, settings.compile_after, settings.cache = True, 0, False
     kit = Kit(option("--backend"), option("--device"), option("--bit-exact"))
     try:
         yield kit
     finally:
         kit.close()
-        settings.strict, settings.compile_after = before
+        settings.strict, settings.compile_after, settings.cache = before
 
 
 class Gatherer:

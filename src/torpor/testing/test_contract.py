@@ -417,6 +417,62 @@ def test_the_text_of_a_computation_is_text(kit: Kit) -> None:
     assert text.strip()
 
 
+# -- graphs kept on disk -----------------------------------------------------------------------
+
+
+def must_keep(kit: Kit) -> str:
+    """The key under which the backend keeps compiled graphs; a backend need not keep any."""
+    key = kit.backend.cache_key()
+    if key is None:
+        pytest.skip("the backend keeps no compiled graphs")
+    return key
+
+
+def test_a_graph_that_was_kept_computes_the_same(kit: Kit) -> None:
+    """What `dump` returns is all that another process, with another backend, has to go by."""
+    must_keep(kit)
+    x, y = kit.put(X), kit.put(Y)
+    graph = kit.graph((x @ y.t()).softmax(1), (x * y).t(), x.add_(y), (x - y).sum(0))
+    device = kit.backend.backend_device(kit.device)
+    first = compile_graph(graph, "kept", kit.backend, device)
+    saved = kit.backend.dump(first)
+    assert isinstance(saved, bytes)
+    again = compile_graph(graph, "loaded", make(kit.name), device, saved=saved)
+    assert again.name == "loaded"
+    for left, right in ((X, Y), (Y, X)):
+        expected = [kit.read(result) for result in kit.execute(first, kit.datas(left, right))]
+        got = [kit.read(result) for result in kit.execute(again, kit.datas(left, right))]
+        for one, other in zip(got, expected, strict=True):
+            assert one.stride() == other.stride()
+            assert same_bits(one, other)
+
+
+def test_a_graph_that_was_kept_takes_its_donations(kit: Kit) -> None:
+    must_keep(kit)
+    x, y = kit.put(X), kit.put(Y)
+    graph = kit.graph(x + y, x * x)
+    device = kit.backend.backend_device(kit.device)
+    first = compile_graph(graph, "kept", kit.backend, device, {0: 0})
+    saved = kit.backend.dump(first)
+    again = compile_graph(graph, "loaded", make(kit.name), device, {0: 0}, saved)
+    assert again.aliases == {0: 0}
+    kept = kit.data(Y.clone())
+    results = kit.execute(again, [kit.data(X.clone()), kept])
+    kit.check([kit.read(result) for result in results], [kit.eager(X + Y), kit.eager(X * X)])
+    assert same_bits(kit.read(kept).cpu(), Y)
+
+
+def test_the_same_options_give_the_same_key(kit: Kit) -> None:
+    assert must_keep(kit) == make(kit.name).cache_key()
+
+
+@pytest.mark.parametrize("saved", [b"", b"\0", bytes(99)], ids=["nothing", "little", "zeros"])
+def test_bytes_that_it_never_made_are_refused(kit: Kit, saved: bytes) -> None:
+    must_keep(kit)
+    computation = lowered(kit, "foreign", kit.put(X) + 1)
+    assert isinstance(raised_by(lambda: kit.backend.load(computation, saved)), Exception)
+
+
 # -- devices -----------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from torpor.execute import sync as _sync
 from torpor.execute.compilation import compile_graph
 from torpor.execute.events import no_sync as no_sync
 from torpor.execute.memory import predict
+from torpor.execute.sizes import SIZES
 from torpor.execute.storage import TRACE
 from torpor.ir.dot import dot
 from torpor.ir.graph import Graph
@@ -70,6 +71,22 @@ def using(name: str, **options: Any) -> Iterator[Backend]:
         activate(before)
 
 
+def mark_dynamic(tensor: torch.Tensor, *dims: int) -> None:
+    """Say that sizes of a lazy tensor change from step to step: they are symbols from the start.
+
+    Without it they become symbols when a graph comes back with others (`config.dynamic`).
+    """
+    if not isinstance(tensor, LazyTensor) or tensor._lazy_view is not None:
+        raise ValueError("mark_dynamic takes a lazy tensor that is no view of another")
+    if not tensor.is_contiguous():
+        raise ValueError("mark_dynamic takes a contiguous tensor")
+    with TRACE.lock:
+        for dim in dims:
+            if not -tensor.dim() <= dim < tensor.dim():
+                raise IndexError(f"no dimension {dim} in a tensor of {tensor.dim()}")
+            SIZES.mark(tensor._lazy_storage, dim % tensor.dim())
+
+
 def manual_seed(seed: int) -> None:
     """Seed torch's generators and the backend's own."""
     torch.manual_seed(seed)
@@ -106,7 +123,8 @@ def graph(tensor: torch.Tensor, format: str = "text") -> str:
     if format == "backend":
         backend = get_backend()
         device = backend.backend_device(tensor.device)
-        return backend.computation_text(compile_graph(recorded, "shown", backend, device))
+        shown = compile_graph(recorded.with_sizes(), "shown", backend, device)
+        return backend.computation_text(shown)
     if format == "memory":
         return str(predict(recorded))
     raise ValueError(f"format is 'text', 'dot', 'backend' or 'memory', not {format!r}")

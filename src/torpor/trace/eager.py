@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torpor import _torch, metrics
+from torpor.backend.draws import DRAWING
 from torpor.backend.registry import get_backend
 from torpor.errors import annotate
 from torpor.execute import sync
@@ -88,7 +89,7 @@ def _run(spec: OpSpec, bound: list[Any], read: Read) -> Any:
         sync.rest()
     positional, keywords = spec.call_arguments(reals.arguments)
     try:
-        with _torch.kernels():
+        with DRAWING, _torch.kernels():
             result = spec.target(*positional, **keywords)
     except Exception as error:  # eager's own words about the very numbers: nobody need ask again
         raise annotate(error, spec.name, str(site())) from None
@@ -210,7 +211,7 @@ def write_data(tensor: LazyTensor, real: torch.Tensor) -> None:
     with TRACE.lock:
         if storage.type.shape != tuple(tensor.shape):
             resize(tensor, storage.type)
-        if tensor._lazy_view is None and storage.type is tensor._lazy_storage.type:
+        if tensor._lazy_view is None and storage.type is tensor._lazy_storage.type.concrete:
             tensor._lazy_storage.value, tensor._lazy_storage.data = None, storage.data
         else:
             write(tensor, TRACE.leaf_value(storage))

@@ -13,6 +13,7 @@ import torch
 from torpor import _torch, config
 from torpor.execute.storage import TRACE
 from torpor.trace.api import sync
+from torpor.trace.scope import frames_of_modules
 from torpor.trace.tensor import LazyTensor
 
 
@@ -41,7 +42,6 @@ def _around_call(call: Callable[..., Any]) -> Callable[..., Any]:
     is_grad_enabled = torch.is_grad_enabled
     is_compiling = torch.compiler.is_compiling
 
-    @functools.wraps(call)
     def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or calls.inside:
             return call(self, *args, **kwargs)
@@ -54,7 +54,8 @@ def _around_call(call: Callable[..., Any]) -> Callable[..., Any]:
             sync()
         return result
 
-    return __call__
+    frames_of_modules(__call__.__code__)
+    return functools.wraps(call)(__call__)
 
 
 def _is_users() -> bool:

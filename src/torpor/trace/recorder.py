@@ -108,7 +108,7 @@ def list_values(args: Any) -> tuple[Any, ...]:
             elif view.base is value:
                 value = view.value
             else:
-                value = view_value(view, storage)
+                value = view_value(view, storage, arg)
             values.append(value)
         else:
             values.append(other_value(arg))

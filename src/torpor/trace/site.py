@@ -15,6 +15,7 @@ _SKIPPED = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
 )
+_PROGRAMS = tuple(_SKIPPED[0] + name + os.sep for name in ("cli", "bench"))  # use torpor themselves
 _known: dict[int, tuple[CodeType, bool]] = {}  # by identity: hashing code is slow
 
 
@@ -40,7 +41,8 @@ def _learn(code: CodeType) -> tuple[CodeType, bool]:
     name = code.co_filename
     if len(_known) > 10_000:  # a program that makes code for ever
         _known.clear()
-    known = code, name.startswith(_SKIPPED) or name.startswith("<torpor")
+    ours = name.startswith(_SKIPPED) and not name.startswith(_PROGRAMS)
+    known = code, ours or name.startswith("<torpor")
     _known[id(code)] = known  # keeps the code alive, and with it the identity
     return known
 

@@ -12,6 +12,8 @@ from torpor import metrics
 from torpor.execute.storage import TRACE
 from torpor.ir.graph import Graph
 from torpor.ir.node import TABLE, Node, OpKind, Value
+from torpor.ir.sizes import Condition
+from torpor.trace.sizes import add_node
 
 
 class Undefined:
@@ -32,15 +34,16 @@ class _Slot(int):
 class _Step:
     """One node of a template."""
 
-    __slots__ = ("args", "key", "op", "types")
+    __slots__ = ("args", "conditions", "key", "op", "types")
 
     def __init__(self, node: Node, slots: dict[Value, _Slot]) -> None:
         self.op: OpKind = node.op
         self.key = _pattern(node.key, slots)
         self.args = self.key if node.args == node.key else _pattern(node.args, slots)
         self.types = tuple([value.type for value in node.outputs])
+        self.conditions = node.conditions
 
-    def write(self, values: list[Value], site: Any) -> None:
+    def write(self, values: list[Value], site: Any, scope: Any) -> None:
         """Find or make the node on `values`, and add its results to them."""
         key = _filled(self.key, values)
         node = TABLE.find(self.op, key)
@@ -48,7 +51,7 @@ class _Step:
             args = key if self.args is self.key else _filled(self.args, values)
             metrics.count_node(self.op.name)
             TRACE.misses += 1
-            node = TABLE.add(self.op, key, args, self.types, site)
+            node = add_node(self.op, key, args, self.types, site, scope, self.conditions)
         values.extend(node.outputs)
 
 
@@ -78,12 +81,22 @@ class Template:
                 filled += 1
         return Template(steps, [slots[v] if isinstance(v, Value) else None for v in results])
 
-    def write(self, operands: Sequence[Value], site: Any) -> tuple[Value | Undefined, ...]:
+    def write(
+        self, operands: Sequence[Value], site: Any, scope: Any
+    ) -> tuple[Value | Undefined, ...]:
         """The results for other operands of the same types."""
         values = list(operands)
         for step in self.steps:
-            step.write(values, site)
+            step.write(values, site, scope)
         return tuple([UNDEFINED if slot is None else values[slot] for slot in self.results])
+
+
+def conditions_between(
+    operands: Sequence[Value], results: Sequence[Value | Undefined]
+) -> tuple[Condition, ...]:
+    """The conditions on sizes under which the nodes between operands and results are right."""
+    graph = Graph.of([v for v in results if isinstance(v, Value)], set(operands))
+    return tuple({c: None for node in graph.nodes for c in node.conditions})
 
 
 def _pattern(args: tuple[Any, ...], slots: dict[Value, _Slot]) -> tuple[Any, ...]:

@@ -12,17 +12,22 @@ import torch
 from torpor import metrics
 from torpor.backend.registry import get_backend
 from torpor.execute import sync
+from torpor.execute.sizes import SIZES
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.memo import forget_memos
 from torpor.ir.node import TABLE, Node, Value
-from torpor.ir.types import TensorType
+from torpor.ir.sizes import forget_conditions
+from torpor.ir.types import SymbolicType, TensorType
 from torpor.ops.infer import forget as forget_inferences
 from torpor.ops.infer import infer, work_on
+from torpor.ops.infer_sizes import forget as forget_sizes
 from torpor.ops.keys import key_of
 from torpor.ops.spec import OpSpec, spec_of
 from torpor.ops.storage_ops import storage_scatter
 from torpor.ops.view_rules import INVERSES
+from torpor.trace.scope import scope
 from torpor.trace.site import site
+from torpor.trace.sizes import sized_node
 from torpor.trace.tensor import LazyTensor, View
 
 aten = torch.ops.aten
@@ -47,9 +52,13 @@ def make_node(
     found = TABLE.find(spec.kind, key)
     if found is not None:
         return found
+    if SIZES.active:
+        sized = sized_node(spec, key, bound, sample or {}, physical, lambda: (site(), scope()))
+        if sized is not None:
+            return sized
     types = infer(spec, key, bound, sample or {}, physical)
     metrics.count_node(spec.name)
-    return TABLE.add(spec.kind, key, tuple(bound), types, site())  # type: ignore[arg-type]  # None: no tensor
+    return TABLE.add(spec.kind, key, tuple(bound), types, site(), scope())  # type: ignore[arg-type]  # None: no tensor
 
 
 def finish() -> None:
@@ -63,6 +72,8 @@ def forget_types() -> None:
     with TRACE.lock:
         TABLE.clear()
         forget_inferences()
+        forget_sizes()
+        forget_conditions()
         forget_memos()
 
 
@@ -88,17 +99,22 @@ def value_of(tensor: LazyTensor) -> Value:
     view = tensor._lazy_view
     if view is None:
         return root
-    return view.value if view.base is root else replay(view, root)
+    return view.value if view.base is root else replay(view, root, tensor)
 
 
-def view_value(view: View, storage: LazyStorage) -> Value:
-    """What a view of `storage` shows in this trace."""
+def view_value(view: View, storage: LazyStorage, tensor: LazyTensor) -> Value:
+    """What `tensor`, a view of `storage`, shows in this trace."""
     root = root_value(storage)
-    return view.value if view.base is root else replay(view, root)
+    return view.value if view.base is root else replay(view, root, tensor)
 
 
-def replay(view: View, root: Value) -> Value:
-    """Bring a stale view up to date, and the views between it and its storage."""
+def replay(view: View, root: Value, tensor: LazyTensor) -> Value:
+    """Bring the view of `tensor` up to date, and the views between it and its storage."""
+    if SIZES.active and _had_other_sizes(view, root):
+        node = strided_node(root, TensorType.of_tensor(tensor))
+        view.parent, view.index, view.node = None, 0, node
+        view.base, view.value = root, node.outputs[0]
+        return view.value
     stale: list[View] = []
     current: View | None = view
     while current is not None and current.base is not root:
@@ -118,6 +134,18 @@ def replay(view: View, root: Value) -> Value:
         value = node.outputs[link.index]
         link.base, link.value = root, value
     return value
+
+
+def _had_other_sizes(view: View, root: Value) -> bool:
+    """Its types have symbols that may have been other numbers when it was made."""
+    symbols = root.type.symbols if type(root.type) is SymbolicType else ()
+    link: View | None = view
+    while link is not None:
+        type_ = link.value.type
+        if type(type_) is SymbolicType and not set(type_.symbols) <= set(symbols):
+            return True
+        link = link.parent
+    return False
 
 
 def _view_operand(node: Node) -> int:
@@ -140,7 +168,7 @@ def write(tensor: LazyTensor, new: Value) -> None:
     if view is None:
         storage.value = new
     else:
-        root = scatter(root_value(storage), view, new)
+        root = scatter(root_value(storage), view, new, tensor)
         storage.value = root
         if new.type is view.value.type:  # else the view is replayed: its type is the tensor's own
             view.base, view.value = root, new
@@ -149,10 +177,10 @@ def write(tensor: LazyTensor, new: Value) -> None:
         TRACE.enlist(storage)
 
 
-def scatter(root: Value, view: View, new: Value) -> Value:
-    """The contents of a storage after `new` was written through `view`."""
+def scatter(root: Value, view: View, new: Value, tensor: LazyTensor) -> Value:
+    """The contents of a storage after `new` was written through the view of `tensor`."""
     if view.base is not root:
-        replay(view, root)
+        replay(view, root, tensor)
     current: View | None = view
     while current is not None:
         base = root if current.parent is None else current.parent.value

@@ -23,6 +23,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from torpor import _torch, config, metrics
+from torpor.execute.sizes import SIZES
 from torpor.execute.storage import TRACE
 from torpor.ir.memo import Memo
 from torpor.ir.node import Value
@@ -32,8 +33,9 @@ from torpor.ops.spec import OpSpec, spec_of
 from torpor.trace.composites import expanded_batch
 from torpor.trace.dispatch import SPECIAL
 from torpor.trace.recorder import CutFirst, make_recorder
+from torpor.trace.scope import parts_of, scope
 from torpor.trace.site import site
-from torpor.trace.template import UNDEFINED, Template, Undefined
+from torpor.trace.template import UNDEFINED, Template, Undefined, conditions_between
 from torpor.trace.values import value_of
 
 aten = torch.ops.aten
@@ -71,22 +73,25 @@ class _Parts:
         template = self.templates.find(kind)
         if template is None:
             return self._learn(key, kind, operands, arguments)
-        return self.memo.add(key, Expansion(template.write(operands, site())))
+        results = template.write(operands, site(), scope())
+        conditions = conditions_between(operands, results) if SIZES.active else ()
+        return self.memo.add(key, Expansion(results), conditions)
 
     def _learn(
         self, key: tuple[Any, ...], kind: Any, operands: list[Value], arguments: tuple[Any, ...]
     ) -> Expansion:
         epoch, leaves = TRACE.epoch, len(TRACE.leaves)
-        with _unseen():
+        with _unseen(), parts_of(scope()):
             results = self.parts(*arguments)
         expansion = Expansion(tuple(map(_output, results)))
         # no leaf was added, or else a part was run at once and its result is new data;
         # the trace was not cut meanwhile, or else the key is of another trace
         if len(TRACE.leaves) == leaves and TRACE.epoch == epoch:
-            self.memo.add(key, expansion)
+            conditions = conditions_between(operands, expansion.outputs)
+            self.memo.add(key, expansion, conditions)
             template = Template.between(operands, expansion.outputs)
             if template is not None:
-                self.templates.add(kind, template)
+                self.templates.add(kind, template, conditions)
         return expansion
 
 

@@ -78,7 +78,7 @@ def wrap_view(storage: LazyStorage, view: View, viewed: torch.Tensor | None = No
 
 def wrap_window(storage: LazyStorage, type_: TensorType) -> LazyTensor:
     """A tensor that looks at `storage` through a window of any size and strides."""
-    if type_ is storage.type:
+    if type_ is storage.type.concrete:
         return wrap_storage(storage)
     with TRACE.lock:
         root = root_value(storage)

@@ -18,15 +18,26 @@ MAX_NODES = 4000
 
 
 class DynamoBackend(FxBackend):
-    """Compiles graphs with the TorchDynamo backend `compiler`; `options` are that backend's own."""
+    """Compiles graphs with the TorchDynamo backend `compiler`; `options` are that backend's own.
 
-    def __init__(self, compiler: str, *, max_nodes: int = MAX_NODES, **options: Any) -> None:
-        super().__init__(max_nodes=max_nodes)
+    With `equal_subgraphs`, those that are equal are compiled once; whether a function may be called
+    on the tensors of several layers, only the compiler knows.
+    """
+
+    def __init__(
+        self,
+        compiler: str,
+        *,
+        max_nodes: int = MAX_NODES,
+        equal_subgraphs: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(max_nodes=max_nodes, equal_subgraphs=equal_subgraphs)
         self.compiler = _find(compiler)
-        self.options = options
+        self.compiler_options = options
 
     def compile_module(self, traced: Traced, piece: Piece) -> tuple[Compiled, Callable[[], str]]:
-        options = {"options": self.options} if self.options else {}
+        options = {"options": self.compiler_options} if self.compiler_options else {}
         with _torch.tracing_with(traced.mode):
             function = self.compiler(traced.module, traced.inputs, **options)
         return unboxed(function), lambda: traced.module.code

@@ -6,19 +6,29 @@ import abc
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 
-from torpor import config, metrics
+from torpor import _torch, config, metrics
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
+from torpor.backends import provenance
 from torpor.backends.fx.pieces import cut, donate, made_by, read_by
-from torpor.backends.fx.program import Compiled, CompiledPiece, CompiledStep, Program, run
+from torpor.backends.fx.program import (
+    Compiled,
+    CompiledPiece,
+    CompiledStep,
+    Program,
+    function,
+    run,
+)
+from torpor.backends.fx.saved import dump_program, load_program
+from torpor.backends.fx.sharing import Shared, SharedPieces, key_of
 from torpor.backends.fx.trace import PACKED, NodeError, Piece, Traced, is_number, trace
 from torpor.backends.reference.lowering import (
     Instruction,
@@ -27,6 +37,7 @@ from torpor.backends.reference.lowering import (
     registers_in,
 )
 from torpor.errors import BackendError, CompileError, TorporWarning
+from torpor.ir.sizes import Condition, Symbol, condition
 from torpor.ops.infer import types_in
 
 T = TypeVar("T")
@@ -41,6 +52,10 @@ class Refused(Exception):
         self.reason = reason
 
 
+class FailedBefore(Exception):
+    """A piece that is equal to another could not be compiled."""
+
+
 class FxLowering(ReferenceLowering):
     """The reference's instructions, with the type of every register beside them."""
 
@@ -51,6 +66,8 @@ class FxLowering(ReferenceLowering):
             self.name, computation.program, types, self.device.torch_device
         )
         computation.program.donated = self._donated()
+        computation.program.sizes = self.sizes
+        computation.program.hints = {one: one.value for one in self.sizes}
         return computation
 
     def _donated(self) -> dict[int, int]:
@@ -65,13 +82,17 @@ class FxLowering(ReferenceLowering):
 class FxBackend(Backend):
     """Compiles graphs piece by piece; what a compiler refuses runs by eager's kernels."""
 
+    dynamic = True
     takes_donations = True
 
-    def __init__(self, *, max_nodes: int) -> None:
+    def __init__(self, *, max_nodes: int, equal_subgraphs: bool = False) -> None:
         super().__init__()
         if max_nodes < 1:
             raise BackendError(f"max_nodes is at least 1, not {max_nodes}")
         self.max_nodes = max_nodes
+        self.equal_subgraphs = equal_subgraphs  # are compiled once
+        self.shared = SharedPieces()
+        self.failed: set[Any] = set()  # pieces of this graph that could not be compiled
         self.refused: set[Any] = set()  # ops the compiler refused, with the types of their operands
         self.complaints: list[str] = []  # warnings for the next thread of the user's that compiles
 
@@ -80,6 +101,13 @@ class FxBackend(Backend):
     @abc.abstractmethod
     def compile_module(self, traced: Traced, piece: Piece) -> tuple[Compiled, Callable[[], str]]:
         """Compile a traced piece: a function on its inputs, and a function that shows the code."""
+
+    def in_background(self, program: Program) -> AbstractContextManager[Callable[[], None]]:
+        """While `program` is compiled, `compile_module` may return before all is done.
+
+        What the context gives is then called, and returns, or raises, when it is.
+        """
+        return nullcontext(lambda: None)
 
     def decompositions(self) -> dict[Any, Callable[..., Any]] | None:
         """The ops that are taken apart while tracing."""
@@ -112,15 +140,57 @@ class FxBackend(Backend):
     ) -> list[BackendData]:
         program = computation.program
         was_broken = program.broken
-        results = run(program, arguments, computation.result_types, device)
+        results = run(program, arguments, computation.result_types_for(arguments), device)
         if program.broken is not was_broken:
             metrics.count("CompiledGraphsGivenUp")
             self._complain(f"compiled code of {program.name} failed", program.broken)
         return results
 
+    def fits(self, computation: Computation, sizes: Mapping[Symbol, int]) -> bool:
+        return all(condition.at(sizes) for condition in computation.program.conditions)
+
+    def function(
+        self, computation: Computation, device: BackendDevice
+    ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+        slowly = super().function(computation, device)
+        return function(computation.program, computation.result_types, slowly)
+
     def computation_text(self, computation: Computation) -> str:
         text: str = computation.program.text()
         return text
+
+    # -- graphs kept on disk -----------------------------------------------------------------------
+
+    def dump_code(self, code: Compiled) -> bytes | None:
+        """What `compile_module` made, as bytes; None if that cannot be."""
+        return None
+
+    def load_code(
+        self, saved: bytes, piece: Piece, program: Program
+    ) -> tuple[Compiled, Callable[[], str]]:
+        """What `compile_module` made, from the bytes of `dump_code`."""
+        raise NotImplementedError(f"backend {self.name!r} keeps no compiled graphs")
+
+    def dump(self, computation: Computation) -> bytes | None:
+        """The steps of a graph, unless the compiler failed at some of it: it may not, next time."""
+        program = computation.program
+        alone = self._runs_alone(program)
+        if any(isinstance(step, Instruction) and not alone(step) for step in program.steps):
+            return None
+        return dump_program(program, self.dump_code)
+
+    def load(self, computation: Computation, saved: bytes) -> Computation:
+        in_fresh_thread(functools.partial(self._load_quietly, computation.program, saved))
+        return computation
+
+    def _load_quietly(self, program: Program, saved: bytes) -> None:
+        with warnings.catch_warnings(), undrawn(program.device):
+            warnings.simplefilter("ignore")
+            load_program(program, saved, self.load_code)
+        for step in program.steps:
+            if isinstance(step, Instruction):
+                self._note_fallback(step)
+        _plan(program)
 
     # -- compiling ---------------------------------------------------------------------------------
 
@@ -134,13 +204,28 @@ class FxBackend(Backend):
             self._compile_program(program)
 
     def _compile_program(self, program: Program) -> None:
+        types = dict(program.types)
+        with self.in_background(program) as finish:
+            self._compile_steps(program)
+        try:
+            finish()
+        except Exception:  # one piece after the other, it turns out which one it was
+            self.shared.clear()
+            program.types, program.steps = types, []
+            self._compile_steps(program)
+        _plan(program)
+
+    def _compile_steps(self, program: Program) -> None:
         instructions, _, results = program.reference
-        copies = [Instruction(i.node, i.spec, i.args, i.outputs) for i in instructions]
-        steps = cut(copies, results, program.types, self.max_nodes, self._runs_alone(program))
+        copies = [i.copy() for i in instructions]
+        program.conditions.clear()
+        self.failed.clear()
+        alone = self._runs_alone(program)
+        device = program.device if self.equal_subgraphs else None
+        steps = cut(copies, results, program.types, self.max_nodes, alone, device)
         program.copied = donate(steps, program.donated)
         for step in steps:
             program.steps += self._compile_step(step, program)
-        _plan(program, len(program.types) - sum(len(i.outputs) for i in copies))
 
     def _runs_alone(self, program: Program) -> Callable[[Instruction], bool]:
         types = program.types
@@ -164,19 +249,27 @@ class FxBackend(Backend):
         if isinstance(step, Instruction):
             self._note_fallback(step)
             return [step]
+        step.sizes = program.sizes
+        if self.refused and any(self._name(i) in self.refused for i in step.instructions):
+            return self._compile_without_refused(step, program)
         try:
             return [self._compile_piece(step, program)]
         except Refused as refusal:
             self.refused.update(map(self._name, refusal.instructions))
             return self._compile_without_refused(step, program)
+        except FailedBefore:
+            return self._by_eager(step, program)
         except Exception as error:
             first = next((i.node.site for i in step.instructions if i.node.site), None)
             where = f"{program.name}, {len(step.instructions)} ops from {first}"
             self._complain(f"could not compile {where}", error)
-            for instruction in step.instructions:
-                self._note_fallback(instruction)
-            program.copied.update(step.donated)
-            return list(step.instructions)
+            return self._by_eager(step, program)
+
+    def _by_eager(self, piece: Piece, program: Program) -> list[CompiledStep]:
+        for instruction in piece.instructions:
+            self._note_fallback(instruction)
+        program.copied.update(piece.donated)
+        return list(piece.instructions)
 
     def _compile_without_refused(self, piece: Piece, program: Program) -> list[CompiledStep]:
         steps = cut(
@@ -190,15 +283,44 @@ class FxBackend(Backend):
         return [compiled for step in steps for compiled in self._compile_step(step, program)]
 
     def _compile_piece(self, piece: Piece, program: Program) -> CompiledPiece:
+        """Compile a piece, unless an equal one was compiled before."""
+        compile_or_find = self._shared if self.equal_subgraphs else self._compile_anew
+        shared = compile_or_find(piece, program)
+        piece.checked = shared.checked
+        program.conditions += shared.conditions
+        for position, type_ in shared.laid.items():  # as later pieces will find them
+            program.types[piece.outputs[position]] = type_
+        return CompiledPiece(piece, shared.run, shared.text)
+
+    def _shared(self, piece: Piece, program: Program) -> Shared:
+        """What is compiled for all pieces that are equal to this one."""
+        key = (key_of(piece, program.types, program.device), provenance.settings_of_torch())
+        if key in self.failed:
+            raise FailedBefore
+        found = self.shared.get(key)
+        if found is not None:
+            metrics.count("EqualSubgraphs")
+            return found
+        try:
+            found = self.shared[key] = self._compile_anew(piece, program)
+        except Refused:
+            raise
+        except Exception:
+            self.failed.add(key)
+            raise
+        return found
+
+    def _compile_anew(self, piece: Piece, program: Program) -> Shared:
         try:
             with metrics.timer("FxTrace"):
-                traced = trace(piece, program.types, program.device, self.decompositions())
+                table = self.decompositions()
+                traced = trace(piece, program.types, program.device, table, program.hints)
         except NodeError as error:
             raise Refused([error.instruction], error.reason) from error
         try:
-            compiled = CompiledPiece(piece, *self.compile_module(traced, piece))
-            program.types.update(traced.laid)  # as later pieces will find them
-            return compiled
+            laid = {piece.outputs.index(register): t for register, t in traced.laid.items()}
+            compiled = self.compile_module(traced, piece)
+            return Shared(*compiled, piece.checked, laid, _conditions(traced))
         except Exception as error:
             blamed = [
                 instruction
@@ -222,6 +344,13 @@ class FxBackend(Backend):
         self.complaints.append(f"{text}\n{hint}")
 
 
+def _conditions(traced: Traced) -> tuple[Condition, ...]:
+    """What compiling assumed about sizes."""
+    if traced.open_sizes is None:
+        return ()
+    return tuple(map(condition, traced.open_sizes.conditions()))
+
+
 def _changes_device(instruction: Instruction, types: dict[int, Any]) -> bool:
     """It brings tensors from one device to another, as `x.cpu()` does: no compiler is needed."""
     read = {types[r].device for r in registers_in(instruction.args) if not is_number(types[r])}
@@ -229,8 +358,9 @@ def _changes_device(instruction: Instruction, types: dict[int, Any]) -> bool:
     return bool(read) and not made <= read
 
 
-def _plan(program: Program, parameters: int) -> None:
+def _plan(program: Program) -> None:
     """Find where registers die, now that the order of steps is known."""
+    parameters = len(program.types) - sum(len(i.outputs) for i in program.reference[0])
     order: list[Instruction] = []
     for step in program.steps:
         order += [step] if isinstance(step, Instruction) else step.piece.instructions
@@ -250,20 +380,28 @@ def _plan(program: Program, parameters: int) -> None:
 def undrawn(device: torch.device) -> Iterator[None]:
     """The generators are afterwards what they were before.
 
-    One that nobody drew from is left alone: to set its state, even to what it is, starts the
-    dropout of cuDNN's recurrent networks anew.
+    That of a GPU draws from a copy of its state meanwhile: to set its state, even to what it is,
+    starts the dropout of cuDNN's recurrent networks anew, for which it draws once more.
     """
-    get = functools.partial(torch.cuda.get_rng_state, device)
-    put = functools.partial(torch.cuda.set_rng_state, device=device)
-    kept: list[tuple[Any, Any]] = [(torch.get_rng_state, torch.set_rng_state)]
-    kept += [(get, put)] if device.type == "cuda" else []
-    before = [get() for get, _ in kept]
+    before = torch.get_rng_state()
     try:
-        yield
+        with _on_a_copy(device) if device.type == "cuda" else nullcontext():
+            yield
     finally:
-        for (get, put), state in zip(kept, before, strict=True):
-            if not torch.equal(get(), state):
-                put(state)
+        torch.set_rng_state(before)
+
+
+@contextmanager
+def _on_a_copy(device: torch.device) -> Iterator[None]:
+    torch.cuda.init()
+    generator = torch.cuda.default_generators[device.index or 0]
+    own = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(own.clone_state())
+    try:
+        with _torch.set_cuda_states_by_copies():
+            yield
+    finally:
+        generator.graphsafe_set_state(own)
 
 
 def in_fresh_thread(function: Callable[[], T]) -> T:

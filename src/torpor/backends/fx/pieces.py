@@ -2,14 +2,19 @@
 
 An instruction that cannot be compiled splits the graph. Instructions are put in an order that makes
 few pieces: all that can be computed before the first lone instruction is one piece, all that can be
-computed after it and before the next another. A piece larger than `max_nodes` is cut.
+computed after it and before the next another. Where parts of a piece repeat, each copy is a piece
+of its own (`torpor.backends.fx.repeats`). A piece larger than `max_nodes` is cut.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
+from torpor.backends.fx.repeats import Part, parts, with_views
 from torpor.backends.fx.trace import PACKED, Piece, is_number
 from torpor.backends.reference.lowering import Instruction, registers_in
 
@@ -23,21 +28,51 @@ def cut(
     types: dict[int, Any],
     max_nodes: int,
     alone: Alone,
+    repeats_on: torch.device | None = None,
 ) -> list[Step]:
-    """The steps that compute `results`: pieces, and instructions that run alone."""
-    runs: list[tuple[bool, list[Instruction]]] = []
+    """The steps that compute `results`: pieces, and instructions that run alone.
+
+    Given the device `repeats_on`, what repeats is cut so that it may be compiled once for it.
+    """
+    runs: list[Instruction | Part] = []
     for lone, group in _ordered(instructions, alone):
         if lone:
-            runs += [(True, [instruction]) for instruction in group]
-        else:
-            runs += [(False, part) for part in _chunks(group, max_nodes)]
+            runs += group
+            continue
+        found = [Part(group)] if repeats_on is None else parts(group, types, repeats_on)
+        for part in found:
+            runs += _chunks(part, max_nodes)
     needed = set(results)
     steps: list[Step] = []
-    for lone, group in reversed(runs):
-        steps.append(group[0] if lone else _piece(group, needed, types))
-        for instruction in group:
-            needed.update(registers_in(instruction.args))
+    copies: dict[int, list[Piece]] = {}
+    for run in reversed(runs):
+        if isinstance(run, Instruction):
+            steps.append(run)
+        else:
+            piece = _piece(run, needed, types)
+            steps.append(piece)
+            if run.repeat is not None:
+                copies.setdefault(run.repeat, []).append(piece)
+        needed.update(read_by(steps[-1]))
+    for pieces in copies.values():
+        _leave_the_same(pieces)
     return steps[::-1]
+
+
+def _leave_the_same(copies: list[Piece]) -> None:
+    """Let all copies leave behind what most of them do: one that differs is compiled by itself."""
+    made = [[r for i in piece.instructions for r in i.outputs] for piece in copies]
+    if len({len(registers) for registers in made}) > 1:
+        return
+    left = Counter(
+        place
+        for piece, registers in zip(copies, made, strict=True)
+        for place, register in enumerate(registers)
+        if register in piece.outputs
+    )
+    common = [place for place, times in left.items() if 2 * times >= len(copies)]
+    for piece, registers in zip(copies, made, strict=True):
+        piece.outputs = sorted({*piece.outputs, *(registers[place] for place in common)})
 
 
 def _ordered(
@@ -63,22 +98,28 @@ def _ordered(
     return [(lone, group) for lone, group in groups if group]
 
 
-def _chunks(group: list[Instruction], max_nodes: int) -> Iterable[list[Instruction]]:
-    """`group` in parts of nearly equal length, none longer than `max_nodes`."""
-    parts = -(-len(group) // max_nodes)
-    length = -(-len(group) // parts)
-    return (group[start : start + length] for start in range(0, len(group), length))
+def _chunks(part: Part, max_nodes: int) -> Iterable[Part]:
+    """`part` in parts of nearly equal length, none longer than `max_nodes`."""
+    whole = part.instructions
+    if len(whole) <= max_nodes:
+        return [part]
+    chunks = -(-len(whole) // max_nodes)
+    length = -(-len(whole) // chunks)
+    pieces = (whole[start : start + length] for start in range(0, len(whole), length))
+    return list(with_views([part.borrowed, *pieces]))[1:]
 
 
-def _piece(group: list[Instruction], needed: set[int], types: dict[int, Any]) -> Piece:
-    made = {register for instruction in group for register in instruction.outputs}
-    read = {r: None for i in group for r in registers_in(i.args) if r not in made}
+def _piece(part: Part, needed: set[int], types: dict[int, Any]) -> Piece:
+    instructions = [*part.borrowed, *part.instructions]
+    made = {register for instruction in instructions for register in instruction.outputs}
+    read = {r: None for i in instructions for r in registers_in(i.args) if r not in made}
     kinds = {kind: [r for r in read if _kind(types[r]) is kind] for kind in PACKED}
+    left = {register for instruction in part.instructions for register in instruction.outputs}
     return Piece(
-        instructions=group,
+        instructions=instructions,
         inputs=[register for register in read if not is_number(types[register])],
         numbers={kind: registers for kind, registers in kinds.items() if registers},
-        outputs=sorted(made & needed),
+        outputs=sorted(left & needed),
         donated={},
     )
 

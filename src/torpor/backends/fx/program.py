@@ -22,6 +22,7 @@ from torpor.backends.reference.lowering import Instruction
 from torpor.backends.reference.runtime import run as run_reference
 from torpor.backends.reference.runtime import step as run_alone
 from torpor.errors import StepError
+from torpor.ir.sizes import Condition, Symbol
 from torpor.ir.types import TensorType
 
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
@@ -60,18 +61,28 @@ class Program:
     donated: dict[int, int] = field(default_factory=dict)  # parameter -> result, both registers
     copied: dict[int, int] = field(default_factory=dict)  # those copied when all has run
     fixes: list[Fix] | None = None  # what each result needs, once known
+    sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes
+    hints: dict[Symbol, int] = field(default_factory=dict)  # sizes when it was compiled
+    conditions: list[Condition] = field(default_factory=list)  # sizes for which it was
     broken: BaseException | None = None  # compiled code failed where the reference did not
+    replayed: Compiled | None = None  # runs `compute` on tensors and packed numbers, or its like
 
     @property
     def results(self) -> list[int]:
         return self.reference[2]
 
     def text(self) -> str:
-        """What was compiled, for people."""
-        parts = [
-            step.text() if isinstance(step, CompiledPiece) else f"# by eager: {step.node.op.name}"
-            for step in self.steps
-        ]
+        """What was compiled, for people; code that several pieces share stands there once."""
+        parts: list[str] = []
+        shown: dict[int, int] = {}
+        for number, step in enumerate(self.steps):
+            if isinstance(step, Instruction):
+                parts.append(f"# by eager: {step.node.op.name}")
+            elif id(step.run) in shown:
+                parts.append(f"# step {number}: as step {shown[id(step.run)]}")
+            else:
+                shown[id(step.run)] = number
+                parts.append(step.text())
         return "\n\n".join(parts)
 
 
@@ -88,6 +99,33 @@ def run(
         if program.donated:
             raise
         return _run_again(program, arguments, types, device, error)
+
+
+def function(
+    program: Program,
+    types: Sequence[TensorType],
+    slowly: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
+) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    """A program as a function of tensors; `slowly` is another, for its first run and for errors."""
+
+    def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        fixes = program.fixes
+        if fixes is None or program.broken is not None or program.donated:
+            return slowly(tensors)
+        try:
+            with _torch.kernels():
+                made = list((program.replayed or plainly)(list(tensors)))
+        except Exception:
+            return slowly(tensors)
+        for place, fix in enumerate(fixes):
+            if fix is not Fix.NOTHING:
+                made[place] = _fixed(made[place], types[place], fix)
+        return made
+
+    def plainly(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return compute(program, tensors, ())
+
+    return run
 
 
 def _run_again(
@@ -109,30 +147,61 @@ def _has_failed(argument: Any) -> bool:
 
 
 def _run_steps(program: Program, arguments: Sequence[Any]) -> list[Any]:
-    """Run all steps; the registers afterwards."""
-    env: list[Any] = [a.tensor if isinstance(a, BackendData) else a for a in arguments]
-    env += [None] * (program.reference[1] - len(env))
+    """Run all steps; the tensors of the results."""
+    given = [a.tensor if isinstance(a, BackendData) else a for a in arguments]
     with _torch.kernels():
-        for step, dead in zip(program.steps, program.dead, strict=True):
-            if isinstance(step, Instruction):
-                run_alone(step, env)
-            else:
-                _run_piece(step, env, program.device)
-            for register in dead:
-                env[register] = None
-        for parameter, result in program.copied.items():
-            env[parameter].copy_(env[result])
-            env[result] = env[parameter]
-    return env
+        packed = [t for step in program.steps for t in _packed(step, given, program.device)]
+        replayed = program.replayed
+        rest = iter(
+            compute(program, given, packed)
+            if replayed is None
+            else replayed([*given_tensors(given), *packed])
+        )
+    over = {result: given[parameter] for parameter, result in program.donated.items()}
+    return [over[r] if r in over else next(rest) for r in program.results]
 
 
-def _run_piece(step: CompiledPiece, env: list[Any], device: torch.device) -> None:
+def given_tensors(given: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among what a program is given, which may also be numbers."""
+    return [argument for argument in given if isinstance(argument, torch.Tensor)]
+
+
+def compute(
+    program: Program, given: Sequence[Any], packed: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Run all steps on arguments and packed numbers; the results that are not donated."""
+    env: list[Any] = [*given, *[None] * (program.reference[1] - len(given))]
+    numbers = iter(packed)
+    for step, dead in zip(program.steps, program.dead, strict=True):
+        if isinstance(step, Instruction):
+            run_alone(step, env)
+        else:
+            _run_piece(step, env, [next(numbers) for _ in step.piece.numbers])
+        for register in dead:
+            env[register] = None
+    for parameter, result in program.copied.items():
+        env[parameter].copy_(env[result])
+    over = set(program.donated.values())
+    return [env[register] for register in program.results if register not in over]
+
+
+def _packed(step: CompiledStep, given: list[Any], device: torch.device) -> list[torch.Tensor]:
+    """The numbers of a step in tensors on the device, one for each kind."""
+    if isinstance(step, Instruction):
+        return []
+    tensors = []
+    for kind, registers in step.piece.numbers.items():
+        numbers = [given[register] for register in registers]
+        pinned = device.type == "cuda"  # so that the copy does not wait for the device
+        tensor = torch.tensor(numbers, dtype=PACKED[kind], pin_memory=pinned)
+        tensors.append(tensor.to(device, non_blocking=pinned))
+    return tensors
+
+
+def _run_piece(step: CompiledPiece, env: list[Any], packed: list[torch.Tensor]) -> None:
     piece = step.piece
-    inputs = [env[register] for register in piece.inputs]
-    for kind, registers in piece.numbers.items():
-        numbers = [env[register] for register in registers]
-        inputs.append(torch.tensor(numbers, dtype=PACKED[kind], device=device))
-    results = step.run(inputs)
+    sizes = [env[register] for register in piece.sizes.values()]
+    results = step.run([*(env[register] for register in piece.inputs), *packed, *sizes])
     if piece.checked and not results[-1].item():
         raise StepError(_refused(piece))
     for register, tensor in zip(step.returned, results):  # a flag may follow
@@ -162,13 +231,12 @@ class Fix(enum.Enum):
 
 def _store(
     program: Program,
-    env: list[Any],
+    tensors: list[Any],
     arguments: Sequence[Any],
     types: Sequence[TensorType],
     device: BackendDevice,
 ) -> list[BackendData]:
     """Handles for results; what each needs is found out once, as compiled code does not change."""
-    tensors = [env[register] for register in program.results]
     if program.fixes is None:
         program.fixes = _find_fixes(program, tensors, arguments, types)
     return [

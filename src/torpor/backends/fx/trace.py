@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,8 +14,10 @@ from torpor.backends.fx import functional, numbers
 from torpor.backends.fx.functional import NO_VALUE, NotTraceable
 from torpor.backends.fx.guards import Guards
 from torpor.backends.fx.numbers import Number
-from torpor.backends.reference.lowering import Instruction, Register
-from torpor.ir.types import ScalarType, TensorType, contiguous_strides
+from torpor.backends.reference.lowering import Instruction, Register, Sized
+from torpor.ir.fit import fit
+from torpor.ir.sizes import Symbol
+from torpor.ir.types import ScalarType, SymbolicType, TensorType, contiguous_strides
 
 PACKED = {float: torch.float64, int: torch.int64}
 """The dtype in which run-time numbers of a kind enter a graph."""
@@ -40,6 +42,7 @@ class Piece:
     outputs: list[int]
     donated: dict[int, int]  # input register -> output register that is written over it
     checked: bool = False  # what is returned last says whether eager would have raised
+    sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes, given last
 
 
 @dataclass(slots=True)
@@ -51,6 +54,7 @@ class Traced:
     mode: Any
     sources: dict[str, list[Instruction]]  # instructions by ATen op they became
     laid: dict[int, TensorType]  # outputs that lie in memory otherwise than their type promises
+    open_sizes: Any = None  # the compiler's symbols, and what was assumed about them
 
 
 def trace(
@@ -58,17 +62,52 @@ def trace(
     types: dict[int, Any],
     device: torch.device,
     decompositions: dict[Any, Callable[..., Any]] | None,
+    hints: Mapping[Symbol, int],
 ) -> Traced:
-    """Trace `piece`; its module takes tensors, then packed numbers, and returns a tuple."""
-    mode = _torch.new_fake_mode()
+    """Trace `piece`; its module takes tensors, packed numbers and sizes, and returns a tuple.
+
+    `hints` are sizes that occur.
+    """
+    open_sizes, symbols = None, {}
+    if piece.sizes:
+        open_sizes = _torch.OpenSizes({one.name: hints[one] for one in piece.sizes})
+        symbols = {one: open_sizes.sizes[one.name] for one in piece.sizes}
+    mode = _torch.new_fake_mode() if open_sizes is None else open_sizes.mode
     with mode:
-        inputs = [fake(types[register], device) for register in piece.inputs]
-        for kind, registers in piece.numbers.items():
-            inputs.append(torch.empty((len(registers),), dtype=PACKED[kind], device=device))
+        inputs = fake_inputs(piece, types, device, symbols)
         replay = _Replay(piece, types, device)
         with torch.no_grad(), _torch.quiet_fakes():
             module = make_fx(replay, decomposition_table=decompositions)(*inputs)
-    return Traced(module, inputs, mode, replay.sources, replay.laid)
+    laid = {register: _settled(type_, symbols) for register, type_ in replay.laid.items()}
+    return Traced(module, inputs, mode, replay.sources, laid, open_sizes)
+
+
+def _settled(type_: TensorType, symbols: dict[Symbol, Any]) -> TensorType:
+    """A type on the compiler's symbols as one on ours."""
+    if not symbols:
+        return type_
+    rows = list(_torch.samples_of([*type_.shape, *type_.stride], list(symbols.values())))
+    seen = {one: [values[place] for values, _ in rows] for place, one in enumerate(symbols)}
+    found = [fit(numbers, seen) for numbers in zip(*(numbers for _, numbers in rows), strict=True)]
+    if None in found:
+        raise NotTraceable(f"{type_!r} does not follow from the sizes")
+    rank = len(type_.shape)
+    return SymbolicType.with_sizes(tuple(found[:rank]), tuple(found[rank:]), 0, type_)  # type: ignore[arg-type]  # no None
+
+
+def fake_inputs(
+    piece: Piece, types: dict[int, Any], device: torch.device, sizes: Mapping[Symbol, Any]
+) -> list[Any]:
+    """What the module of `piece` takes: tensors, packed numbers, and sizes."""
+    inputs: list[Any] = [fake(on_sizes(types[r], sizes), device) for r in piece.inputs]
+    for kind, registers in piece.numbers.items():
+        inputs.append(torch.empty((len(registers),), dtype=PACKED[kind], device=device))
+    return [*inputs, *sizes.values()]
+
+
+def on_sizes(type_: Any, sizes: Mapping[Symbol, Any]) -> Any:
+    """A type with `sizes` in the place of its symbols."""
+    return type_.loosely_at(sizes) if type(type_) is SymbolicType else type_
 
 
 def fake(type_: TensorType, device: torch.device) -> torch.Tensor:
@@ -83,7 +122,8 @@ class _Replay:
 
     def __init__(self, piece: Piece, types: dict[int, Any], device: torch.device) -> None:
         self.piece = piece
-        self.types = types
+        self.promised = types
+        self.sizes: dict[Symbol, Any] = {}
         self.device = device
         self.env: dict[int, Any] = {}
         self.maker: dict[int, Instruction] = {}
@@ -92,8 +132,11 @@ class _Replay:
         self.guards = Guards() if device.type == "cpu" else None
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        self.env = dict(zip(self.piece.inputs, tensors))
-        self._unpack(tensors[len(self.piece.inputs) :])
+        inputs, sizes = self.piece.inputs, self.piece.sizes
+        tensors, given = tensors[: len(tensors) - len(sizes)], tensors[len(tensors) - len(sizes) :]
+        self.sizes = dict(zip(sizes, given, strict=True))
+        self.env = dict(zip(inputs, tensors))
+        self._unpack(tensors[len(inputs) :])
         for instruction in self.piece.instructions:
             try:
                 self._step(instruction)
@@ -109,13 +152,13 @@ class _Replay:
     def _step(self, instruction: Instruction) -> None:
         last = _torch.last_traced_node()
         args = self._arguments(instruction)
-        spec, promised = instruction.spec, [v.type for v in instruction.node.outputs]
+        spec, promised = instruction.spec, [self._open(v.type) for v in instruction.node.outputs]
         if self.guards is not None:
             args = self.guards.guarded(spec, args)
         if numbers.has_numbers(args):
             made = numbers.call(spec, args, promised)
         else:
-            operands = [getattr(arg, "type", None) for arg in instruction.node.args]
+            operands = [self._open(getattr(arg, "type", None)) for arg in instruction.node.args]
             made = functional.call(spec, args, promised, operands)
             if spec.name not in functional.FORMS:
                 _check_sizes(made, promised)
@@ -123,6 +166,9 @@ class _Replay:
             self.env[register] = tensor
             self.maker[register] = instruction
         self._note_source(instruction, last)
+
+    def _open(self, type_: Any) -> Any:
+        return on_sizes(type_, self.sizes)
 
     def _note_source(self, instruction: Instruction, last: torch.fx.Node) -> None:
         """Remember which ATen ops stand for the instruction: those traced after `last`."""
@@ -148,7 +194,7 @@ class _Replay:
             return value
         if type(arg) is list:
             return [self._argument(item) for item in arg]
-        return arg
+        return arg.expr.at(self.sizes) if type(arg) is Sized else arg
 
     def _results(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Outputs that share no memory; what is donated is written over its input instead."""
@@ -166,7 +212,7 @@ class _Replay:
         return tuple(results) if flag is None else (*results, flag)
 
     def _result(self, register: int, taken: set[int]) -> torch.Tensor:
-        tensor, type_ = self._checked(register), self.types[register]
+        tensor, type_ = self._checked(register), self._open(self.promised[register])
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
         if _memory(tensor) in taken or not _lies_as(tensor, type_):
@@ -174,12 +220,13 @@ class _Replay:
         taken.add(_memory(tensor))
         if not type_.is_dense:  # a view: it gets memory of its own, without holes
             size = (type_.shape, tuple(tensor.stride()))
-            self.laid[register] = TensorType.of(*size, type_.dtype, type_.device)
+            make = TensorType.loose if self.sizes else TensorType.of
+            self.laid[register] = make(*size, type_.dtype, type_.device)
         return tensor
 
     def _checked(self, register: int) -> torch.Tensor:
         """The tensor of an output, if it is what was promised."""
-        tensor, type_ = self.env[register], self.types[register]
+        tensor, type_ = self.env[register], self._open(self.promised[register])
         wrong = tensor is NO_VALUE or tuple(tensor.shape) != type_.shape
         if wrong or tensor.dtype is not type_.dtype:
             refusal = NotTraceable(f"its functional form does not make {type_!r}")

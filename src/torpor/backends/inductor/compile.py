@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from torpor import _torch
+from torpor.backend.lowering import Computation
+from torpor.backends import provenance
 from torpor.backends.fx.backend import FxBackend
-from torpor.backends.fx.program import Compiled
-from torpor.backends.fx.trace import Piece, Traced
+from torpor.backends.fx.program import Compiled, Program
+from torpor.backends.fx.trace import Piece, Traced, fake_inputs
+from torpor.backends.inductor.graphs import replayed
 from torpor.backends.inductor.lowering import decompositions, miscompiles
 from torpor.backends.inductor.options import check_rng, check_settings
-from torpor.backends.inductor.runtime import out_of_graph_memory
+from torpor.backends.inductor.saved import dump_code, load_code
 from torpor.backends.reference.lowering import Instruction
 
 MAX_NODES = 4000
@@ -34,22 +38,25 @@ class InductorBackend(FxBackend):
     """Compiles graphs with `torch._inductor`.
 
     `rng` is "exact": random numbers are eager's; or "fast": Inductor draws its own, inside fused
-    kernels, from a seed of the device's generator. `cuda_graphs` replays a step as one CUDA graph.
+    kernels, from a seed of the device's generator. With `cuda_graphs` a step on
+    a GPU is replayed as one CUDA graph once it has come back some times, where that is safe.
     A graph of more than `max_nodes` nodes is compiled in parts; one that was met `compile_after`
-    times or less runs on the reference backend. Every other option is a setting of Inductor's
-    (`torch._inductor.config`), dots and all: `{"max_autotune": True}`.
+    times or less runs on the reference backend. Sub-graphs that are equal, such as the layers of a
+    network, are compiled once, unless `equal_subgraphs` is False. Every other option
+    is a setting of Inductor's (`torch._inductor.config`), dots and all: `{"max_autotune": True}`.
     """
 
     def __init__(
         self,
         *,
         rng: str = "exact",
-        cuda_graphs: bool = False,
+        cuda_graphs: bool = True,
         max_nodes: int = MAX_NODES,
         compile_after: int = COMPILE_AFTER,
+        equal_subgraphs: bool = True,
         **settings: Any,
     ) -> None:
-        super().__init__(max_nodes=max_nodes)
+        super().__init__(max_nodes=max_nodes, equal_subgraphs=equal_subgraphs)
         check_rng(rng)
         check_settings(settings)
         self.draws = rng == "fast"
@@ -66,16 +73,68 @@ class InductorBackend(FxBackend):
     def miscompiles(self, instruction: Instruction) -> bool:
         return miscompiles(instruction.spec, instruction.args)
 
+    def in_background(self, program: Program) -> AbstractContextManager[Callable[[], None]]:
+        if program.device.type == "cpu":
+            _torch.try_best_vectors()
+            return _torch.kernels_in_background()
+        return super().in_background(program)
+
     def compile_module(self, traced: Traced, piece: Piece) -> tuple[Compiled, Callable[[], str]]:
-        donated = tuple(piece.inputs.index(parameter) for parameter in piece.donated)
-        graphs = self.cuda_graphs and all(t.device.type == "cuda" for t in traced.inputs)
-        static = donated if graphs else ()
-        settings = self.settings if _on_gpu(traced) else ON_CPUS | self.settings
-        code = _torch.inductor_compile(
-            traced.module, traced.inputs, traced.mode, settings, graphs, static
-        )
-        run = out_of_graph_memory(code) if graphs else code
-        return run, lambda: str(getattr(code, "source_code", traced.module.code))
+        settings = self.settings if _on_gpu(traced) else _on_cpus() | self.settings
+        code = _torch.inductor_compile(traced.module, traced.inputs, traced.mode, settings)
+        return code, lambda: str(getattr(code, "source_code", traced.module.code))
+
+    # -- CUDA graphs -------------------------------------------------------------------------------
+
+    def compile(self, computations: Sequence[Computation]) -> list[Computation]:
+        compiled = super().compile(computations)
+        for computation in compiled:
+            self._replay(computation.program)
+        return compiled
+
+    def load(self, computation: Computation, saved: bytes) -> Computation:
+        loaded = super().load(computation, saved)
+        self._replay(loaded.program)
+        return loaded
+
+    def _replay(self, program: Program) -> None:
+        if self.cuda_graphs and not program.sizes:
+            program.replayed = replayed(program)
+
+    # -- graphs kept on disk -----------------------------------------------------------------------
+
+    def cache_key(self) -> str | None:
+        settings = _torch.inductor_settings()
+        if settings is None:
+            return None
+        own = {"rng": self.draws, "max_nodes": self.max_nodes, "equal": self.equal_subgraphs}
+        return "\n".join((
+            repr((sorted(own.items()), sorted(self.settings.items()))),
+            settings,
+            provenance.software(),
+            provenance.settings_of_torch(),
+            provenance.processor(),
+            provenance.graphics(),
+            provenance.compiler(),
+        ))  # fmt: skip
+
+    def dump_code(self, code: Any) -> bytes | None:
+        return dump_code(code)
+
+    def load_code(
+        self, saved: bytes, piece: Piece, program: Program
+    ) -> tuple[Compiled, Callable[[], str]]:
+        def inputs() -> tuple[list[torch.Tensor], Any]:
+            mode = _torch.new_fake_mode()
+            with mode:
+                return fake_inputs(piece, program.types, program.device, {}), mode
+
+        return load_code(saved, inputs)
+
+
+def _on_cpus() -> dict[str, Any]:
+    """Settings for graphs of the CPU."""
+    return ON_CPUS | ({"cpp.vec_isa_ok": True} if _torch.best_vectors_work() else {})
 
 
 def _on_gpu(traced: Traced) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from torpor import _torch
 from torpor.errors import BackendError
 
-OWN = ("compile_after", "cuda_graphs", "max_nodes", "rng")
+OWN = ("compile_after", "cuda_graphs", "equal_subgraphs", "max_nodes", "rng")
 
 
 def check_rng(rng: str) -> None:

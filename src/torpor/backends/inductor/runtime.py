@@ -1,4 +1,4 @@
-"""Where Inductor can run, and what is asked of compiled code beyond its numbers."""
+"""Where Inductor can run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import shutil
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,12 +25,3 @@ def unavailable() -> str | None:
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "no Python.h, which compiled code includes: install Python's headers (python3-dev)"
     return None
-
-
-def out_of_graph_memory(run: Any) -> Any:
-    """Copy what a CUDA graph returns: its next run writes to the same memory."""
-
-    def copied(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [tensor.clone() for tensor in run(inputs)]
-
-    return copied

@@ -17,6 +17,7 @@ class ReferenceBackend(Backend):
     """Interprets graphs op by op; the judge for all other backends."""
 
     exact = True
+    dynamic = True
 
     def lowering_context(
         self, name: str, device: BackendDevice, post_order: Any = None, emitted: Any = None
@@ -30,4 +31,4 @@ class ReferenceBackend(Backend):
     def execute(
         self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
     ) -> list[BackendData]:
-        return run(computation.program, arguments, computation.result_types, device)
+        return run(computation.program, arguments, computation.result_types_for(arguments), device)

@@ -12,7 +12,9 @@ import torch
 
 from torpor.backend.device import BackendDevice
 from torpor.backend.lowering import Computation, LoweringContext
-from torpor.ir.node import Node, Value
+from torpor.ir.node import SIZE, Node, Value
+from torpor.ir.sizes import Expr, Symbol
+from torpor.ir.types import type_at
 from torpor.ops.spec import OpSpec, ReturnKind, spec_of
 
 
@@ -22,10 +24,33 @@ class Register(int):
     __slots__ = ()
 
 
+class Sized:
+    """An argument that is computed from sizes when it is needed."""
+
+    __slots__ = ("expr", "registers")
+
+    def __init__(self, expr: Expr, registers: dict[Symbol, int]) -> None:
+        self.expr = expr
+        self.registers = registers  # of the sizes
+
+    def value(self, env: Any) -> Any:
+        """Its number; `env` holds what registers hold."""
+        return self.expr.at({s: env[self.registers[s]] for s in self.expr.symbols})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sized) and self.expr is other.expr
+
+    def __hash__(self) -> int:
+        return hash(self.expr)
+
+    def __repr__(self) -> str:
+        return repr(self.expr)
+
+
 class Instruction:
     """One node: what to call, with which registers, and which registers die after it."""
 
-    __slots__ = ("args", "checked", "dead", "node", "outputs", "reuse", "spec")
+    __slots__ = ("args", "checked", "dead", "node", "outputs", "reuse", "sizes", "spec")
 
     def __init__(self, node: Node, spec: OpSpec, args: list[Any], outputs: list[int]) -> None:
         self.node = node
@@ -35,6 +60,21 @@ class Instruction:
         self.reuse: set[int] = set()  # written arguments whose old contents nobody needs
         self.dead: list[int] = []
         self.checked: list[int] | None = None  # outputs that need new strides, once known
+        self.sizes: dict[Symbol, int] = {}  # registers of sizes, if the graph has any
+
+    def copy(self) -> Instruction:
+        """The same instruction, of which nothing is known yet."""
+        made = Instruction(self.node, self.spec, self.args, self.outputs)
+        made.sizes = self.sizes
+        return made
+
+    def output_types(self, env: Any) -> list[Any]:
+        """The types its outputs have in a run whose registers are in `env`."""
+        types = [value.type for value in self.node.outputs]
+        if not self.sizes:
+            return types
+        sizes = {symbol: env[register] for symbol, register in self.sizes.items()}
+        return [type_at(type_, sizes) for type_ in types]
 
 
 class ReferenceLowering(LoweringContext):
@@ -44,13 +84,17 @@ class ReferenceLowering(LoweringContext):
         super().__init__(name, device, *args)
         self.instructions: list[Instruction] = []
         self.registers = 0
+        self.sizes: dict[Symbol, int] = {}
 
     def _register(self) -> Register:
         self.registers += 1
         return Register(self.registers - 1)
 
     def emit_parameter(self, value: Value, position: int) -> Register:
-        return self._register()
+        register = self._register()
+        if value.node.op is SIZE:
+            self.sizes[value.node.args[0]] = register
+        return register
 
     def lower(self, node: Node) -> None:
         spec = spec_of(node.op.target)
@@ -59,13 +103,17 @@ class ReferenceLowering(LoweringContext):
         for output in node.outputs:
             self.emitted[output] = register = self._register()
             outputs.append(register)
-        self.instructions.append(Instruction(node, spec, args, outputs))
+        instruction = Instruction(node, spec, args, outputs)
+        instruction.sizes = self.sizes
+        self.instructions.append(instruction)
 
     def _argument(self, arg: Any) -> Any:
         if type(arg) is Value:
             return self.emitted[arg]
         if type(arg) is tuple:
             return [self._argument(item) for item in arg]
+        if type(arg) is Expr:
+            return Sized(arg, self.sizes)
         if type(arg) is torch.device and arg.type == "lazy":
             return self.device.torch_device
         return arg

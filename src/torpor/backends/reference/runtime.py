@@ -14,7 +14,7 @@ from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
 from torpor.backends.kernels import copies, outputs_of
 from torpor.backends.layout import own_memory, storages_of, with_layout
-from torpor.backends.reference.lowering import Instruction, Register
+from torpor.backends.reference.lowering import Instruction, Register, Sized
 from torpor.errors import StepError, annotate
 from torpor.ir.lines import line_of
 from torpor.ir.printer import print_node
@@ -96,7 +96,10 @@ def step(instruction: Instruction, env: list[Any]) -> None:
     spec = instruction.spec
     args = [
         env[a] if type(a) is Register
-        else [env[i] if type(i) is Register else i for i in a] if type(a) is list
+        else [
+            env[i] if type(i) is Register else i.value(env) if type(i) is Sized else i for i in a
+        ] if type(a) is list
+        else a.value(env) if type(a) is Sized
         else a
         for a in instruction.args
     ]  # fmt: skip
@@ -107,19 +110,20 @@ def step(instruction: Instruction, env: list[Any]) -> None:
     result = spec.target(*positional, **keywords)
     outputs = outputs_of(spec, result, args)
     if instruction.checked is None:
-        instruction.checked = _check(instruction, outputs)
-    for position in instruction.checked:
-        type_ = instruction.node.outputs[position].type
-        outputs[position] = with_layout(outputs[position], type_)
+        instruction.checked = _check(instruction, outputs, env)
+    if instruction.checked:
+        types = instruction.output_types(env)
+        for position in instruction.checked:
+            outputs[position] = with_layout(outputs[position], types[position])
     for register, output in zip(instruction.outputs, outputs, strict=True):
         env[register] = output
 
 
-def _check(instruction: Instruction, outputs: list[Any]) -> list[int]:
+def _check(instruction: Instruction, outputs: list[Any], env: list[Any]) -> list[int]:
     """Compare real outputs with their recorded types; the ones that need other strides."""
     wrong = []
-    for position, (value, tensor) in enumerate(zip(instruction.node.outputs, outputs, strict=True)):
-        type_ = value.type
+    types = instruction.output_types(env)
+    for position, (type_, tensor) in enumerate(zip(types, outputs, strict=True)):
         if type_ is None or tensor is None or type(type_) is ScalarType:
             continue
         if tuple(tensor.shape) != type_.shape or tensor.dtype != type_.dtype:

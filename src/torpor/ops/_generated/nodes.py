@@ -582,6 +582,8 @@ OPS = {
     "_RowwisePrune": "aten._rowwise_prune.default",
     "_SafeSoftmax": "aten._safe_softmax.default",
     "_SaturateWeightToFp16": "aten._saturate_weight_to_fp16.default",
+    "_ScaledDotProductCudnnAttentionBackward": "aten._scaled_dot_product_cudnn_attention_backward.default",
+    "_ScaledDotProductEfficientAttentionBackward": "aten._scaled_dot_product_efficient_attention_backward.default",
     "_ScaledDotProductFlashAttentionBackward": "aten._scaled_dot_product_flash_attention_backward.default",
     "_ScaledDotProductFlashAttentionForCpu": "aten._scaled_dot_product_flash_attention_for_cpu.default",
     "_ScaledDotProductFlashAttentionForCpuBackward": "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",

@@ -6962,6 +6962,51 @@ class _SaturateWeightToFp16(TypedNode):  # aten::_saturate_weight_to_fp16(Tensor
     @classmethod
     def infer(cls, weight: Operand) -> Types: ...
 
+class _ScaledDotProductCudnnAttentionBackward(TypedNode):  # aten::_scaled_dot_product_cudnn_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, Tensor philox_seed, Tensor philox_offset, Tensor attn_bias, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, *, float? scale=None) -> (Tensor, Tensor, Tensor)
+    grad_out: Operand
+    query: Operand
+    key: Operand
+    value: Operand
+    out: Operand
+    logsumexp: Operand
+    philox_seed: Operand
+    philox_offset: Operand
+    attn_bias: Operand
+    cum_seq_q: Operand
+    cum_seq_k: Operand
+    max_q: int
+    max_k: int
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    @classmethod
+    def create(cls, grad_out: Operand, query: Operand, key: Operand, value: Operand, out: Operand, logsumexp: Operand, philox_seed: Operand, philox_offset: Operand, attn_bias: Operand, cum_seq_q: Operand, cum_seq_k: Operand, max_q: int, max_k: int, dropout_p: float, is_causal: bool, *, scale: float | None = ...) -> Self: ...
+    @classmethod
+    def can_be_reused(cls, node: Node, grad_out: Operand, query: Operand, key: Operand, value: Operand, out: Operand, logsumexp: Operand, philox_seed: Operand, philox_offset: Operand, attn_bias: Operand, cum_seq_q: Operand, cum_seq_k: Operand, max_q: int, max_k: int, dropout_p: float, is_causal: bool, *, scale: float | None = ...) -> bool: ...
+    @classmethod
+    def infer(cls, grad_out: Operand, query: Operand, key: Operand, value: Operand, out: Operand, logsumexp: Operand, philox_seed: Operand, philox_offset: Operand, attn_bias: Operand, cum_seq_q: Operand, cum_seq_k: Operand, max_q: int, max_k: int, dropout_p: float, is_causal: bool, *, scale: float | None = ...) -> Types: ...
+
+class _ScaledDotProductEfficientAttentionBackward(TypedNode):  # aten::_scaled_dot_product_efficient_attention_backward(Tensor grad_out_, Tensor query, Tensor key, Tensor value, Tensor attn_bias, Tensor out, Tensor logsumexp, Tensor philox_seed, Tensor philox_offset, float dropout_p, bool[4] grad_input_mask, bool is_causal=False, *, float? scale=None) -> (Tensor, Tensor, Tensor, Tensor)
+    grad_out_: Operand
+    query: Operand
+    key: Operand
+    value: Operand
+    attn_bias: Operand
+    out: Operand
+    logsumexp: Operand
+    philox_seed: Operand
+    philox_offset: Operand
+    dropout_p: float
+    grad_input_mask: tuple[bool, ...]
+    is_causal: bool
+    scale: float | None
+    @classmethod
+    def create(cls, grad_out_: Operand, query: Operand, key: Operand, value: Operand, attn_bias: Operand, out: Operand, logsumexp: Operand, philox_seed: Operand, philox_offset: Operand, dropout_p: float, grad_input_mask: Sequence[bool], is_causal: bool = ..., *, scale: float | None = ...) -> Self: ...
+    @classmethod
+    def can_be_reused(cls, node: Node, grad_out_: Operand, query: Operand, key: Operand, value: Operand, attn_bias: Operand, out: Operand, logsumexp: Operand, philox_seed: Operand, philox_offset: Operand, dropout_p: float, grad_input_mask: Sequence[bool], is_causal: bool = ..., *, scale: float | None = ...) -> bool: ...
+    @classmethod
+    def infer(cls, grad_out_: Operand, query: Operand, key: Operand, value: Operand, attn_bias: Operand, out: Operand, logsumexp: Operand, philox_seed: Operand, philox_offset: Operand, dropout_p: float, grad_input_mask: Sequence[bool], is_causal: bool = ..., *, scale: float | None = ...) -> Types: ...
+
 class _ScaledDotProductFlashAttentionBackward(TypedNode):  # aten::_scaled_dot_product_flash_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, Tensor philox_seed, Tensor philox_offset, *, float? scale=None) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)
     grad_out: Operand
     query: Operand

@@ -580,6 +580,8 @@ RULE_OF = {
     "aten._rowwise_prune.default": "parts",
     "aten._safe_softmax.default": "meta",
     "aten._saturate_weight_to_fp16.default": "parts",
+    "aten._scaled_dot_product_cudnn_attention_backward.default": "meta",
+    "aten._scaled_dot_product_efficient_attention_backward.default": "meta",
     "aten._scaled_dot_product_flash_attention_backward.default": "meta",
     "aten._scaled_dot_product_flash_attention_for_cpu.default": "meta",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": "meta",

@@ -18,7 +18,7 @@ def __lshift___Tensor(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -31,7 +31,7 @@ def __lshift___Tensor(a0, a1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1)
@@ -67,7 +67,7 @@ def _add_relu_Tensor(a0, a1, *, alpha=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -80,7 +80,7 @@ def _add_relu_Tensor(a0, a1, *, alpha=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if alpha is d2 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
@@ -117,7 +117,7 @@ def _cdist_forward(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -130,7 +130,7 @@ def _cdist_forward(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -167,7 +167,7 @@ def _cholesky_solve_helper(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -180,7 +180,7 @@ def _cholesky_solve_helper(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2)
@@ -216,7 +216,7 @@ def _convert_indices_from_csr_to_coo(a0, a1, *, out_int32=None, transpose=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -229,7 +229,7 @@ def _convert_indices_from_csr_to_coo(a0, a1, *, out_int32=None, transpose=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, out_int32, transpose)
@@ -265,7 +265,7 @@ def _copy_from(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -278,7 +278,7 @@ def _copy_from(a0, a1, a2=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2)
@@ -314,7 +314,7 @@ def _ctc_loss(a0, a1, a2, a3, a4=None, a5=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -327,7 +327,7 @@ def _ctc_loss(a0, a1, a2, a3, a4=None, a5=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -381,7 +381,7 @@ def _cudnn_ctc_loss(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -394,7 +394,7 @@ def _cudnn_ctc_loss(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -447,7 +447,7 @@ def _dyn_quant_matmul_4bit(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -460,7 +460,7 @@ def _dyn_quant_matmul_4bit(a0, a1, a2, a3, a4):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2, a3, a4)
@@ -497,7 +497,7 @@ def _empty_per_channel_affine_quantized(a0, *, scales, zero_points, axis, dtype=
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(scales)
         if type(zero_points) is LazyTensor:
@@ -510,7 +510,7 @@ def _empty_per_channel_affine_quantized(a0, *, scales, zero_points, axis, dtype=
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(zero_points)
         if device is not None:
@@ -548,7 +548,7 @@ def _functional_assert_async_msg(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -561,7 +561,7 @@ def _functional_assert_async_msg(a0, a1, a2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, a1, k2)
@@ -597,7 +597,7 @@ def _histogramdd_bin_edges(a0, a1, *, range=None, weight=None, density=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -612,7 +612,7 @@ def _histogramdd_bin_edges(a0, a1, *, range=None, weight=None, density=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(weight)
         key = (k0, k1, k2, k3, density)
@@ -638,7 +638,7 @@ def _histogramdd_from_bin_cts(a0, a1, *, range=None, weight=None, density=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -653,7 +653,7 @@ def _histogramdd_from_bin_cts(a0, a1, *, range=None, weight=None, density=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(weight)
         key = (k0, k1, k2, k3, density)
@@ -689,7 +689,7 @@ def _jagged_to_padded_dense_forward(a0, a1, a2, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -728,7 +728,7 @@ def _linalg_solve_ex(a0, a1, *, left=None, check_errors=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -741,7 +741,7 @@ def _linalg_solve_ex(a0, a1, *, left=None, check_errors=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, left, check_errors)
@@ -814,7 +814,7 @@ def _log_softmax_backward_data(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -827,7 +827,7 @@ def _log_softmax_backward_data(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2, a3)
@@ -863,7 +863,7 @@ def _masked_scale(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -876,7 +876,7 @@ def _masked_scale(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -913,7 +913,7 @@ def _masked_softmax(a0, a1, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -926,7 +926,7 @@ def _masked_softmax(a0, a1, a2=None, a3=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2, a3)
@@ -962,7 +962,7 @@ def _mps_convolution_transpose(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -975,7 +975,7 @@ def _mps_convolution_transpose(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1015,7 +1015,7 @@ def _nested_sum_backward(a0, a1, a2, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1028,7 +1028,7 @@ def _nested_sum_backward(a0, a1, a2, a3=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1065,7 +1065,7 @@ def _new_zeros_with_same_feature_meta(a0, a1, *, self_num_batch_dims=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1078,7 +1078,7 @@ def _new_zeros_with_same_feature_meta(a0, a1, *, self_num_batch_dims=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, self_num_batch_dims)
@@ -1114,7 +1114,7 @@ def _pack_padded_sequence(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1127,7 +1127,7 @@ def _pack_padded_sequence(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2)
@@ -1178,7 +1178,7 @@ def _padded_dense_to_jagged_forward(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -1215,7 +1215,7 @@ def _philox_normal(a0, a1, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1228,7 +1228,7 @@ def _philox_normal(a0, a1, a2=None, a3=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if a2 is d2 else a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -1267,7 +1267,7 @@ def _sparse_coo_tensor_with_dims_and_tensors(a0, a1, a2, a3, a4, *, dtype=None, 
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -1280,7 +1280,7 @@ def _sparse_coo_tensor_with_dims_and_tensors(a0, a1, a2, a3, a4, *, dtype=None, 
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if device is not None:
@@ -1318,7 +1318,7 @@ def _sparse_semi_structured_apply(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1331,7 +1331,7 @@ def _sparse_semi_structured_apply(a0, a1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1)
@@ -1382,7 +1382,7 @@ def _sparse_sum_backward(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1395,7 +1395,7 @@ def _sparse_sum_backward(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1432,7 +1432,7 @@ def _spsolve(a0, a1, *, left=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1445,7 +1445,7 @@ def _spsolve(a0, a1, *, left=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, left)
@@ -1481,7 +1481,7 @@ def _thnn_fused_gru_cell_backward(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1494,7 +1494,7 @@ def _thnn_fused_gru_cell_backward(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2)
@@ -1578,7 +1578,7 @@ def _transform_bias_rescale_qkv(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1591,7 +1591,7 @@ def _transform_bias_rescale_qkv(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2)
@@ -1653,7 +1653,7 @@ def _unsafe_index_Tensor(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -1691,7 +1691,7 @@ def _validate_compressed_sparse_indices(a0, a1, a2, a3, a4, a5):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1704,7 +1704,7 @@ def _validate_compressed_sparse_indices(a0, a1, a2, a3, a4, a5):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (a0, k1, k2, a3, a4, a5)
@@ -1730,7 +1730,7 @@ def _weight_norm_interface(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1743,7 +1743,7 @@ def _weight_norm_interface(a0, a1, a2=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2)
@@ -1794,7 +1794,7 @@ def as_strided_scatter(a0, a1, a2, a3, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1807,7 +1807,7 @@ def as_strided_scatter(a0, a1, a2, a3, a4=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1845,7 +1845,7 @@ def avg_pool2d_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1858,7 +1858,7 @@ def avg_pool2d_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1897,7 +1897,7 @@ def bincount(a0, a1=None, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1910,7 +1910,7 @@ def bincount(a0, a1=None, a2=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2)
@@ -1947,7 +1947,7 @@ def bucketize_Tensor(a0, a1, *, out_int32=None, right=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1960,7 +1960,7 @@ def bucketize_Tensor(a0, a1, *, out_int32=None, right=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, out_int32, right)
@@ -1996,7 +1996,7 @@ def cudnn_convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2009,7 +2009,7 @@ def cudnn_convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -2048,7 +2048,7 @@ def cudnn_convolution_transpose(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2061,7 +2061,7 @@ def cudnn_convolution_transpose(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -2101,7 +2101,7 @@ def diagonal_scatter(a0, a1, a2=None, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2114,7 +2114,7 @@ def diagonal_scatter(a0, a1, a2=None, a3=None, a4=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2, a3, a4)
@@ -2150,7 +2150,7 @@ def dist(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2163,7 +2163,7 @@ def dist(a0, a1, a2=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if a2 is d2 else a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -2200,7 +2200,7 @@ def div_Tensor_mode(a0, a1, *, rounding_mode):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2213,7 +2213,7 @@ def div_Tensor_mode(a0, a1, *, rounding_mode):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, rounding_mode)
@@ -2249,7 +2249,7 @@ def elu_backward(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2265,7 +2265,7 @@ def elu_backward(a0, a1, a2, a3, a4, a5):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         key = (k0, k1, k2, k3, a4, k5)
@@ -2301,7 +2301,7 @@ def embedding(a0, a1, a2=None, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2314,7 +2314,7 @@ def embedding(a0, a1, a2=None, a3=None, a4=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2, a3, a4)
@@ -2351,7 +2351,7 @@ def embedding_dense_backward(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2364,7 +2364,7 @@ def embedding_dense_backward(a0, a1, a2, a3, a4):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2, a3, a4)
@@ -2401,7 +2401,7 @@ def embedding_renorm(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2414,7 +2414,7 @@ def embedding_renorm(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -2452,7 +2452,7 @@ def floor_divide(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2465,7 +2465,7 @@ def floor_divide(a0, a1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1)
@@ -2502,7 +2502,7 @@ def fractional_max_pool2d(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2517,7 +2517,7 @@ def fractional_max_pool2d(a0, a1, a2, a3):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3)
@@ -2568,7 +2568,7 @@ def gather(a0, a1, a2, *, sparse_grad=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2581,7 +2581,7 @@ def gather(a0, a1, a2, *, sparse_grad=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, a1, k2, sparse_grad)
@@ -2618,7 +2618,7 @@ def gelu_backward(a0, a1, *, approximate=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2631,7 +2631,7 @@ def gelu_backward(a0, a1, *, approximate=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, approximate)
@@ -2667,7 +2667,7 @@ def histogram_bin_ct(a0, a1=None, *, range=None, weight=None, density=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k2 = None if range is None else tuple(map(number_key, range))
@@ -2681,7 +2681,7 @@ def histogram_bin_ct(a0, a1=None, *, range=None, weight=None, density=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(weight)
         key = (k0, a1, k2, k3, density)
@@ -2732,7 +2732,7 @@ def huber_loss(a0, a1, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2745,7 +2745,7 @@ def huber_loss(a0, a1, a2=None, a3=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k3 = n3 if a3 is d3 else a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -2782,7 +2782,7 @@ def index_fill_int_Scalar(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2795,7 +2795,7 @@ def index_fill_int_Scalar(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -2833,7 +2833,7 @@ def index_select(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2846,7 +2846,7 @@ def index_select(a0, a1, a2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, a1, k2)
@@ -2883,7 +2883,7 @@ def isin_Tensor_Tensor(a0, a1, *, assume_unique=None, invert=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2896,7 +2896,7 @@ def isin_Tensor_Tensor(a0, a1, *, assume_unique=None, invert=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, assume_unique, invert)
@@ -2932,7 +2932,7 @@ def linalg_cross(a0, a1, *, dim=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2945,7 +2945,7 @@ def linalg_cross(a0, a1, *, dim=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, dim)
@@ -2981,7 +2981,7 @@ def linalg_lstsq(a0, a1, a2=None, *, driver=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2994,7 +2994,7 @@ def linalg_lstsq(a0, a1, a2=None, *, driver=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if a2 is d2 else a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -3068,7 +3068,7 @@ def linalg_solve_triangular(a0, a1, *, upper, left=None, unitriangular=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3081,7 +3081,7 @@ def linalg_solve_triangular(a0, a1, *, upper, left=None, unitriangular=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, upper, left, unitriangular)
@@ -3117,7 +3117,7 @@ def linspace_Tensor_Tensor(a0, a1, a2, *, dtype=None, layout=None, device=None, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3130,7 +3130,7 @@ def linspace_Tensor_Tensor(a0, a1, a2, *, dtype=None, layout=None, device=None, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if device is not None:
@@ -3168,7 +3168,7 @@ def logspace_Tensor_Tensor(a0, a1, a2, a3=None, *, dtype=None, layout=None, devi
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3181,7 +3181,7 @@ def logspace_Tensor_Tensor(a0, a1, a2, a3=None, *, dtype=None, layout=None, devi
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k3 = n3 if a3 is d3 else a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -3220,7 +3220,7 @@ def lu_unpack(a0, a1, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3233,7 +3233,7 @@ def lu_unpack(a0, a1, a2=None, a3=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2, a3)
@@ -3295,7 +3295,7 @@ def max_pool2d_backward(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3308,7 +3308,7 @@ def max_pool2d_backward(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -3348,7 +3348,7 @@ def max_unpool2d(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3361,7 +3361,7 @@ def max_unpool2d(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -3399,7 +3399,7 @@ def max_unpool3d(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3412,7 +3412,7 @@ def max_unpool3d(a0, a1, a2, a3, a4):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -3453,7 +3453,7 @@ def mkldnn_linear_backward_input(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3466,7 +3466,7 @@ def mkldnn_linear_backward_input(a0, a1, a2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2)
@@ -3502,7 +3502,7 @@ def multilabel_margin_loss_forward(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3515,7 +3515,7 @@ def multilabel_margin_loss_forward(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2)
@@ -3567,7 +3567,7 @@ def resize_as(a0, a1, *, memory_format=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3580,7 +3580,7 @@ def resize_as(a0, a1, *, memory_format=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, memory_format)
@@ -3616,7 +3616,7 @@ def scatter_value_reduce(a0, a1, a2, a3, *, reduce):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -3629,7 +3629,7 @@ def scatter_value_reduce(a0, a1, a2, a3, *, reduce):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -3667,7 +3667,7 @@ def searchsorted_Scalar(a0, a1, *, out_int32=None, right=None, side=None, sorter
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3681,7 +3681,7 @@ def searchsorted_Scalar(a0, a1, *, out_int32=None, right=None, side=None, sorter
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(sorter)
         key = (k0, k1, out_int32, right, side, k5)
@@ -3717,7 +3717,7 @@ def slice_scatter(a0, a1, a2=None, a3=None, a4=None, a5=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3730,7 +3730,7 @@ def slice_scatter(a0, a1, a2=None, a3=None, a4=None, a5=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2, a3, a4, a5)
@@ -3766,7 +3766,7 @@ def triangular_solve(a0, a1, a2=None, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3779,7 +3779,7 @@ def triangular_solve(a0, a1, a2=None, a3=None, a4=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2, a3, a4)

@@ -171,7 +171,7 @@ def _foreach_add_Tensor(a0, a1, *, alpha=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if alpha is d2 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
@@ -200,7 +200,7 @@ def _foreach_add_Tensor_out(a0, a1, *, alpha=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if alpha is d2 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
@@ -306,7 +306,7 @@ def _foreach_add__Tensor(a0, a1, *, alpha=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if alpha is d2 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
@@ -417,7 +417,7 @@ def _foreach_addcdiv_Tensor(a0, a1, a2, a3):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3)
@@ -447,7 +447,7 @@ def _foreach_addcdiv_Tensor_out(a0, a1, a2, a3, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = None if out is None else list_values(out)
@@ -532,7 +532,7 @@ def _foreach_addcdiv__Tensor(a0, a1, a2, a3):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3)
@@ -712,7 +712,7 @@ def _foreach_div_Tensor(a0, a1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1)
@@ -740,7 +740,7 @@ def _foreach_div_Tensor_out(a0, a1, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = None if out is None else list_values(out)
@@ -769,7 +769,7 @@ def _foreach_div__Tensor(a0, a1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1)

@@ -18,7 +18,7 @@ def _batch_norm_no_update(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -31,7 +31,7 @@ def _batch_norm_no_update(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -44,7 +44,7 @@ def _batch_norm_no_update(a0, a1, a2, a3, a4, a5, a6):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -57,7 +57,7 @@ def _batch_norm_no_update(a0, a1, a2, a3, a4, a5, a6):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -70,7 +70,7 @@ def _batch_norm_no_update(a0, a1, a2, a3, a4, a5, a6):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -145,7 +145,7 @@ def _batch_norm_with_update_functional(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -158,7 +158,7 @@ def _batch_norm_with_update_functional(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -171,7 +171,7 @@ def _batch_norm_with_update_functional(a0, a1, a2, a3, a4, a5, a6):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -184,7 +184,7 @@ def _batch_norm_with_update_functional(a0, a1, a2, a3, a4, a5, a6):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -197,7 +197,7 @@ def _batch_norm_with_update_functional(a0, a1, a2, a3, a4, a5, a6):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -294,7 +294,7 @@ def _cdist_backward(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -307,7 +307,7 @@ def _cdist_backward(a0, a1, a2, a3, a4):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -320,7 +320,7 @@ def _cdist_backward(a0, a1, a2, a3, a4):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -334,7 +334,7 @@ def _cdist_backward(a0, a1, a2, a3, a4):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         key = (k0, k1, k2, k3, k4)
@@ -370,7 +370,7 @@ def _cslt_sparse_mm(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None, a7=None
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -383,7 +383,7 @@ def _cslt_sparse_mm(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None, a7=None
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -396,7 +396,7 @@ def _cslt_sparse_mm(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None, a7=None
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -409,7 +409,7 @@ def _cslt_sparse_mm(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None, a7=None
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3, a4, a5, a6, a7, a8)
@@ -445,7 +445,7 @@ def _ctc_loss_Tensor(a0, a1, a2, a3, a4=None, a5=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -458,7 +458,7 @@ def _ctc_loss_Tensor(a0, a1, a2, a3, a4=None, a5=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -471,7 +471,7 @@ def _ctc_loss_Tensor(a0, a1, a2, a3, a4=None, a5=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -484,7 +484,7 @@ def _ctc_loss_Tensor(a0, a1, a2, a3, a4=None, a5=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3, a4, a5)
@@ -536,7 +536,7 @@ def _ctc_loss_backward_Tensor(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -549,7 +549,7 @@ def _ctc_loss_backward_Tensor(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -562,7 +562,7 @@ def _ctc_loss_backward_Tensor(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -575,7 +575,7 @@ def _ctc_loss_backward_Tensor(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -588,7 +588,7 @@ def _ctc_loss_backward_Tensor(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -601,7 +601,7 @@ def _ctc_loss_backward_Tensor(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -614,7 +614,7 @@ def _ctc_loss_backward_Tensor(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         key = (k0, k1, k2, k3, k4, k5, k6, a7, a8)
@@ -650,7 +650,7 @@ def _ctc_loss_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -663,7 +663,7 @@ def _ctc_loss_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -676,7 +676,7 @@ def _ctc_loss_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -691,7 +691,7 @@ def _ctc_loss_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -704,7 +704,7 @@ def _ctc_loss_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         key = (k0, k1, k2, k3, k4, k5, k6, a7, a8)
@@ -740,7 +740,7 @@ def _cudnn_ctc_loss_Tensor(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -753,7 +753,7 @@ def _cudnn_ctc_loss_Tensor(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -766,7 +766,7 @@ def _cudnn_ctc_loss_Tensor(a0, a1, a2, a3, a4, a5, a6):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -779,7 +779,7 @@ def _cudnn_ctc_loss_Tensor(a0, a1, a2, a3, a4, a5, a6):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3, a4, a5, a6)
@@ -830,7 +830,7 @@ def _cudnn_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -844,7 +844,7 @@ def _cudnn_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -857,7 +857,7 @@ def _cudnn_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -870,7 +870,7 @@ def _cudnn_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -883,7 +883,7 @@ def _cudnn_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -896,7 +896,7 @@ def _cudnn_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(a8) is LazyTensor:
@@ -909,7 +909,7 @@ def _cudnn_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(a9) is LazyTensor:
@@ -922,7 +922,7 @@ def _cudnn_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(a9)
         k15 = a15 if type(a15) is float and a15 == a15 and a15 != 0.0 else number_key(a15)
@@ -937,7 +937,7 @@ def _cudnn_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w19.base is k19:
                 k19 = w19.value
             else:
-                k19 = view_value(w19, s19)
+                k19 = view_value(w19, s19, a19)
         else:
             k19 = other_value(a19)
         if type(a20) is LazyTensor:
@@ -950,7 +950,7 @@ def _cudnn_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w20.base is k20:
                 k20 = w20.value
             else:
-                k20 = view_value(w20, s20)
+                k20 = view_value(w20, s20, a20)
         else:
             k20 = other_value(a20)
         k21 = tuple(a21) if type(a21) is list else a21
@@ -977,7 +977,7 @@ def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -990,7 +990,7 @@ def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1003,7 +1003,7 @@ def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1016,7 +1016,7 @@ def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -1029,7 +1029,7 @@ def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -1042,7 +1042,7 @@ def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -1055,7 +1055,7 @@ def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -1068,7 +1068,7 @@ def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(a10) is LazyTensor:
@@ -1081,7 +1081,7 @@ def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(a10)
         k11 = a11 if type(a11) is float and a11 == a11 and a11 != 0.0 else number_key(a11)
@@ -1095,7 +1095,7 @@ def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(a12)
         if type(a13) is LazyTensor:
@@ -1108,7 +1108,7 @@ def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(a13)
         k16 = n16 if scale is d16 else scale if type(scale) is float and scale == scale and scale != 0.0 else number_key(scale)
@@ -1182,7 +1182,7 @@ def _embedding_bag(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, a8=N
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1195,7 +1195,7 @@ def _embedding_bag(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, a8=N
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1208,7 +1208,7 @@ def _embedding_bag(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, a8=N
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a6) is LazyTensor:
@@ -1221,7 +1221,7 @@ def _embedding_bag(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, a8=N
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         key = (k0, k1, k2, a3, a4, a5, k6, a7, a8)
@@ -1295,7 +1295,7 @@ def _embedding_bag_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=Non
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1308,7 +1308,7 @@ def _embedding_bag_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=Non
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1321,7 +1321,7 @@ def _embedding_bag_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=Non
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1334,7 +1334,7 @@ def _embedding_bag_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=Non
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -1347,7 +1347,7 @@ def _embedding_bag_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=Non
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -1360,7 +1360,7 @@ def _embedding_bag_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=Non
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a10) is LazyTensor:
@@ -1373,7 +1373,7 @@ def _embedding_bag_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=Non
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(a10)
         key = (k0, k1, k2, k3, k4, k5, a6, a7, a8, a9, k10, a11)
@@ -1409,7 +1409,7 @@ def _embedding_bag_dense_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1422,7 +1422,7 @@ def _embedding_bag_dense_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1435,7 +1435,7 @@ def _embedding_bag_dense_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1448,7 +1448,7 @@ def _embedding_bag_dense_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -1461,7 +1461,7 @@ def _embedding_bag_dense_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a8) is LazyTensor:
@@ -1474,7 +1474,7 @@ def _embedding_bag_dense_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         key = (k0, k1, k2, k3, k4, a5, a6, a7, k8, a9)
@@ -1510,7 +1510,7 @@ def _embedding_bag_per_sample_weights_backward(a0, a1, a2, a3, a4, a5, a6=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1523,7 +1523,7 @@ def _embedding_bag_per_sample_weights_backward(a0, a1, a2, a3, a4, a5, a6=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1536,7 +1536,7 @@ def _embedding_bag_per_sample_weights_backward(a0, a1, a2, a3, a4, a5, a6=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1549,7 +1549,7 @@ def _embedding_bag_per_sample_weights_backward(a0, a1, a2, a3, a4, a5, a6=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -1562,7 +1562,7 @@ def _embedding_bag_per_sample_weights_backward(a0, a1, a2, a3, a4, a5, a6=None):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         key = (k0, k1, k2, k3, k4, a5, a6)
@@ -1598,7 +1598,7 @@ def _fake_quantize_learnable_per_channel_affine_backward(a0, a1, a2, a3, a4, a5,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1611,7 +1611,7 @@ def _fake_quantize_learnable_per_channel_affine_backward(a0, a1, a2, a3, a4, a5,
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1624,7 +1624,7 @@ def _fake_quantize_learnable_per_channel_affine_backward(a0, a1, a2, a3, a4, a5,
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1637,7 +1637,7 @@ def _fake_quantize_learnable_per_channel_affine_backward(a0, a1, a2, a3, a4, a5,
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k7 = n7 if a7 is d7 else a7 if type(a7) is float and a7 == a7 and a7 != 0.0 else number_key(a7)
@@ -1700,7 +1700,7 @@ def _fake_quantize_learnable_per_tensor_affine_backward(a0, a1, a2, a3, a4, a5, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1713,7 +1713,7 @@ def _fake_quantize_learnable_per_tensor_affine_backward(a0, a1, a2, a3, a4, a5, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1726,7 +1726,7 @@ def _fake_quantize_learnable_per_tensor_affine_backward(a0, a1, a2, a3, a4, a5, 
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1739,7 +1739,7 @@ def _fake_quantize_learnable_per_tensor_affine_backward(a0, a1, a2, a3, a4, a5, 
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k6 = n6 if a6 is d6 else a6 if type(a6) is float and a6 == a6 and a6 != 0.0 else number_key(a6)
@@ -1802,7 +1802,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams(a0, a1, a2, a3, a4
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1815,7 +1815,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams(a0, a1, a2, a3, a4
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1828,7 +1828,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams(a0, a1, a2, a3, a4
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1841,7 +1841,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams(a0, a1, a2, a3, a4
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3, a4, a5)
@@ -1892,7 +1892,7 @@ def _flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1905,7 +1905,7 @@ def _flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1918,7 +1918,7 @@ def _flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1931,7 +1931,7 @@ def _flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -1944,7 +1944,7 @@ def _flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -1957,7 +1957,7 @@ def _flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -1970,7 +1970,7 @@ def _flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -1983,7 +1983,7 @@ def _flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         k10 = a10 if type(a10) is float and a10 == a10 and a10 != 0.0 else number_key(a10)
@@ -1997,7 +1997,7 @@ def _flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(a12)
         if type(a13) is LazyTensor:
@@ -2010,7 +2010,7 @@ def _flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(a13)
         k14 = n14 if scale is d14 else scale if type(scale) is float and scale == scale and scale != 0.0 else number_key(scale)
@@ -2081,7 +2081,7 @@ def _fused_adagrad(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize,
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -2094,7 +2094,7 @@ def _fused_adagrad(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize,
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, maximize, k9, k10)
@@ -2124,7 +2124,7 @@ def _fused_adagrad_tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(lr)
         k5 = lr_decay if type(lr_decay) is float and lr_decay == lr_decay and lr_decay != 0.0 else number_key(lr_decay)
@@ -2140,7 +2140,7 @@ def _fused_adagrad_tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps,
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -2153,7 +2153,7 @@ def _fused_adagrad_tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps,
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, maximize, k9, k10)
@@ -2190,7 +2190,7 @@ def _fused_adam(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps, 
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -2203,7 +2203,7 @@ def _fused_adam(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps, 
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14)
+                k14 = view_value(w14, s14, a14)
         else:
             k14 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, amsgrad, maximize, k13, k14)
@@ -2235,7 +2235,7 @@ def _fused_adam_tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_de
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(lr)
         k7 = beta1 if type(beta1) is float and beta1 == beta1 and beta1 != 0.0 else number_key(beta1)
@@ -2252,7 +2252,7 @@ def _fused_adam_tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_de
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -2265,7 +2265,7 @@ def _fused_adam_tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_de
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14)
+                k14 = view_value(w14, s14, a14)
         else:
             k14 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, amsgrad, maximize, k13, k14)
@@ -2291,7 +2291,7 @@ def _fused_moving_avg_obs_fq_helper_functional(a0, a1, a2, a3, a4, a5, a6, a7, a
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2304,7 +2304,7 @@ def _fused_moving_avg_obs_fq_helper_functional(a0, a1, a2, a3, a4, a5, a6, a7, a
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2317,7 +2317,7 @@ def _fused_moving_avg_obs_fq_helper_functional(a0, a1, a2, a3, a4, a5, a6, a7, a
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2330,7 +2330,7 @@ def _fused_moving_avg_obs_fq_helper_functional(a0, a1, a2, a3, a4, a5, a6, a7, a
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -2343,7 +2343,7 @@ def _fused_moving_avg_obs_fq_helper_functional(a0, a1, a2, a3, a4, a5, a6, a7, a
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -2356,7 +2356,7 @@ def _fused_moving_avg_obs_fq_helper_functional(a0, a1, a2, a3, a4, a5, a6, a7, a
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -2369,7 +2369,7 @@ def _fused_moving_avg_obs_fq_helper_functional(a0, a1, a2, a3, a4, a5, a6, a7, a
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k7 = a7 if type(a7) is float and a7 == a7 and a7 != 0.0 else number_key(a7)
@@ -2465,7 +2465,7 @@ def _fused_rms_norm_backward(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2478,7 +2478,7 @@ def _fused_rms_norm_backward(a0, a1, a2, a3, a4, a5):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -2492,7 +2492,7 @@ def _fused_rms_norm_backward(a0, a1, a2, a3, a4, a5):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -2505,7 +2505,7 @@ def _fused_rms_norm_backward(a0, a1, a2, a3, a4, a5):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = tuple(a5) if type(a5) is list else a5
@@ -2564,7 +2564,7 @@ def _fused_sgd(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, m
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -2577,7 +2577,7 @@ def _fused_sgd(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, m
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, nesterov, maximize, is_first_step, k10, k11)
@@ -2608,7 +2608,7 @@ def _fused_sgd_tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, n
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(lr)
         k6 = dampening if type(dampening) is float and dampening == dampening and dampening != 0.0 else number_key(dampening)
@@ -2622,7 +2622,7 @@ def _fused_sgd_tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, n
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -2635,7 +2635,7 @@ def _fused_sgd_tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, n
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, nesterov, maximize, is_first_step, k10, k11)
@@ -2661,7 +2661,7 @@ def _grouped_mm(a0, a1, a2=None, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2674,7 +2674,7 @@ def _grouped_mm(a0, a1, a2=None, a3=None, a4=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2687,7 +2687,7 @@ def _grouped_mm(a0, a1, a2=None, a3=None, a4=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2700,7 +2700,7 @@ def _grouped_mm(a0, a1, a2=None, a3=None, a4=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3, a4)
@@ -2736,7 +2736,7 @@ def _mixed_dtypes_linear(a0, a1, a2, *, bias=None, activation=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2749,7 +2749,7 @@ def _mixed_dtypes_linear(a0, a1, a2, *, bias=None, activation=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2762,7 +2762,7 @@ def _mixed_dtypes_linear(a0, a1, a2, *, bias=None, activation=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(bias) is LazyTensor:
@@ -2775,7 +2775,7 @@ def _mixed_dtypes_linear(a0, a1, a2, *, bias=None, activation=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(bias)
         key = (k0, k1, k2, k3, activation)
@@ -2811,7 +2811,7 @@ def _native_batch_norm_legit_functional(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2824,7 +2824,7 @@ def _native_batch_norm_legit_functional(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2837,7 +2837,7 @@ def _native_batch_norm_legit_functional(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2850,7 +2850,7 @@ def _native_batch_norm_legit_functional(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -2863,7 +2863,7 @@ def _native_batch_norm_legit_functional(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k6 = a6 if type(a6) is float and a6 == a6 and a6 != 0.0 else number_key(a6)
@@ -2949,7 +2949,7 @@ def _native_batch_norm_legit_no_training(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2962,7 +2962,7 @@ def _native_batch_norm_legit_no_training(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2975,7 +2975,7 @@ def _native_batch_norm_legit_no_training(a0, a1, a2, a3, a4, a5, a6):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2988,7 +2988,7 @@ def _native_batch_norm_legit_no_training(a0, a1, a2, a3, a4, a5, a6):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -3001,7 +3001,7 @@ def _native_batch_norm_legit_no_training(a0, a1, a2, a3, a4, a5, a6):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -3065,7 +3065,7 @@ def _native_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, a1
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3078,7 +3078,7 @@ def _native_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, a1
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3091,7 +3091,7 @@ def _native_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, a1
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a5) is LazyTensor:
@@ -3104,7 +3104,7 @@ def _native_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, a1
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -3117,7 +3117,7 @@ def _native_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, a1
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -3130,7 +3130,7 @@ def _native_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, a1
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(a8) is LazyTensor:
@@ -3143,7 +3143,7 @@ def _native_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, a1
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(a9) is LazyTensor:
@@ -3156,7 +3156,7 @@ def _native_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, a1
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(a9)
         key = (k0, k1, k2, a3, a4, k5, k6, k7, k8, k9, a10, a11, a12)
@@ -3207,7 +3207,7 @@ def _nested_from_padded_tensor(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3220,7 +3220,7 @@ def _nested_from_padded_tensor(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3233,7 +3233,7 @@ def _nested_from_padded_tensor(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a4) is LazyTensor:
@@ -3246,7 +3246,7 @@ def _nested_from_padded_tensor(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -3259,7 +3259,7 @@ def _nested_from_padded_tensor(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         key = (k0, k1, k2, a3, k4, k5, a6)
@@ -3295,7 +3295,7 @@ def _nested_view_from_buffer_copy(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3308,7 +3308,7 @@ def _nested_view_from_buffer_copy(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3321,7 +3321,7 @@ def _nested_view_from_buffer_copy(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -3334,7 +3334,7 @@ def _nested_view_from_buffer_copy(a0, a1, a2, a3):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3)
@@ -3370,7 +3370,7 @@ def _nested_view_from_jagged_copy(a0, a1, a2, a3=None, a4=None, a5=None, a6=None
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3383,7 +3383,7 @@ def _nested_view_from_jagged_copy(a0, a1, a2, a3=None, a4=None, a5=None, a6=None
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3396,7 +3396,7 @@ def _nested_view_from_jagged_copy(a0, a1, a2, a3=None, a4=None, a5=None, a6=None
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -3409,7 +3409,7 @@ def _nested_view_from_jagged_copy(a0, a1, a2, a3=None, a4=None, a5=None, a6=None
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a5) is LazyTensor:
@@ -3422,7 +3422,7 @@ def _nested_view_from_jagged_copy(a0, a1, a2, a3=None, a4=None, a5=None, a6=None
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -3435,7 +3435,7 @@ def _nested_view_from_jagged_copy(a0, a1, a2, a3=None, a4=None, a5=None, a6=None
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         key = (k0, k1, k2, k3, a4, k5, k6)
@@ -3457,6 +3457,380 @@ def _nested_view_from_jagged_copy(a0, a1, a2, a3=None, a4=None, a5=None, a6=None
         release()
 
 
+def _scaled_dot_product_cudnn_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, *, scale=None):
+    cell[0] += 1
+    acquire()
+    try:
+        if type(a0) is LazyTensor:
+            s0 = a0._lazy_storage
+            k0 = s0.value
+            w0 = a0._lazy_view
+            if w0 is None:
+                if k0 is None:
+                    k0 = leaf_value(s0)
+            elif w0.base is k0:
+                k0 = w0.value
+            else:
+                k0 = view_value(w0, s0, a0)
+        else:
+            k0 = other_value(a0)
+        if type(a1) is LazyTensor:
+            s1 = a1._lazy_storage
+            k1 = s1.value
+            w1 = a1._lazy_view
+            if w1 is None:
+                if k1 is None:
+                    k1 = leaf_value(s1)
+            elif w1.base is k1:
+                k1 = w1.value
+            else:
+                k1 = view_value(w1, s1, a1)
+        else:
+            k1 = other_value(a1)
+        if type(a2) is LazyTensor:
+            s2 = a2._lazy_storage
+            k2 = s2.value
+            w2 = a2._lazy_view
+            if w2 is None:
+                if k2 is None:
+                    k2 = leaf_value(s2)
+            elif w2.base is k2:
+                k2 = w2.value
+            else:
+                k2 = view_value(w2, s2, a2)
+        else:
+            k2 = other_value(a2)
+        if type(a3) is LazyTensor:
+            s3 = a3._lazy_storage
+            k3 = s3.value
+            w3 = a3._lazy_view
+            if w3 is None:
+                if k3 is None:
+                    k3 = leaf_value(s3)
+            elif w3.base is k3:
+                k3 = w3.value
+            else:
+                k3 = view_value(w3, s3, a3)
+        else:
+            k3 = other_value(a3)
+        if type(a4) is LazyTensor:
+            s4 = a4._lazy_storage
+            k4 = s4.value
+            w4 = a4._lazy_view
+            if w4 is None:
+                if k4 is None:
+                    k4 = leaf_value(s4)
+            elif w4.base is k4:
+                k4 = w4.value
+            else:
+                k4 = view_value(w4, s4, a4)
+        else:
+            k4 = other_value(a4)
+        if type(a5) is LazyTensor:
+            s5 = a5._lazy_storage
+            k5 = s5.value
+            w5 = a5._lazy_view
+            if w5 is None:
+                if k5 is None:
+                    k5 = leaf_value(s5)
+            elif w5.base is k5:
+                k5 = w5.value
+            else:
+                k5 = view_value(w5, s5, a5)
+        else:
+            k5 = other_value(a5)
+        if type(a6) is LazyTensor:
+            s6 = a6._lazy_storage
+            k6 = s6.value
+            w6 = a6._lazy_view
+            if w6 is None:
+                if k6 is None:
+                    k6 = leaf_value(s6)
+            elif w6.base is k6:
+                k6 = w6.value
+            else:
+                k6 = view_value(w6, s6, a6)
+        else:
+            k6 = other_value(a6)
+        if type(a7) is LazyTensor:
+            s7 = a7._lazy_storage
+            k7 = s7.value
+            w7 = a7._lazy_view
+            if w7 is None:
+                if k7 is None:
+                    k7 = leaf_value(s7)
+            elif w7.base is k7:
+                k7 = w7.value
+            else:
+                k7 = view_value(w7, s7, a7)
+        else:
+            k7 = other_value(a7)
+        if type(a8) is LazyTensor:
+            s8 = a8._lazy_storage
+            k8 = s8.value
+            w8 = a8._lazy_view
+            if w8 is None:
+                if k8 is None:
+                    k8 = leaf_value(s8)
+            elif w8.base is k8:
+                k8 = w8.value
+            else:
+                k8 = view_value(w8, s8, a8)
+        else:
+            k8 = other_value(a8)
+        if type(a9) is LazyTensor:
+            s9 = a9._lazy_storage
+            k9 = s9.value
+            w9 = a9._lazy_view
+            if w9 is None:
+                if k9 is None:
+                    k9 = leaf_value(s9)
+            elif w9.base is k9:
+                k9 = w9.value
+            else:
+                k9 = view_value(w9, s9, a9)
+        else:
+            k9 = other_value(a9)
+        if type(a10) is LazyTensor:
+            s10 = a10._lazy_storage
+            k10 = s10.value
+            w10 = a10._lazy_view
+            if w10 is None:
+                if k10 is None:
+                    k10 = leaf_value(s10)
+            elif w10.base is k10:
+                k10 = w10.value
+            else:
+                k10 = view_value(w10, s10, a10)
+        else:
+            k10 = other_value(a10)
+        k13 = a13 if type(a13) is float and a13 == a13 and a13 != 0.0 else number_key(a13)
+        k15 = n15 if scale is d15 else scale if type(scale) is float and scale == scale and scale != 0.0 else number_key(scale)
+        key = (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, a11, a12, k13, a14, k15)
+        node = nodes.get(key)
+        if node is None:
+            node = miss(key, (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, scale))
+        outputs = node.outputs
+        if outputs[0].type is None:
+            r0 = None
+        else:
+            v = outputs[0]
+            t = v.type
+            s = LazyStorage(t, v, None)
+            s.listed = True
+            listed[ref(s, forget)] = None
+            r0 = make_wrapper(LazyTensor, *t.wrapper)
+            r0._lazy_storage = s
+            r0._lazy_view = None
+        if outputs[1].type is None:
+            r1 = None
+        else:
+            v = outputs[1]
+            t = v.type
+            s = LazyStorage(t, v, None)
+            s.listed = True
+            listed[ref(s, forget)] = None
+            r1 = make_wrapper(LazyTensor, *t.wrapper)
+            r1._lazy_storage = s
+            r1._lazy_view = None
+        if outputs[2].type is None:
+            r2 = None
+        else:
+            v = outputs[2]
+            t = v.type
+            s = LazyStorage(t, v, None)
+            s.listed = True
+            listed[ref(s, forget)] = None
+            r2 = make_wrapper(LazyTensor, *t.wrapper)
+            r2._lazy_storage = s
+            r2._lazy_view = None
+        if len(listed) > config.max_trace_nodes:
+            cut()
+        return (r0, r1, r2)
+    finally:
+        release()
+
+
+def _scaled_dot_product_efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=None, *, scale=None):
+    cell[0] += 1
+    acquire()
+    try:
+        if type(a0) is LazyTensor:
+            s0 = a0._lazy_storage
+            k0 = s0.value
+            w0 = a0._lazy_view
+            if w0 is None:
+                if k0 is None:
+                    k0 = leaf_value(s0)
+            elif w0.base is k0:
+                k0 = w0.value
+            else:
+                k0 = view_value(w0, s0, a0)
+        else:
+            k0 = other_value(a0)
+        if type(a1) is LazyTensor:
+            s1 = a1._lazy_storage
+            k1 = s1.value
+            w1 = a1._lazy_view
+            if w1 is None:
+                if k1 is None:
+                    k1 = leaf_value(s1)
+            elif w1.base is k1:
+                k1 = w1.value
+            else:
+                k1 = view_value(w1, s1, a1)
+        else:
+            k1 = other_value(a1)
+        if type(a2) is LazyTensor:
+            s2 = a2._lazy_storage
+            k2 = s2.value
+            w2 = a2._lazy_view
+            if w2 is None:
+                if k2 is None:
+                    k2 = leaf_value(s2)
+            elif w2.base is k2:
+                k2 = w2.value
+            else:
+                k2 = view_value(w2, s2, a2)
+        else:
+            k2 = other_value(a2)
+        if type(a3) is LazyTensor:
+            s3 = a3._lazy_storage
+            k3 = s3.value
+            w3 = a3._lazy_view
+            if w3 is None:
+                if k3 is None:
+                    k3 = leaf_value(s3)
+            elif w3.base is k3:
+                k3 = w3.value
+            else:
+                k3 = view_value(w3, s3, a3)
+        else:
+            k3 = other_value(a3)
+        if type(a4) is LazyTensor:
+            s4 = a4._lazy_storage
+            k4 = s4.value
+            w4 = a4._lazy_view
+            if w4 is None:
+                if k4 is None:
+                    k4 = leaf_value(s4)
+            elif w4.base is k4:
+                k4 = w4.value
+            else:
+                k4 = view_value(w4, s4, a4)
+        else:
+            k4 = other_value(a4)
+        if type(a5) is LazyTensor:
+            s5 = a5._lazy_storage
+            k5 = s5.value
+            w5 = a5._lazy_view
+            if w5 is None:
+                if k5 is None:
+                    k5 = leaf_value(s5)
+            elif w5.base is k5:
+                k5 = w5.value
+            else:
+                k5 = view_value(w5, s5, a5)
+        else:
+            k5 = other_value(a5)
+        if type(a6) is LazyTensor:
+            s6 = a6._lazy_storage
+            k6 = s6.value
+            w6 = a6._lazy_view
+            if w6 is None:
+                if k6 is None:
+                    k6 = leaf_value(s6)
+            elif w6.base is k6:
+                k6 = w6.value
+            else:
+                k6 = view_value(w6, s6, a6)
+        else:
+            k6 = other_value(a6)
+        if type(a7) is LazyTensor:
+            s7 = a7._lazy_storage
+            k7 = s7.value
+            w7 = a7._lazy_view
+            if w7 is None:
+                if k7 is None:
+                    k7 = leaf_value(s7)
+            elif w7.base is k7:
+                k7 = w7.value
+            else:
+                k7 = view_value(w7, s7, a7)
+        else:
+            k7 = other_value(a7)
+        if type(a8) is LazyTensor:
+            s8 = a8._lazy_storage
+            k8 = s8.value
+            w8 = a8._lazy_view
+            if w8 is None:
+                if k8 is None:
+                    k8 = leaf_value(s8)
+            elif w8.base is k8:
+                k8 = w8.value
+            else:
+                k8 = view_value(w8, s8, a8)
+        else:
+            k8 = other_value(a8)
+        k9 = a9 if type(a9) is float and a9 == a9 and a9 != 0.0 else number_key(a9)
+        k10 = tuple(a10) if type(a10) is list else a10
+        k12 = n12 if scale is d12 else scale if type(scale) is float and scale == scale and scale != 0.0 else number_key(scale)
+        key = (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, a11, k12)
+        node = nodes.get(key)
+        if node is None:
+            node = miss(key, (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, scale))
+        outputs = node.outputs
+        if outputs[0].type is None:
+            r0 = None
+        else:
+            v = outputs[0]
+            t = v.type
+            s = LazyStorage(t, v, None)
+            s.listed = True
+            listed[ref(s, forget)] = None
+            r0 = make_wrapper(LazyTensor, *t.wrapper)
+            r0._lazy_storage = s
+            r0._lazy_view = None
+        if outputs[1].type is None:
+            r1 = None
+        else:
+            v = outputs[1]
+            t = v.type
+            s = LazyStorage(t, v, None)
+            s.listed = True
+            listed[ref(s, forget)] = None
+            r1 = make_wrapper(LazyTensor, *t.wrapper)
+            r1._lazy_storage = s
+            r1._lazy_view = None
+        if outputs[2].type is None:
+            r2 = None
+        else:
+            v = outputs[2]
+            t = v.type
+            s = LazyStorage(t, v, None)
+            s.listed = True
+            listed[ref(s, forget)] = None
+            r2 = make_wrapper(LazyTensor, *t.wrapper)
+            r2._lazy_storage = s
+            r2._lazy_view = None
+        if outputs[3].type is None:
+            r3 = None
+        else:
+            v = outputs[3]
+            t = v.type
+            s = LazyStorage(t, v, None)
+            s.listed = True
+            listed[ref(s, forget)] = None
+            r3 = make_wrapper(LazyTensor, *t.wrapper)
+            r3._lazy_storage = s
+            r3._lazy_view = None
+        if len(listed) > config.max_trace_nodes:
+            cut()
+        return (r0, r1, r2, r3)
+    finally:
+        release()
+
+
 def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, *, scale=None):
     cell[0] += 1
     acquire()
@@ -3471,7 +3845,7 @@ def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3484,7 +3858,7 @@ def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7,
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3497,7 +3871,7 @@ def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7,
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -3510,7 +3884,7 @@ def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7,
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -3523,7 +3897,7 @@ def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -3536,7 +3910,7 @@ def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -3549,7 +3923,7 @@ def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7,
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -3562,7 +3936,7 @@ def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7,
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         k10 = a10 if type(a10) is float and a10 == a10 and a10 != 0.0 else number_key(a10)
@@ -3576,7 +3950,7 @@ def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7,
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(a12)
         if type(a13) is LazyTensor:
@@ -3589,7 +3963,7 @@ def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7,
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(a13)
         k14 = n14 if scale is d14 else scale if type(scale) is float and scale == scale and scale != 0.0 else number_key(scale)
@@ -3652,7 +4026,7 @@ def _scaled_dot_product_flash_attention_for_cpu(a0, a1, a2, a3=None, a4=None, *,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3665,7 +4039,7 @@ def _scaled_dot_product_flash_attention_for_cpu(a0, a1, a2, a3=None, a4=None, *,
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3678,7 +4052,7 @@ def _scaled_dot_product_flash_attention_for_cpu(a0, a1, a2, a3=None, a4=None, *,
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = n3 if a3 is d3 else a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -3692,7 +4066,7 @@ def _scaled_dot_product_flash_attention_for_cpu(a0, a1, a2, a3=None, a4=None, *,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(attn_mask)
         k6 = n6 if scale is d6 else scale if type(scale) is float and scale == scale and scale != 0.0 else number_key(scale)
@@ -3744,7 +4118,7 @@ def _scaled_dot_product_flash_attention_for_cpu_backward(a0, a1, a2, a3, a4, a5,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3757,7 +4131,7 @@ def _scaled_dot_product_flash_attention_for_cpu_backward(a0, a1, a2, a3, a4, a5,
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3770,7 +4144,7 @@ def _scaled_dot_product_flash_attention_for_cpu_backward(a0, a1, a2, a3, a4, a5,
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -3783,7 +4157,7 @@ def _scaled_dot_product_flash_attention_for_cpu_backward(a0, a1, a2, a3, a4, a5,
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -3796,7 +4170,7 @@ def _scaled_dot_product_flash_attention_for_cpu_backward(a0, a1, a2, a3, a4, a5,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -3809,7 +4183,7 @@ def _scaled_dot_product_flash_attention_for_cpu_backward(a0, a1, a2, a3, a4, a5,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         k6 = a6 if type(a6) is float and a6 == a6 and a6 != 0.0 else number_key(a6)
@@ -3823,7 +4197,7 @@ def _scaled_dot_product_flash_attention_for_cpu_backward(a0, a1, a2, a3, a4, a5,
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(attn_mask)
         k9 = n9 if scale is d9 else scale if type(scale) is float and scale == scale and scale != 0.0 else number_key(scale)
@@ -3886,7 +4260,7 @@ def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3899,7 +4273,7 @@ def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3912,7 +4286,7 @@ def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -3925,7 +4299,7 @@ def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -3938,7 +4312,7 @@ def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = tuple(a5) if type(a5) is list else a5
@@ -3952,7 +4326,7 @@ def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -3965,7 +4339,7 @@ def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(a8) is LazyTensor:
@@ -3978,7 +4352,7 @@ def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(a9) is LazyTensor:
@@ -3991,7 +4365,7 @@ def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(a9)
         k12 = a12 if type(a12) is float and a12 == a12 and a12 != 0.0 else number_key(a12)
@@ -4005,7 +4379,7 @@ def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14)
+                k14 = view_value(w14, s14, a14)
         else:
             k14 = other_value(a14)
         if type(a15) is LazyTensor:
@@ -4018,7 +4392,7 @@ def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4
             elif w15.base is k15:
                 k15 = w15.value
             else:
-                k15 = view_value(w15, s15)
+                k15 = view_value(w15, s15, a15)
         else:
             k15 = other_value(a15)
         k16 = n16 if scale is d16 else scale if type(scale) is float and scale == scale and scale != 0.0 else number_key(scale)
@@ -4092,7 +4466,7 @@ def _scaled_grouped_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, a8=No
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4105,7 +4479,7 @@ def _scaled_grouped_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, a8=No
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4118,7 +4492,7 @@ def _scaled_grouped_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, a8=No
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4131,7 +4505,7 @@ def _scaled_grouped_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, a8=No
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -4144,7 +4518,7 @@ def _scaled_grouped_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, a8=No
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -4157,7 +4531,7 @@ def _scaled_grouped_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, a8=No
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -4170,7 +4544,7 @@ def _scaled_grouped_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, a8=No
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         key = (k0, k1, k2, k3, k4, k5, k6, a7, a8)
@@ -4206,7 +4580,7 @@ def _scaled_grouped_mm_v2(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, a9=None, a10=
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4219,7 +4593,7 @@ def _scaled_grouped_mm_v2(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, a9=None, a10=
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = None if a2 is None else list_values(a2)
@@ -4238,7 +4612,7 @@ def _scaled_grouped_mm_v2(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, a9=None, a10=
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(a9) is LazyTensor:
@@ -4251,7 +4625,7 @@ def _scaled_grouped_mm_v2(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, a9=None, a10=
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(a9)
         k11 = tuple(a11) if type(a11) is list else a11
@@ -4288,7 +4662,7 @@ def _scaled_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4301,7 +4675,7 @@ def _scaled_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4314,7 +4688,7 @@ def _scaled_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4327,7 +4701,7 @@ def _scaled_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -4340,7 +4714,7 @@ def _scaled_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -4353,7 +4727,7 @@ def _scaled_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         key = (k0, k1, k2, k3, k4, k5, a6, a7)
@@ -4389,7 +4763,7 @@ def _scaled_mm_v2(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10=None, a11=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4402,7 +4776,7 @@ def _scaled_mm_v2(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10=None, a11=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = None if a2 is None else list_values(a2)
@@ -4421,7 +4795,7 @@ def _scaled_mm_v2(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10=None, a11=None):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         k10 = tuple(a10) if type(a10) is list else a10
@@ -4458,7 +4832,7 @@ def _segment_reduce_backward(a0, a1, a2, a3, *, lengths=None, offsets=None, axis
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4471,7 +4845,7 @@ def _segment_reduce_backward(a0, a1, a2, a3, *, lengths=None, offsets=None, axis
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4484,7 +4858,7 @@ def _segment_reduce_backward(a0, a1, a2, a3, *, lengths=None, offsets=None, axis
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(lengths) is LazyTensor:
@@ -4497,7 +4871,7 @@ def _segment_reduce_backward(a0, a1, a2, a3, *, lengths=None, offsets=None, axis
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(lengths)
         if type(offsets) is LazyTensor:
@@ -4510,7 +4884,7 @@ def _segment_reduce_backward(a0, a1, a2, a3, *, lengths=None, offsets=None, axis
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(offsets)
         k7 = n7 if initial is d7 else initial if type(initial) is float and initial == initial and initial != 0.0 else number_key(initial)
@@ -4547,7 +4921,7 @@ def _sparse_mm_reduce_impl_backward(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4560,7 +4934,7 @@ def _sparse_mm_reduce_impl_backward(a0, a1, a2, a3, a4, a5):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4573,7 +4947,7 @@ def _sparse_mm_reduce_impl_backward(a0, a1, a2, a3, a4, a5):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a4) is LazyTensor:
@@ -4586,7 +4960,7 @@ def _sparse_mm_reduce_impl_backward(a0, a1, a2, a3, a4, a5):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = tuple(a5) if type(a5) is list else a5
@@ -4638,7 +5012,7 @@ def _sparse_semi_structured_addmm(a0, a1, a2, a3, *, alpha=None, beta=None, out_
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4651,7 +5025,7 @@ def _sparse_semi_structured_addmm(a0, a1, a2, a3, *, alpha=None, beta=None, out_
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4664,7 +5038,7 @@ def _sparse_semi_structured_addmm(a0, a1, a2, a3, *, alpha=None, beta=None, out_
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4677,7 +5051,7 @@ def _sparse_semi_structured_addmm(a0, a1, a2, a3, *, alpha=None, beta=None, out_
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = n4 if alpha is d4 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
@@ -4715,7 +5089,7 @@ def _sparse_semi_structured_linear(a0, a1, a2, *, bias=None, activation=None, ou
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4728,7 +5102,7 @@ def _sparse_semi_structured_linear(a0, a1, a2, *, bias=None, activation=None, ou
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4741,7 +5115,7 @@ def _sparse_semi_structured_linear(a0, a1, a2, *, bias=None, activation=None, ou
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(bias) is LazyTensor:
@@ -4754,7 +5128,7 @@ def _sparse_semi_structured_linear(a0, a1, a2, *, bias=None, activation=None, ou
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(bias)
         key = (k0, k1, k2, k3, activation, out_dtype)
@@ -4790,7 +5164,7 @@ def _thnn_fused_gru_cell(a0, a1, a2, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4803,7 +5177,7 @@ def _thnn_fused_gru_cell(a0, a1, a2, a3=None, a4=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4816,7 +5190,7 @@ def _thnn_fused_gru_cell(a0, a1, a2, a3=None, a4=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4829,7 +5203,7 @@ def _thnn_fused_gru_cell(a0, a1, a2, a3=None, a4=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -4842,7 +5216,7 @@ def _thnn_fused_gru_cell(a0, a1, a2, a3=None, a4=None):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         key = (k0, k1, k2, k3, k4)
@@ -4893,7 +5267,7 @@ def _thnn_fused_lstm_cell(a0, a1, a2, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4906,7 +5280,7 @@ def _thnn_fused_lstm_cell(a0, a1, a2, a3=None, a4=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4919,7 +5293,7 @@ def _thnn_fused_lstm_cell(a0, a1, a2, a3=None, a4=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4932,7 +5306,7 @@ def _thnn_fused_lstm_cell(a0, a1, a2, a3=None, a4=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -4945,7 +5319,7 @@ def _thnn_fused_lstm_cell(a0, a1, a2, a3=None, a4=None):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         key = (k0, k1, k2, k3, k4)
@@ -5007,7 +5381,7 @@ def _thnn_fused_lstm_cell_backward_impl(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5020,7 +5394,7 @@ def _thnn_fused_lstm_cell_backward_impl(a0, a1, a2, a3, a4, a5):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -5033,7 +5407,7 @@ def _thnn_fused_lstm_cell_backward_impl(a0, a1, a2, a3, a4, a5):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -5046,7 +5420,7 @@ def _thnn_fused_lstm_cell_backward_impl(a0, a1, a2, a3, a4, a5):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -5059,7 +5433,7 @@ def _thnn_fused_lstm_cell_backward_impl(a0, a1, a2, a3, a4, a5):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         key = (k0, k1, k2, k3, k4, a5)
@@ -5121,7 +5495,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a3) is LazyTensor:
@@ -5134,7 +5508,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -5147,7 +5521,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -5160,7 +5534,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -5173,7 +5547,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k9 = a9 if type(a9) is float and a9 == a9 and a9 != 0.0 else number_key(a9)
@@ -5187,7 +5561,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(a10)
         if type(a11) is LazyTensor:
@@ -5200,7 +5574,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(a11)
         if type(a12) is LazyTensor:
@@ -5213,7 +5587,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(a12)
         if type(a13) is LazyTensor:
@@ -5226,7 +5600,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(a13)
         if type(a14) is LazyTensor:
@@ -5239,7 +5613,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14)
+                k14 = view_value(w14, s14, a14)
         else:
             k14 = other_value(a14)
         if type(a15) is LazyTensor:
@@ -5252,7 +5626,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w15.base is k15:
                 k15 = w15.value
             else:
-                k15 = view_value(w15, s15)
+                k15 = view_value(w15, s15, a15)
         else:
             k15 = other_value(a15)
         if type(a16) is LazyTensor:
@@ -5265,7 +5639,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w16.base is k16:
                 k16 = w16.value
             else:
-                k16 = view_value(w16, s16)
+                k16 = view_value(w16, s16, a16)
         else:
             k16 = other_value(a16)
         if type(a17) is LazyTensor:
@@ -5278,7 +5652,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w17.base is k17:
                 k17 = w17.value
             else:
-                k17 = view_value(w17, s17)
+                k17 = view_value(w17, s17, a17)
         else:
             k17 = other_value(a17)
         if type(a18) is LazyTensor:
@@ -5291,7 +5665,7 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
             elif w18.base is k18:
                 k18 = w18.value
             else:
-                k18 = view_value(w18, s18)
+                k18 = view_value(w18, s18, a18)
         else:
             k18 = other_value(a18)
         key = (k0, a1, a2, k3, k4, k5, k6, a7, a8, k9, k10, k11, k12, k13, k14, k15, k16, k17, k18, a19)
@@ -5327,7 +5701,7 @@ def _triton_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5340,7 +5714,7 @@ def _triton_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -5353,7 +5727,7 @@ def _triton_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a5) is LazyTensor:
@@ -5366,7 +5740,7 @@ def _triton_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -5379,7 +5753,7 @@ def _triton_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -5392,7 +5766,7 @@ def _triton_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(a8) is LazyTensor:
@@ -5405,7 +5779,7 @@ def _triton_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(a9) is LazyTensor:
@@ -5418,7 +5792,7 @@ def _triton_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(a9)
         key = (k0, k1, k2, a3, a4, k5, k6, k7, k8, k9)
@@ -5454,7 +5828,7 @@ def _unsafe_masked_index_put_accumulate(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5467,7 +5841,7 @@ def _unsafe_masked_index_put_accumulate(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = None if a2 is None else list_values(a2)
@@ -5481,7 +5855,7 @@ def _unsafe_masked_index_put_accumulate(a0, a1, a2, a3):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3)
@@ -5517,7 +5891,7 @@ def _weight_int4pack_mm_with_scales_and_zeros(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5530,7 +5904,7 @@ def _weight_int4pack_mm_with_scales_and_zeros(a0, a1, a2, a3, a4):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a3) is LazyTensor:
@@ -5543,7 +5917,7 @@ def _weight_int4pack_mm_with_scales_and_zeros(a0, a1, a2, a3, a4):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -5556,7 +5930,7 @@ def _weight_int4pack_mm_with_scales_and_zeros(a0, a1, a2, a3, a4):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         key = (k0, k1, a2, k3, k4)
@@ -5592,7 +5966,7 @@ def _weight_norm_interface_backward(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5605,7 +5979,7 @@ def _weight_norm_interface_backward(a0, a1, a2, a3, a4):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -5618,7 +5992,7 @@ def _weight_norm_interface_backward(a0, a1, a2, a3, a4):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -5631,7 +6005,7 @@ def _weight_norm_interface_backward(a0, a1, a2, a3, a4):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3, a4)
@@ -5682,7 +6056,7 @@ def batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5695,7 +6069,7 @@ def batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -5708,7 +6082,7 @@ def batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -5721,7 +6095,7 @@ def batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -5734,7 +6108,7 @@ def batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -5747,7 +6121,7 @@ def batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -5760,7 +6134,7 @@ def batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k8 = a8 if type(a8) is float and a8 == a8 and a8 != 0.0 else number_key(a8)
@@ -5775,7 +6149,7 @@ def batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(a10)
         key = (k0, k1, k2, k3, k4, k5, k6, a7, k8, k9, k10)
@@ -5837,7 +6211,7 @@ def batch_norm_backward_elemt(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5850,7 +6224,7 @@ def batch_norm_backward_elemt(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -5863,7 +6237,7 @@ def batch_norm_backward_elemt(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -5876,7 +6250,7 @@ def batch_norm_backward_elemt(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -5889,7 +6263,7 @@ def batch_norm_backward_elemt(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -5902,7 +6276,7 @@ def batch_norm_backward_elemt(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -5915,7 +6289,7 @@ def batch_norm_backward_elemt(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -5928,7 +6302,7 @@ def batch_norm_backward_elemt(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         key = (k0, k1, k2, k3, k4, k5, k6, k7)
@@ -5964,7 +6338,7 @@ def batch_norm_backward_reduce(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5977,7 +6351,7 @@ def batch_norm_backward_reduce(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -5990,7 +6364,7 @@ def batch_norm_backward_reduce(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6003,7 +6377,7 @@ def batch_norm_backward_reduce(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -6016,7 +6390,7 @@ def batch_norm_backward_reduce(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         key = (k0, k1, k2, k3, k4, a5, a6, a7)
@@ -6089,7 +6463,7 @@ def batch_norm_elemt(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6102,7 +6476,7 @@ def batch_norm_elemt(a0, a1, a2, a3, a4, a5):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6115,7 +6489,7 @@ def batch_norm_elemt(a0, a1, a2, a3, a4, a5):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6128,7 +6502,7 @@ def batch_norm_elemt(a0, a1, a2, a3, a4, a5):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -6141,7 +6515,7 @@ def batch_norm_elemt(a0, a1, a2, a3, a4, a5):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -6178,7 +6552,7 @@ def batch_norm_gather_stats(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6191,7 +6565,7 @@ def batch_norm_gather_stats(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6204,7 +6578,7 @@ def batch_norm_gather_stats(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6217,7 +6591,7 @@ def batch_norm_gather_stats(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -6230,7 +6604,7 @@ def batch_norm_gather_stats(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -6283,7 +6657,7 @@ def batch_norm_gather_stats_with_counts(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6296,7 +6670,7 @@ def batch_norm_gather_stats_with_counts(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6309,7 +6683,7 @@ def batch_norm_gather_stats_with_counts(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6322,7 +6696,7 @@ def batch_norm_gather_stats_with_counts(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -6335,7 +6709,7 @@ def batch_norm_gather_stats_with_counts(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -6350,7 +6724,7 @@ def batch_norm_gather_stats_with_counts(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         key = (k0, k1, k2, k3, k4, k5, k6, k7)
@@ -6401,7 +6775,7 @@ def binary_cross_entropy_backward(a0, a1, a2, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6414,7 +6788,7 @@ def binary_cross_entropy_backward(a0, a1, a2, a3=None, a4=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6427,7 +6801,7 @@ def binary_cross_entropy_backward(a0, a1, a2, a3=None, a4=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6440,7 +6814,7 @@ def binary_cross_entropy_backward(a0, a1, a2, a3=None, a4=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3, a4)
@@ -6477,7 +6851,7 @@ def cudnn_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6490,7 +6864,7 @@ def cudnn_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6503,7 +6877,7 @@ def cudnn_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6516,7 +6890,7 @@ def cudnn_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -6529,7 +6903,7 @@ def cudnn_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -6542,7 +6916,7 @@ def cudnn_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -6555,7 +6929,7 @@ def cudnn_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k7 = a7 if type(a7) is float and a7 == a7 and a7 != 0.0 else number_key(a7)
@@ -6569,7 +6943,7 @@ def cudnn_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, k8)
@@ -6631,7 +7005,7 @@ def cudnn_convolution_add_relu(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6644,7 +7018,7 @@ def cudnn_convolution_add_relu(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6657,7 +7031,7 @@ def cudnn_convolution_add_relu(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -6671,7 +7045,7 @@ def cudnn_convolution_add_relu(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = tuple(a5) if type(a5) is list else a5
@@ -6710,7 +7084,7 @@ def glu_backward_jvp(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6723,7 +7097,7 @@ def glu_backward_jvp(a0, a1, a2, a3, a4, a5):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6736,7 +7110,7 @@ def glu_backward_jvp(a0, a1, a2, a3, a4, a5):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6749,7 +7123,7 @@ def glu_backward_jvp(a0, a1, a2, a3, a4, a5):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -6762,7 +7136,7 @@ def glu_backward_jvp(a0, a1, a2, a3, a4, a5):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         key = (k0, k1, k2, k3, k4, a5)
@@ -6798,7 +7172,7 @@ def lstm_mps_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6811,7 +7185,7 @@ def lstm_mps_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6824,7 +7198,7 @@ def lstm_mps_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6837,7 +7211,7 @@ def lstm_mps_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -6850,7 +7224,7 @@ def lstm_mps_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -6863,7 +7237,7 @@ def lstm_mps_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -6876,7 +7250,7 @@ def lstm_mps_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k7 = None if a7 is None else list_values(a7)
@@ -6905,7 +7279,7 @@ def miopen_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6918,7 +7292,7 @@ def miopen_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6931,7 +7305,7 @@ def miopen_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6944,7 +7318,7 @@ def miopen_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -6957,7 +7331,7 @@ def miopen_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -6970,7 +7344,7 @@ def miopen_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -6983,7 +7357,7 @@ def miopen_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k7 = a7 if type(a7) is float and a7 == a7 and a7 != 0.0 else number_key(a7)
@@ -7046,7 +7420,7 @@ def miopen_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -7060,7 +7434,7 @@ def miopen_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -7073,7 +7447,7 @@ def miopen_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -7086,7 +7460,7 @@ def miopen_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -7099,7 +7473,7 @@ def miopen_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -7112,7 +7486,7 @@ def miopen_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(a8) is LazyTensor:
@@ -7125,7 +7499,7 @@ def miopen_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(a9) is LazyTensor:
@@ -7138,7 +7512,7 @@ def miopen_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(a9)
         k14 = a14 if type(a14) is float and a14 == a14 and a14 != 0.0 else number_key(a14)
@@ -7153,7 +7527,7 @@ def miopen_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w18.base is k18:
                 k18 = w18.value
             else:
-                k18 = view_value(w18, s18)
+                k18 = view_value(w18, s18, a18)
         else:
             k18 = other_value(a18)
         if type(a19) is LazyTensor:
@@ -7166,7 +7540,7 @@ def miopen_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
             elif w19.base is k19:
                 k19 = w19.value
             else:
-                k19 = view_value(w19, s19)
+                k19 = view_value(w19, s19, a19)
         else:
             k19 = other_value(a19)
         k20 = tuple(a20) if type(a20) is list else a20
@@ -7193,7 +7567,7 @@ def mkldnn_rnn_layer(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -7206,7 +7580,7 @@ def mkldnn_rnn_layer(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13,
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -7219,7 +7593,7 @@ def mkldnn_rnn_layer(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13,
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -7232,7 +7606,7 @@ def mkldnn_rnn_layer(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13,
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -7245,7 +7619,7 @@ def mkldnn_rnn_layer(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -7258,7 +7632,7 @@ def mkldnn_rnn_layer(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -7271,7 +7645,7 @@ def mkldnn_rnn_layer(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13,
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k8 = tuple(a8) if type(a8) is list else a8
@@ -7345,7 +7719,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -7358,7 +7732,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -7371,7 +7745,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -7384,7 +7758,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -7397,7 +7771,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -7410,7 +7784,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -7423,7 +7797,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -7436,7 +7810,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(a8) is LazyTensor:
@@ -7449,7 +7823,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(a9) is LazyTensor:
@@ -7462,7 +7836,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(a9)
         if type(a10) is LazyTensor:
@@ -7475,7 +7849,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(a10)
         if type(a11) is LazyTensor:
@@ -7488,7 +7862,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(a11)
         if type(a12) is LazyTensor:
@@ -7501,7 +7875,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(a12)
         k20 = tuple(a20) if type(a20) is list else a20
@@ -7515,7 +7889,7 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             elif w22.base is k22:
                 k22 = w22.value
             else:
-                k22 = view_value(w22, s22)
+                k22 = view_value(w22, s22, a22)
         else:
             k22 = other_value(a22)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11, k12, a13, a14, a15, a16, a17, a18, a19, k20, a21, k22)
@@ -7621,7 +7995,7 @@ def multi_margin_loss_backward(a0, a1, a2, a3, a4, a5=None, a6=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -7634,7 +8008,7 @@ def multi_margin_loss_backward(a0, a1, a2, a3, a4, a5=None, a6=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -7647,7 +8021,7 @@ def multi_margin_loss_backward(a0, a1, a2, a3, a4, a5=None, a6=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -7662,7 +8036,7 @@ def multi_margin_loss_backward(a0, a1, a2, a3, a4, a5=None, a6=None):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         key = (k0, k1, k2, k3, k4, k5, a6)
@@ -7698,7 +8072,7 @@ def multilabel_margin_loss_backward(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -7711,7 +8085,7 @@ def multilabel_margin_loss_backward(a0, a1, a2, a3, a4):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -7724,7 +8098,7 @@ def multilabel_margin_loss_backward(a0, a1, a2, a3, a4):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a4) is LazyTensor:
@@ -7737,7 +8111,7 @@ def multilabel_margin_loss_backward(a0, a1, a2, a3, a4):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         key = (k0, k1, k2, a3, k4)
@@ -7773,7 +8147,7 @@ def native_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -7786,7 +8160,7 @@ def native_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -7799,7 +8173,7 @@ def native_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -7812,7 +8186,7 @@ def native_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -7825,7 +8199,7 @@ def native_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -7838,7 +8212,7 @@ def native_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -7851,7 +8225,7 @@ def native_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k8 = a8 if type(a8) is float and a8 == a8 and a8 != 0.0 else number_key(a8)
@@ -7915,7 +8289,7 @@ def native_group_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -7928,7 +8302,7 @@ def native_group_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -7941,7 +8315,7 @@ def native_group_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -7954,7 +8328,7 @@ def native_group_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -7967,7 +8341,7 @@ def native_group_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k9 = tuple(a9) if type(a9) is list else a9
@@ -8030,7 +8404,7 @@ def native_layer_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -8043,7 +8417,7 @@ def native_layer_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -8057,7 +8431,7 @@ def native_layer_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -8070,7 +8444,7 @@ def native_layer_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -8083,7 +8457,7 @@ def native_layer_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -8096,7 +8470,7 @@ def native_layer_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k7 = tuple(a7) if type(a7) is list else a7
@@ -8159,7 +8533,7 @@ def nll_loss2d_backward(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -8172,7 +8546,7 @@ def nll_loss2d_backward(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -8185,7 +8559,7 @@ def nll_loss2d_backward(a0, a1, a2, a3, a4, a5, a6):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -8198,7 +8572,7 @@ def nll_loss2d_backward(a0, a1, a2, a3, a4, a5, a6):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a6) is LazyTensor:
@@ -8211,7 +8585,7 @@ def nll_loss2d_backward(a0, a1, a2, a3, a4, a5, a6):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         key = (k0, k1, k2, k3, a4, a5, k6)
@@ -8248,7 +8622,7 @@ def quantized_batch_norm(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -8261,7 +8635,7 @@ def quantized_batch_norm(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -8274,7 +8648,7 @@ def quantized_batch_norm(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -8287,7 +8661,7 @@ def quantized_batch_norm(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -8300,7 +8674,7 @@ def quantized_batch_norm(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -8338,7 +8712,7 @@ def segment_reduce(a0, a1, *, lengths=None, indices=None, offsets=None, axis=Non
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(lengths) is LazyTensor:
@@ -8351,7 +8725,7 @@ def segment_reduce(a0, a1, *, lengths=None, indices=None, offsets=None, axis=Non
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(lengths)
         if type(indices) is LazyTensor:
@@ -8364,7 +8738,7 @@ def segment_reduce(a0, a1, *, lengths=None, indices=None, offsets=None, axis=Non
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(indices)
         if type(offsets) is LazyTensor:
@@ -8377,7 +8751,7 @@ def segment_reduce(a0, a1, *, lengths=None, indices=None, offsets=None, axis=Non
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(offsets)
         k7 = n7 if initial is d7 else initial if type(initial) is float and initial == initial and initial != 0.0 else number_key(initial)
@@ -8548,6 +8922,14 @@ RECORDERS = {
     "aten._nested_view_from_jagged_copy.default": (
         "aten::_nested_view_from_jagged_copy(Tensor self, Tensor offsets, Tensor dummy, Tensor? lengths=None, int ragged_idx=1, Tensor? min_seqlen=None, Tensor? max_seqlen=None) -> Tensor",
         _nested_view_from_jagged_copy,
+    ),
+    "aten._scaled_dot_product_cudnn_attention_backward.default": (
+        "aten::_scaled_dot_product_cudnn_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, Tensor philox_seed, Tensor philox_offset, Tensor attn_bias, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, *, float? scale=None) -> (Tensor, Tensor, Tensor)",
+        _scaled_dot_product_cudnn_attention_backward,
+    ),
+    "aten._scaled_dot_product_efficient_attention_backward.default": (
+        "aten::_scaled_dot_product_efficient_attention_backward(Tensor grad_out_, Tensor query, Tensor key, Tensor value, Tensor attn_bias, Tensor out, Tensor logsumexp, Tensor philox_seed, Tensor philox_offset, float dropout_p, bool[4] grad_input_mask, bool is_causal=False, *, float? scale=None) -> (Tensor, Tensor, Tensor, Tensor)",
+        _scaled_dot_product_efficient_attention_backward,
     ),
     "aten._scaled_dot_product_flash_attention_backward.default": (
         "aten::_scaled_dot_product_flash_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, Tensor philox_seed, Tensor philox_offset, *, float? scale=None) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)",

@@ -20,7 +20,7 @@ def __lshift___Scalar_out(a0, a1, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -34,7 +34,7 @@ def __lshift___Scalar_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -64,7 +64,7 @@ def _adaptive_avg_pool2d_out(a0, a1, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -78,7 +78,7 @@ def _adaptive_avg_pool2d_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -108,7 +108,7 @@ def _add_relu_Scalar_out(a0, a1, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -123,7 +123,7 @@ def _add_relu_Scalar_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -154,7 +154,7 @@ def _chunk_cat_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (out is not None and shares(s3, a0)):
@@ -184,7 +184,7 @@ def _coalesce_out(a0, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -197,7 +197,7 @@ def _coalesce_out(a0, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s1):
@@ -227,7 +227,7 @@ def _coalesced_out(a0, a1, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -240,7 +240,7 @@ def _coalesced_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -270,7 +270,7 @@ def _convert_indices_from_coo_to_csr_out(a0, a1, *, out_int32=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -283,7 +283,7 @@ def _convert_indices_from_coo_to_csr_out(a0, a1, *, out_int32=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -314,7 +314,7 @@ def _cudnn_rnn_flatten_weight_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out)
         if (out is not None and shares(s9, a0)):
@@ -344,7 +344,7 @@ def _fft_c2c_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -358,7 +358,7 @@ def _fft_c2c_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -388,7 +388,7 @@ def _foobar_out(a0, a1=None, a2=None, *, arg3=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -401,7 +401,7 @@ def _foobar_out(a0, a1=None, a2=None, *, arg3=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -431,7 +431,7 @@ def _log_softmax_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -444,7 +444,7 @@ def _log_softmax_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -474,7 +474,7 @@ def _make_per_tensor_quantized_tensor_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -488,7 +488,7 @@ def _make_per_tensor_quantized_tensor_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -519,7 +519,7 @@ def _nested_tensor_from_tensor_list_out(a0, a1=None, a2=None, a3=None, a4=None, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (out is not None and shares(s5, a0)):
@@ -549,7 +549,7 @@ def _pdist_forward_out(a0, a1=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -563,7 +563,7 @@ def _pdist_forward_out(a0, a1=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -593,7 +593,7 @@ def _pin_memory_out(a0, a1=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -606,7 +606,7 @@ def _pin_memory_out(a0, a1=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -636,7 +636,7 @@ def _reshape_alias_copy_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -651,7 +651,7 @@ def _reshape_alias_copy_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -681,7 +681,7 @@ def _resize_output_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -695,7 +695,7 @@ def _resize_output_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -725,7 +725,7 @@ def _sparse_csr_prod_dim_dtype_out(a0, a1, a2=None, *, dtype=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -739,7 +739,7 @@ def _sparse_csr_prod_dim_dtype_out(a0, a1, a2=None, *, dtype=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -770,7 +770,7 @@ def _stack_out(a0, a1=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (out is not None and shares(s2, a0)):
@@ -800,7 +800,7 @@ def _test_optional_floatlist_out(a0, a1, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else tuple(map(number_key, a1))
@@ -814,7 +814,7 @@ def _test_optional_floatlist_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -844,7 +844,7 @@ def _to_copy_out(a0, *, non_blocking=None, memory_format=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -857,7 +857,7 @@ def _to_copy_out(a0, *, non_blocking=None, memory_format=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -887,7 +887,7 @@ def _to_dense_out(a0, a1=None, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -900,7 +900,7 @@ def _to_dense_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -930,7 +930,7 @@ def _to_sparse_out(a0, *, layout=None, blocksize=None, dense_dim=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k2 = tuple(blocksize) if type(blocksize) is list else blocksize
@@ -944,7 +944,7 @@ def _to_sparse_out(a0, *, layout=None, blocksize=None, dense_dim=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -974,7 +974,7 @@ def _to_sparse_bsc_out(a0, a1, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -988,7 +988,7 @@ def _to_sparse_bsc_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -1018,7 +1018,7 @@ def _upsample_bicubic2d_aa_out(a0, a1, a2, a3=None, a4=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1034,7 +1034,7 @@ def _upsample_bicubic2d_aa_out(a0, a1, a2, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -1064,7 +1064,7 @@ def _upsample_bicubic2d_aa_backward_grad_input(a0, a1, a2, a3, a4=None, a5=None,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1081,7 +1081,7 @@ def _upsample_bicubic2d_aa_backward_grad_input(a0, a1, a2, a3, a4=None, a5=None,
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s6):
@@ -1111,7 +1111,7 @@ def _upsample_nearest_exact1d_out(a0, a1, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1126,7 +1126,7 @@ def _upsample_nearest_exact1d_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -1156,7 +1156,7 @@ def _upsample_nearest_exact1d_backward_grad_input(a0, a1, a2, a3=None, *, grad_i
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1172,7 +1172,7 @@ def _upsample_nearest_exact1d_backward_grad_input(a0, a1, a2, a3=None, *, grad_i
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s4):
@@ -1202,7 +1202,7 @@ def _upsample_nearest_exact2d_out(a0, a1, a2=None, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1218,7 +1218,7 @@ def _upsample_nearest_exact2d_out(a0, a1, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -1248,7 +1248,7 @@ def _upsample_nearest_exact2d_backward_grad_input(a0, a1, a2, a3=None, a4=None, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1265,7 +1265,7 @@ def _upsample_nearest_exact2d_backward_grad_input(a0, a1, a2, a3=None, a4=None, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s5):
@@ -1295,7 +1295,7 @@ def _upsample_nearest_exact3d_out(a0, a1, a2=None, a3=None, a4=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1312,7 +1312,7 @@ def _upsample_nearest_exact3d_out(a0, a1, a2=None, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -1342,7 +1342,7 @@ def _upsample_nearest_exact3d_backward_grad_input(a0, a1, a2, a3=None, a4=None, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1360,7 +1360,7 @@ def _upsample_nearest_exact3d_backward_grad_input(a0, a1, a2, a3=None, a4=None, 
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s6):
@@ -1390,7 +1390,7 @@ def all_dims_out(a0, a1=None, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1404,7 +1404,7 @@ def all_dims_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -1434,7 +1434,7 @@ def all_out(a0, a1, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -1447,7 +1447,7 @@ def all_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -1477,7 +1477,7 @@ def as_strided_copy_out(a0, a1, a2, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1492,7 +1492,7 @@ def as_strided_copy_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -1522,7 +1522,7 @@ def avg_pool1d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1538,7 +1538,7 @@ def avg_pool1d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6):
@@ -1568,7 +1568,7 @@ def avg_pool2d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1584,7 +1584,7 @@ def avg_pool2d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None, *, out):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7):
@@ -1615,7 +1615,7 @@ def bitwise_and_Scalar_Tensor_out(a0, a1, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -1628,7 +1628,7 @@ def bitwise_and_Scalar_Tensor_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s2):
@@ -1659,7 +1659,7 @@ def block_diag_out(a0, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(out)
         if (out is not None and shares(s1, a0)):
@@ -1690,7 +1690,7 @@ def bucketize_Scalar_out(a0, a1, *, out_int32=None, right=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -1703,7 +1703,7 @@ def bucketize_Scalar_out(a0, a1, *, out_int32=None, right=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -1733,7 +1733,7 @@ def clamp_out(a0, a1=None, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -1748,7 +1748,7 @@ def clamp_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -1778,7 +1778,7 @@ def clone_out(a0, *, memory_format=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -1791,7 +1791,7 @@ def clone_out(a0, *, memory_format=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -1821,7 +1821,7 @@ def col2im_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1839,7 +1839,7 @@ def col2im_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6):
@@ -1869,7 +1869,7 @@ def cudnn_affine_grid_generator_out(a0, a1, a2, a3, a4, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -1882,7 +1882,7 @@ def cudnn_affine_grid_generator_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -1912,7 +1912,7 @@ def cumprod_out(a0, a1, *, dtype=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -1925,7 +1925,7 @@ def cumprod_out(a0, a1, *, dtype=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -1971,7 +1971,7 @@ def diag_embed_out(a0, a1=None, a2=None, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -1984,7 +1984,7 @@ def diag_embed_out(a0, a1=None, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2014,7 +2014,7 @@ def diagonal_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2028,7 +2028,7 @@ def diagonal_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -2058,7 +2058,7 @@ def div_Scalar_mode_out(a0, a1, *, rounding_mode, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2072,7 +2072,7 @@ def div_Scalar_mode_out(a0, a1, *, rounding_mode, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -2102,7 +2102,7 @@ def elu_out(a0, a1=None, a2=None, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2118,7 +2118,7 @@ def elu_out(a0, a1=None, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2149,7 +2149,7 @@ def empty_quantized_out(a0, a1, *, memory_format=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -2162,7 +2162,7 @@ def empty_quantized_out(a0, a1, *, memory_format=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -2192,7 +2192,7 @@ def expand_copy_out(a0, a1, *, implicit=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2206,7 +2206,7 @@ def expand_copy_out(a0, a1, *, implicit=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -2236,7 +2236,7 @@ def floor_divide_Scalar_out(a0, a1, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2250,7 +2250,7 @@ def floor_divide_Scalar_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -2281,7 +2281,7 @@ def full_like_out(a0, a1, *, memory_format=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2295,7 +2295,7 @@ def full_like_out(a0, a1, *, memory_format=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -2325,7 +2325,7 @@ def gelu_out(a0, *, approximate=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -2338,7 +2338,7 @@ def gelu_out(a0, *, approximate=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -2368,7 +2368,7 @@ def hash_tensor_out(a0, a1=None, *, keepdim=None, mode=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2382,7 +2382,7 @@ def hash_tensor_out(a0, a1=None, *, keepdim=None, mode=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2412,7 +2412,7 @@ def histc_out(a0, a1=None, a2=None, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k2 = n2 if a2 is d2 else a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -2427,7 +2427,7 @@ def histc_out(a0, a1=None, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2458,7 +2458,7 @@ def im2col_out(a0, a1, a2, a3, a4, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2475,7 +2475,7 @@ def im2col_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -2506,7 +2506,7 @@ def isin_Scalar_Tensor_out(a0, a1, *, assume_unique=None, invert=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -2519,7 +2519,7 @@ def isin_Scalar_Tensor_out(a0, a1, *, assume_unique=None, invert=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -2549,7 +2549,7 @@ def isin_Tensor_Scalar_out(a0, a1, *, assume_unique=None, invert=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2563,7 +2563,7 @@ def isin_Tensor_Scalar_out(a0, a1, *, assume_unique=None, invert=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2593,7 +2593,7 @@ def linalg_vector_norm_out(a0, a1=None, a2=None, a3=None, *, dtype=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2608,7 +2608,7 @@ def linalg_vector_norm_out(a0, a1=None, a2=None, a3=None, *, dtype=None, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -2639,7 +2639,7 @@ def linspace_Scalar_Tensor_out(a0, a1, a2, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -2652,7 +2652,7 @@ def linspace_Scalar_Tensor_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -2683,7 +2683,7 @@ def logspace_Scalar_Tensor_out(a0, a1, a2, a3=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k3 = n3 if a3 is d3 else a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -2697,7 +2697,7 @@ def logspace_Scalar_Tensor_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -2727,7 +2727,7 @@ def logspace_Tensor_Scalar_out(a0, a1, a2, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2742,7 +2742,7 @@ def logspace_Tensor_Scalar_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2772,7 +2772,7 @@ def mean_dtype_out(a0, *, dtype=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -2785,7 +2785,7 @@ def mean_dtype_out(a0, *, dtype=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -2815,7 +2815,7 @@ def mkldnn_max_pool2d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2832,7 +2832,7 @@ def mkldnn_max_pool2d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6):
@@ -2862,7 +2862,7 @@ def mkldnn_reorder_conv2d_weight_out(a0, a1=None, a2=None, a3=None, a4=None, a5=
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2879,7 +2879,7 @@ def mkldnn_reorder_conv2d_weight_out(a0, a1=None, a2=None, a3=None, a4=None, a5=
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6):
@@ -2909,7 +2909,7 @@ def nansum_out(a0, a1=None, a2=None, *, dtype=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2923,7 +2923,7 @@ def nansum_out(a0, a1=None, a2=None, *, dtype=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2953,7 +2953,7 @@ def narrow_copy_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -2966,7 +2966,7 @@ def narrow_copy_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2996,7 +2996,7 @@ def native_norm_ScalarOpt_dim_dtype_out(a0, a1, a2, a3, a4, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3011,7 +3011,7 @@ def native_norm_ScalarOpt_dim_dtype_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -3041,7 +3041,7 @@ def new_full_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3056,7 +3056,7 @@ def new_full_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -3086,7 +3086,7 @@ def nonzero_static_out(a0, *, size, fill_value=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -3099,7 +3099,7 @@ def nonzero_static_out(a0, *, size, fill_value=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -3129,7 +3129,7 @@ def norm_ScalarOpt_dtype_out(a0, a1, *, dtype, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3143,7 +3143,7 @@ def norm_ScalarOpt_dtype_out(a0, a1, *, dtype, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -3173,7 +3173,7 @@ def norm_dtype_out(a0, a1, a2, a3, *, dtype, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3188,7 +3188,7 @@ def norm_dtype_out(a0, a1, a2, a3, *, dtype, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -3218,7 +3218,7 @@ def norm_out(a0, a1, a2, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3233,7 +3233,7 @@ def norm_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -3263,7 +3263,7 @@ def polygamma_out(a0, a1, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -3276,7 +3276,7 @@ def polygamma_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s2):
@@ -3306,7 +3306,7 @@ def prod_int_out(a0, a1, a2=None, *, dtype=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -3319,7 +3319,7 @@ def prod_int_out(a0, a1, a2=None, *, dtype=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -3349,7 +3349,7 @@ def quantize_per_tensor_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3363,7 +3363,7 @@ def quantize_per_tensor_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -3394,7 +3394,7 @@ def remainder_Scalar_Tensor_out(a0, a1, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -3407,7 +3407,7 @@ def remainder_Scalar_Tensor_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s2):
@@ -3438,7 +3438,7 @@ def renorm_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3453,7 +3453,7 @@ def renorm_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -3483,7 +3483,7 @@ def repeat_interleave_Tensor_out(a0, *, output_size=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -3496,7 +3496,7 @@ def repeat_interleave_Tensor_out(a0, *, output_size=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -3526,7 +3526,7 @@ def resize_out(a0, a1, *, memory_format=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3540,7 +3540,7 @@ def resize_out(a0, a1, *, memory_format=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -3570,7 +3570,7 @@ def roll_out(a0, a1, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3585,7 +3585,7 @@ def roll_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -3615,7 +3615,7 @@ def rot90_out(a0, a1=None, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -3629,7 +3629,7 @@ def rot90_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -3659,7 +3659,7 @@ def round_decimals_out(a0, *, decimals, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -3672,7 +3672,7 @@ def round_decimals_out(a0, *, decimals, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -3702,7 +3702,7 @@ def set_source_Storage_out(a0, a1, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if a1 is not None:
@@ -3717,7 +3717,7 @@ def set_source_Storage_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -3747,7 +3747,7 @@ def set_source_Storage_storage_offset_out(a0, a1, a2, a3, a4=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if a1 is not None:
@@ -3764,7 +3764,7 @@ def set_source_Storage_storage_offset_out(a0, a1, a2, a3, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -3794,7 +3794,7 @@ def slice_backward_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3808,7 +3808,7 @@ def slice_backward_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6):
@@ -3838,7 +3838,7 @@ def slice_copy_Tensor_out(a0, a1=None, a2=None, a3=None, a4=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out) is LazyTensor:
@@ -3851,7 +3851,7 @@ def slice_copy_Tensor_out(a0, a1=None, a2=None, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -3880,7 +3880,7 @@ def split_copy_Tensor_out(a0, a1, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k3 = None if out is None else list_values(out)
@@ -3908,7 +3908,7 @@ def split_with_sizes_copy_out(a0, a1, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3938,7 +3938,7 @@ def std_correction_out(a0, a1=None, *, correction=None, keepdim=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3953,7 +3953,7 @@ def std_correction_out(a0, a1=None, *, correction=None, keepdim=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -3983,7 +3983,7 @@ def threshold_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3998,7 +3998,7 @@ def threshold_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -4028,7 +4028,7 @@ def to_padded_tensor_out(a0, a1, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -4043,7 +4043,7 @@ def to_padded_tensor_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -4072,7 +4072,7 @@ def unbind_copy_int_out(a0, a1=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k2 = None if out is None else list_values(out)
@@ -4101,7 +4101,7 @@ def upsample_bilinear2d_vec_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4116,7 +4116,7 @@ def upsample_bilinear2d_vec_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -4146,7 +4146,7 @@ def upsample_linear1d_out(a0, a1, a2, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4161,7 +4161,7 @@ def upsample_linear1d_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -4191,7 +4191,7 @@ def upsample_linear1d_backward_grad_input(a0, a1, a2, a3, a4=None, *, grad_input
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4207,7 +4207,7 @@ def upsample_linear1d_backward_grad_input(a0, a1, a2, a3, a4=None, *, grad_input
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s5):
@@ -4237,7 +4237,7 @@ def upsample_nearest2d_vec_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4252,7 +4252,7 @@ def upsample_nearest2d_vec_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -4282,7 +4282,7 @@ def upsample_trilinear3d_out(a0, a1, a2, a3=None, a4=None, a5=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4299,7 +4299,7 @@ def upsample_trilinear3d_out(a0, a1, a2, a3=None, a4=None, a5=None, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6):
@@ -4329,7 +4329,7 @@ def upsample_trilinear3d_backward_grad_input(a0, a1, a2, a3, a4=None, a5=None, a
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4347,7 +4347,7 @@ def upsample_trilinear3d_backward_grad_input(a0, a1, a2, a3, a4=None, a5=None, a
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s7):

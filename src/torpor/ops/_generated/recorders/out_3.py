@@ -20,7 +20,7 @@ def __lshift___Tensor_out(a0, a1, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -33,7 +33,7 @@ def __lshift___Tensor_out(a0, a1, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -46,7 +46,7 @@ def __lshift___Tensor_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2) or (type(a1) is LazyTensor and out is not None and s1 is s2):
@@ -76,7 +76,7 @@ def _add_relu_out(a0, a1, *, alpha=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -89,7 +89,7 @@ def _add_relu_out(a0, a1, *, alpha=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if alpha is d2 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
@@ -103,7 +103,7 @@ def _add_relu_out(a0, a1, *, alpha=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -135,7 +135,7 @@ def _aminmax_dim_out(a0, a1, a2=None, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out0) is LazyTensor:
@@ -148,7 +148,7 @@ def _aminmax_dim_out(a0, a1, a2=None, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -161,7 +161,7 @@ def _aminmax_dim_out(a0, a1, a2=None, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4):
@@ -193,7 +193,7 @@ def _aminmax_out(a0, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out0) is LazyTensor:
@@ -206,7 +206,7 @@ def _aminmax_out(a0, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -219,7 +219,7 @@ def _aminmax_out(a0, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s1) or (type(out1) is LazyTensor and out0 is not None and s2 is s1) or (type(a0) is LazyTensor and out1 is not None and s0 is s2):
@@ -249,7 +249,7 @@ def _cdist_forward_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -262,7 +262,7 @@ def _cdist_forward_out(a0, a1, a2, a3, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -276,7 +276,7 @@ def _cdist_forward_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -306,7 +306,7 @@ def _cholesky_solve_helper_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -319,7 +319,7 @@ def _cholesky_solve_helper_out(a0, a1, a2, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -332,7 +332,7 @@ def _cholesky_solve_helper_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -362,7 +362,7 @@ def _convert_indices_from_csr_to_coo_out(a0, a1, *, out_int32=None, transpose=No
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -375,7 +375,7 @@ def _convert_indices_from_csr_to_coo_out(a0, a1, *, out_int32=None, transpose=No
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -388,7 +388,7 @@ def _convert_indices_from_csr_to_coo_out(a0, a1, *, out_int32=None, transpose=No
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -418,7 +418,7 @@ def _copy_from_out(a0, a1, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -431,7 +431,7 @@ def _copy_from_out(a0, a1, a2=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -444,7 +444,7 @@ def _copy_from_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -475,7 +475,7 @@ def _empty_per_channel_affine_quantized_out(a0, *, scales, zero_points, axis, me
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(scales)
         if type(zero_points) is LazyTensor:
@@ -488,7 +488,7 @@ def _empty_per_channel_affine_quantized_out(a0, *, scales, zero_points, axis, me
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(zero_points)
         if type(out) is LazyTensor:
@@ -501,7 +501,7 @@ def _empty_per_channel_affine_quantized_out(a0, *, scales, zero_points, axis, me
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(scales) is LazyTensor and out is not None and s1 is s5) or (type(zero_points) is LazyTensor and out is not None and s2 is s5):
@@ -531,7 +531,7 @@ def _grid_sampler_2d_cpu_fallback_out(a0, a1, a2, a3, a4, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -544,7 +544,7 @@ def _grid_sampler_2d_cpu_fallback_out(a0, a1, a2, a3, a4, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -557,7 +557,7 @@ def _grid_sampler_2d_cpu_fallback_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -586,7 +586,7 @@ def _histogramdd_bin_edges_out(a0, a1, *, range=None, weight=None, density=None,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -601,7 +601,7 @@ def _histogramdd_bin_edges_out(a0, a1, *, range=None, weight=None, density=None,
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(weight)
         k5 = None if out is None else list_values(out)
@@ -630,7 +630,7 @@ def _histogramdd_from_bin_cts_out(a0, a1, *, range=None, weight=None, density=No
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -645,7 +645,7 @@ def _histogramdd_from_bin_cts_out(a0, a1, *, range=None, weight=None, density=No
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(weight)
         if type(out) is LazyTensor:
@@ -658,7 +658,7 @@ def _histogramdd_from_bin_cts_out(a0, a1, *, range=None, weight=None, density=No
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(weight) is LazyTensor and out is not None and s3 is s5):
@@ -690,7 +690,7 @@ def _linalg_eigh_eigenvalues(a0, a1=None, a2=None, *, eigenvalues, eigenvectors)
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(eigenvalues) is LazyTensor:
@@ -703,7 +703,7 @@ def _linalg_eigh_eigenvalues(a0, a1=None, a2=None, *, eigenvalues, eigenvectors)
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(eigenvalues)
         if type(eigenvectors) is LazyTensor:
@@ -716,7 +716,7 @@ def _linalg_eigh_eigenvalues(a0, a1=None, a2=None, *, eigenvalues, eigenvectors)
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(eigenvectors)
         if (type(a0) is LazyTensor and eigenvalues is not None and s0 is s3) or (type(eigenvectors) is LazyTensor and eigenvalues is not None and s4 is s3) or (type(a0) is LazyTensor and eigenvectors is not None and s0 is s4):
@@ -746,7 +746,7 @@ def _log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -759,7 +759,7 @@ def _log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -772,7 +772,7 @@ def _log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -802,7 +802,7 @@ def _masked_scale_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -815,7 +815,7 @@ def _masked_scale_out(a0, a1, a2, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -829,7 +829,7 @@ def _masked_scale_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -859,7 +859,7 @@ def _masked_softmax_out(a0, a1, a2=None, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -872,7 +872,7 @@ def _masked_softmax_out(a0, a1, a2=None, a3=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -885,7 +885,7 @@ def _masked_softmax_out(a0, a1, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -915,7 +915,7 @@ def _mps_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -928,7 +928,7 @@ def _mps_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -945,7 +945,7 @@ def _mps_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7):
@@ -975,7 +975,7 @@ def _new_zeros_with_same_feature_meta_out(a0, a1, *, self_num_batch_dims=None, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -988,7 +988,7 @@ def _new_zeros_with_same_feature_meta_out(a0, a1, *, self_num_batch_dims=None, o
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -1001,7 +1001,7 @@ def _new_zeros_with_same_feature_meta_out(a0, a1, *, self_num_batch_dims=None, o
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -1031,7 +1031,7 @@ def _philox_normal_out(a0, a1, a2=None, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1044,7 +1044,7 @@ def _philox_normal_out(a0, a1, a2=None, a3=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if a2 is d2 else a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -1059,7 +1059,7 @@ def _philox_normal_out(a0, a1, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -1089,7 +1089,7 @@ def _softmax_backward_data_out(a0, a1, a2, a3, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1102,7 +1102,7 @@ def _softmax_backward_data_out(a0, a1, a2, a3, *, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(grad_input) is LazyTensor:
@@ -1115,7 +1115,7 @@ def _softmax_backward_data_out(a0, a1, a2, a3, *, grad_input):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s4) or (type(a1) is LazyTensor and grad_input is not None and s1 is s4):
@@ -1146,7 +1146,7 @@ def _sparse_coo_tensor_with_dims_and_tensors_out(a0, a1, a2, a3, a4, *, is_coale
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -1159,7 +1159,7 @@ def _sparse_coo_tensor_with_dims_and_tensors_out(a0, a1, a2, a3, a4, *, is_coale
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(out) is LazyTensor:
@@ -1172,7 +1172,7 @@ def _sparse_coo_tensor_with_dims_and_tensors_out(a0, a1, a2, a3, a4, *, is_coale
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a3) is LazyTensor and out is not None and s3 is s6) or (type(a4) is LazyTensor and out is not None and s4 is s6):
@@ -1202,7 +1202,7 @@ def _sparse_sum_backward_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1215,7 +1215,7 @@ def _sparse_sum_backward_out(a0, a1, a2, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1229,7 +1229,7 @@ def _sparse_sum_backward_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -1259,7 +1259,7 @@ def _spdiags_out(a0, a1, a2, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1272,7 +1272,7 @@ def _spdiags_out(a0, a1, a2, a3=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1286,7 +1286,7 @@ def _spdiags_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -1318,7 +1318,7 @@ def _unique_out(a0, a1=None, a2=None, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out0) is LazyTensor:
@@ -1331,7 +1331,7 @@ def _unique_out(a0, a1=None, a2=None, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1344,7 +1344,7 @@ def _unique_out(a0, a1=None, a2=None, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4):
@@ -1374,7 +1374,7 @@ def adaptive_avg_pool3d_backward_grad_input(a0, a1, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1387,7 +1387,7 @@ def adaptive_avg_pool3d_backward_grad_input(a0, a1, *, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(grad_input) is LazyTensor:
@@ -1400,7 +1400,7 @@ def adaptive_avg_pool3d_backward_grad_input(a0, a1, *, grad_input):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s2) or (type(a1) is LazyTensor and grad_input is not None and s1 is s2):
@@ -1432,7 +1432,7 @@ def adaptive_max_pool2d_out(a0, a1, *, out, indices):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1446,7 +1446,7 @@ def adaptive_max_pool2d_out(a0, a1, *, out, indices):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if type(indices) is LazyTensor:
@@ -1459,7 +1459,7 @@ def adaptive_max_pool2d_out(a0, a1, *, out, indices):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(indices)
         if (type(a0) is LazyTensor and out is not None and s0 is s2) or (type(indices) is LazyTensor and out is not None and s3 is s2) or (type(a0) is LazyTensor and indices is not None and s0 is s3):
@@ -1491,7 +1491,7 @@ def aminmax_out(a0, *, dim=None, keepdim=None, min, max):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(min) is LazyTensor:
@@ -1504,7 +1504,7 @@ def aminmax_out(a0, *, dim=None, keepdim=None, min, max):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(min)
         if type(max) is LazyTensor:
@@ -1517,7 +1517,7 @@ def aminmax_out(a0, *, dim=None, keepdim=None, min, max):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(max)
         if (type(a0) is LazyTensor and min is not None and s0 is s3) or (type(max) is LazyTensor and min is not None and s4 is s3) or (type(a0) is LazyTensor and max is not None and s0 is s4):
@@ -1547,7 +1547,7 @@ def as_strided_scatter_out(a0, a1, a2, a3, a4=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1560,7 +1560,7 @@ def as_strided_scatter_out(a0, a1, a2, a3, a4=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1575,7 +1575,7 @@ def as_strided_scatter_out(a0, a1, a2, a3, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -1605,7 +1605,7 @@ def avg_pool2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, *, grad_input
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1618,7 +1618,7 @@ def avg_pool2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, *, grad_input
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1634,7 +1634,7 @@ def avg_pool2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, *, grad_input
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s8) or (type(a1) is LazyTensor and grad_input is not None and s1 is s8):
@@ -1666,7 +1666,7 @@ def batch_norm_stats_out(a0, a1, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -1680,7 +1680,7 @@ def batch_norm_stats_out(a0, a1, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1693,7 +1693,7 @@ def batch_norm_stats_out(a0, a1, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s2) or (type(out1) is LazyTensor and out0 is not None and s3 is s2) or (type(a0) is LazyTensor and out1 is not None and s0 is s3):
@@ -1723,7 +1723,7 @@ def bincount_out(a0, a1=None, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1736,7 +1736,7 @@ def bincount_out(a0, a1=None, a2=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -1749,7 +1749,7 @@ def bincount_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -1780,7 +1780,7 @@ def bucketize_Tensor_out(a0, a1, *, out_int32=None, right=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1793,7 +1793,7 @@ def bucketize_Tensor_out(a0, a1, *, out_int32=None, right=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -1806,7 +1806,7 @@ def bucketize_Tensor_out(a0, a1, *, out_int32=None, right=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -1836,7 +1836,7 @@ def cudnn_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1849,7 +1849,7 @@ def cudnn_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1865,7 +1865,7 @@ def cudnn_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s9) or (type(a1) is LazyTensor and out is not None and s1 is s9):
@@ -1895,7 +1895,7 @@ def cudnn_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1908,7 +1908,7 @@ def cudnn_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, o
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1925,7 +1925,7 @@ def cudnn_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, o
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s10) or (type(a1) is LazyTensor and out is not None and s1 is s10):
@@ -1957,7 +1957,7 @@ def cummax_out(a0, a1, *, values, indices):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(values) is LazyTensor:
@@ -1970,7 +1970,7 @@ def cummax_out(a0, a1, *, values, indices):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(values)
         if type(indices) is LazyTensor:
@@ -1983,7 +1983,7 @@ def cummax_out(a0, a1, *, values, indices):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(indices)
         if (type(a0) is LazyTensor and values is not None and s0 is s2) or (type(indices) is LazyTensor and values is not None and s3 is s2) or (type(a0) is LazyTensor and indices is not None and s0 is s3):
@@ -2013,7 +2013,7 @@ def diagonal_scatter_out(a0, a1, a2=None, a3=None, a4=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2026,7 +2026,7 @@ def diagonal_scatter_out(a0, a1, a2=None, a3=None, a4=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -2039,7 +2039,7 @@ def diagonal_scatter_out(a0, a1, a2=None, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -2069,7 +2069,7 @@ def dist_out(a0, a1, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2082,7 +2082,7 @@ def dist_out(a0, a1, a2=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if a2 is d2 else a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -2096,7 +2096,7 @@ def dist_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -2126,7 +2126,7 @@ def div_out_mode(a0, a1, *, rounding_mode, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2139,7 +2139,7 @@ def div_out_mode(a0, a1, *, rounding_mode, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -2152,7 +2152,7 @@ def div_out_mode(a0, a1, *, rounding_mode, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -2182,7 +2182,7 @@ def elu_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2198,7 +2198,7 @@ def elu_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(grad_input) is LazyTensor:
@@ -2211,7 +2211,7 @@ def elu_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s6) or (type(a5) is LazyTensor and grad_input is not None and s5 is s6):
@@ -2241,7 +2241,7 @@ def embedding_out(a0, a1, a2=None, a3=None, a4=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2254,7 +2254,7 @@ def embedding_out(a0, a1, a2=None, a3=None, a4=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -2267,7 +2267,7 @@ def embedding_out(a0, a1, a2=None, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -2298,7 +2298,7 @@ def embedding_dense_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2311,7 +2311,7 @@ def embedding_dense_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -2324,7 +2324,7 @@ def embedding_dense_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -2355,7 +2355,7 @@ def embedding_renorm_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2368,7 +2368,7 @@ def embedding_renorm_out(a0, a1, a2, a3, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -2383,7 +2383,7 @@ def embedding_renorm_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -2415,7 +2415,7 @@ def fake_quantize_per_tensor_affine_cachemask_out(a0, a1, a2, a3, a4, *, out0, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2429,7 +2429,7 @@ def fake_quantize_per_tensor_affine_cachemask_out(a0, a1, a2, a3, a4, *, out0, o
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -2442,7 +2442,7 @@ def fake_quantize_per_tensor_affine_cachemask_out(a0, a1, a2, a3, a4, *, out0, o
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s5) or (type(out1) is LazyTensor and out0 is not None and s6 is s5) or (type(a0) is LazyTensor and out1 is not None and s0 is s6):
@@ -2472,7 +2472,7 @@ def floor_divide_out(a0, a1, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2485,7 +2485,7 @@ def floor_divide_out(a0, a1, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -2498,7 +2498,7 @@ def floor_divide_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2) or (type(a1) is LazyTensor and out is not None and s1 is s2):
@@ -2531,7 +2531,7 @@ def frexp_Tensor_out(a0, *, mantissa, exponent):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(mantissa) is LazyTensor:
@@ -2544,7 +2544,7 @@ def frexp_Tensor_out(a0, *, mantissa, exponent):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(mantissa)
         if type(exponent) is LazyTensor:
@@ -2557,7 +2557,7 @@ def frexp_Tensor_out(a0, *, mantissa, exponent):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(exponent)
         if (type(a0) is LazyTensor and mantissa is not None and s0 is s1) or (type(exponent) is LazyTensor and mantissa is not None and s2 is s1) or (type(a0) is LazyTensor and exponent is not None and s0 is s2):
@@ -2587,7 +2587,7 @@ def gather_out(a0, a1, a2, *, sparse_grad=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2600,7 +2600,7 @@ def gather_out(a0, a1, a2, *, sparse_grad=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -2613,7 +2613,7 @@ def gather_out(a0, a1, a2, *, sparse_grad=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -2644,7 +2644,7 @@ def gelu_backward_grad_input(a0, a1, *, approximate=None, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2657,7 +2657,7 @@ def gelu_backward_grad_input(a0, a1, *, approximate=None, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(grad_input) is LazyTensor:
@@ -2670,7 +2670,7 @@ def gelu_backward_grad_input(a0, a1, *, approximate=None, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s3) or (type(a1) is LazyTensor and grad_input is not None and s1 is s3):
@@ -2702,7 +2702,7 @@ def geqrf_a(a0, *, a, tau):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a) is LazyTensor:
@@ -2715,7 +2715,7 @@ def geqrf_a(a0, *, a, tau):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a)
         if type(tau) is LazyTensor:
@@ -2728,7 +2728,7 @@ def geqrf_a(a0, *, a, tau):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(tau)
         if (type(a0) is LazyTensor and a is not None and s0 is s1) or (type(tau) is LazyTensor and a is not None and s2 is s1) or (type(a0) is LazyTensor and tau is not None and s0 is s2):
@@ -2758,7 +2758,7 @@ def glu_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2771,7 +2771,7 @@ def glu_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(grad_input) is LazyTensor:
@@ -2784,7 +2784,7 @@ def glu_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s3) or (type(a1) is LazyTensor and grad_input is not None and s1 is s3):
@@ -2814,7 +2814,7 @@ def hardshrink_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2827,7 +2827,7 @@ def hardshrink_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -2841,7 +2841,7 @@ def hardshrink_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s3) or (type(a1) is LazyTensor and grad_input is not None and s1 is s3):
@@ -2871,7 +2871,7 @@ def hardtanh_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2884,7 +2884,7 @@ def hardtanh_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -2899,7 +2899,7 @@ def hardtanh_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s4) or (type(a1) is LazyTensor and grad_input is not None and s1 is s4):
@@ -2929,7 +2929,7 @@ def huber_loss_out(a0, a1, a2=None, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2942,7 +2942,7 @@ def huber_loss_out(a0, a1, a2=None, a3=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k3 = n3 if a3 is d3 else a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -2956,7 +2956,7 @@ def huber_loss_out(a0, a1, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -2986,7 +2986,7 @@ def index_Tensor_out(a0, a1, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -3000,7 +3000,7 @@ def index_Tensor_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2) or (out is not None and shares(s2, a1)):
@@ -3031,7 +3031,7 @@ def index_fill_int_Scalar_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -3044,7 +3044,7 @@ def index_fill_int_Scalar_out(a0, a1, a2, a3, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -3058,7 +3058,7 @@ def index_fill_int_Scalar_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -3089,7 +3089,7 @@ def index_select_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -3102,7 +3102,7 @@ def index_select_out(a0, a1, a2, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -3115,7 +3115,7 @@ def index_select_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a2) is LazyTensor and out is not None and s2 is s3):
@@ -3146,7 +3146,7 @@ def isin_Tensor_Tensor_out(a0, a1, *, assume_unique=None, invert=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3159,7 +3159,7 @@ def isin_Tensor_Tensor_out(a0, a1, *, assume_unique=None, invert=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -3172,7 +3172,7 @@ def isin_Tensor_Tensor_out(a0, a1, *, assume_unique=None, invert=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -3204,7 +3204,7 @@ def kthvalue_values(a0, a1, a2=None, a3=None, *, values, indices):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(values) is LazyTensor:
@@ -3217,7 +3217,7 @@ def kthvalue_values(a0, a1, a2=None, a3=None, *, values, indices):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(values)
         if type(indices) is LazyTensor:
@@ -3230,7 +3230,7 @@ def kthvalue_values(a0, a1, a2=None, a3=None, *, values, indices):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(indices)
         if (type(a0) is LazyTensor and values is not None and s0 is s4) or (type(indices) is LazyTensor and values is not None and s5 is s4) or (type(a0) is LazyTensor and indices is not None and s0 is s5):
@@ -3260,7 +3260,7 @@ def leaky_relu_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3273,7 +3273,7 @@ def leaky_relu_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -3287,7 +3287,7 @@ def leaky_relu_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s4) or (type(a1) is LazyTensor and grad_input is not None and s1 is s4):
@@ -3319,7 +3319,7 @@ def linalg_cholesky_ex_L(a0, *, upper=None, check_errors=None, L, info):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(L) is LazyTensor:
@@ -3332,7 +3332,7 @@ def linalg_cholesky_ex_L(a0, *, upper=None, check_errors=None, L, info):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(L)
         if type(info) is LazyTensor:
@@ -3345,7 +3345,7 @@ def linalg_cholesky_ex_L(a0, *, upper=None, check_errors=None, L, info):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(info)
         if (type(a0) is LazyTensor and L is not None and s0 is s3) or (type(info) is LazyTensor and L is not None and s4 is s3) or (type(a0) is LazyTensor and info is not None and s0 is s4):
@@ -3375,7 +3375,7 @@ def linalg_cross_out(a0, a1, *, dim=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3388,7 +3388,7 @@ def linalg_cross_out(a0, a1, *, dim=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -3401,7 +3401,7 @@ def linalg_cross_out(a0, a1, *, dim=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -3433,7 +3433,7 @@ def linalg_eig_out(a0, *, eigenvalues, eigenvectors):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(eigenvalues) is LazyTensor:
@@ -3446,7 +3446,7 @@ def linalg_eig_out(a0, *, eigenvalues, eigenvectors):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(eigenvalues)
         if type(eigenvectors) is LazyTensor:
@@ -3459,7 +3459,7 @@ def linalg_eig_out(a0, *, eigenvalues, eigenvectors):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(eigenvectors)
         if (type(a0) is LazyTensor and eigenvalues is not None and s0 is s1) or (type(eigenvectors) is LazyTensor and eigenvalues is not None and s2 is s1) or (type(a0) is LazyTensor and eigenvectors is not None and s0 is s2):
@@ -3491,7 +3491,7 @@ def linalg_inv_ex_inverse(a0, *, check_errors=None, inverse, info):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(inverse) is LazyTensor:
@@ -3504,7 +3504,7 @@ def linalg_inv_ex_inverse(a0, *, check_errors=None, inverse, info):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(inverse)
         if type(info) is LazyTensor:
@@ -3517,7 +3517,7 @@ def linalg_inv_ex_inverse(a0, *, check_errors=None, inverse, info):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(info)
         if (type(a0) is LazyTensor and inverse is not None and s0 is s2) or (type(info) is LazyTensor and inverse is not None and s3 is s2) or (type(a0) is LazyTensor and info is not None and s0 is s3):
@@ -3549,7 +3549,7 @@ def linalg_qr_out(a0, a1=None, *, Q, R):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(Q) is LazyTensor:
@@ -3562,7 +3562,7 @@ def linalg_qr_out(a0, a1=None, *, Q, R):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(Q)
         if type(R) is LazyTensor:
@@ -3575,7 +3575,7 @@ def linalg_qr_out(a0, a1=None, *, Q, R):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(R)
         if (type(a0) is LazyTensor and Q is not None and s0 is s2) or (type(R) is LazyTensor and Q is not None and s3 is s2) or (type(a0) is LazyTensor and R is not None and s0 is s3):
@@ -3605,7 +3605,7 @@ def linalg_solve_triangular_out(a0, a1, *, upper, left=None, unitriangular=None,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3618,7 +3618,7 @@ def linalg_solve_triangular_out(a0, a1, *, upper, left=None, unitriangular=None,
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -3631,7 +3631,7 @@ def linalg_solve_triangular_out(a0, a1, *, upper, left=None, unitriangular=None,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -3663,7 +3663,7 @@ def log_sigmoid_forward_output(a0, *, output, buffer):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(output) is LazyTensor:
@@ -3676,7 +3676,7 @@ def log_sigmoid_forward_output(a0, *, output, buffer):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(output)
         if type(buffer) is LazyTensor:
@@ -3689,7 +3689,7 @@ def log_sigmoid_forward_output(a0, *, output, buffer):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(buffer)
         if (type(a0) is LazyTensor and output is not None and s0 is s1) or (type(buffer) is LazyTensor and output is not None and s2 is s1) or (type(a0) is LazyTensor and buffer is not None and s0 is s2):
@@ -3719,7 +3719,7 @@ def logit_backward_grad_input(a0, a1, a2=None, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3732,7 +3732,7 @@ def logit_backward_grad_input(a0, a1, a2=None, *, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if a2 is d2 else a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -3746,7 +3746,7 @@ def logit_backward_grad_input(a0, a1, a2=None, *, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s3) or (type(a1) is LazyTensor and grad_input is not None and s1 is s3):
@@ -3776,7 +3776,7 @@ def logspace_Tensor_Tensor_out(a0, a1, a2, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3789,7 +3789,7 @@ def logspace_Tensor_Tensor_out(a0, a1, a2, a3=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k3 = n3 if a3 is d3 else a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -3803,7 +3803,7 @@ def logspace_Tensor_Tensor_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -3835,7 +3835,7 @@ def max_dim_max(a0, a1, a2=None, *, max, max_values):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(max) is LazyTensor:
@@ -3848,7 +3848,7 @@ def max_dim_max(a0, a1, a2=None, *, max, max_values):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(max)
         if type(max_values) is LazyTensor:
@@ -3861,7 +3861,7 @@ def max_dim_max(a0, a1, a2=None, *, max, max_values):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(max_values)
         if (type(a0) is LazyTensor and max is not None and s0 is s3) or (type(max_values) is LazyTensor and max is not None and s4 is s3) or (type(a0) is LazyTensor and max_values is not None and s0 is s4):
@@ -3891,7 +3891,7 @@ def max_pool2d_backward_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3904,7 +3904,7 @@ def max_pool2d_backward_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, o
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -3921,7 +3921,7 @@ def max_pool2d_backward_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, o
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7):
@@ -3953,7 +3953,7 @@ def max_pool2d_with_indices_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3970,7 +3970,7 @@ def max_pool2d_with_indices_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, o
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if type(indices) is LazyTensor:
@@ -3983,7 +3983,7 @@ def max_pool2d_with_indices_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, o
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(indices)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(indices) is LazyTensor and out is not None and s7 is s6) or (type(a0) is LazyTensor and indices is not None and s0 is s7):
@@ -4013,7 +4013,7 @@ def max_unpool2d_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4026,7 +4026,7 @@ def max_unpool2d_out(a0, a1, a2, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -4040,7 +4040,7 @@ def max_unpool2d_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -4071,7 +4071,7 @@ def max_unpool3d_out(a0, a1, a2, a3, a4, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4084,7 +4084,7 @@ def max_unpool3d_out(a0, a1, a2, a3, a4, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -4100,7 +4100,7 @@ def max_unpool3d_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -4133,7 +4133,7 @@ def median_dim_values(a0, a1, a2=None, *, values, indices):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(values) is LazyTensor:
@@ -4146,7 +4146,7 @@ def median_dim_values(a0, a1, a2=None, *, values, indices):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(values)
         if type(indices) is LazyTensor:
@@ -4159,7 +4159,7 @@ def median_dim_values(a0, a1, a2=None, *, values, indices):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(indices)
         if (type(a0) is LazyTensor and values is not None and s0 is s3) or (type(indices) is LazyTensor and values is not None and s4 is s3) or (type(a0) is LazyTensor and indices is not None and s0 is s4):
@@ -4191,7 +4191,7 @@ def min_dim_min(a0, a1, a2=None, *, min, min_indices):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(min) is LazyTensor:
@@ -4204,7 +4204,7 @@ def min_dim_min(a0, a1, a2=None, *, min, min_indices):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(min)
         if type(min_indices) is LazyTensor:
@@ -4217,7 +4217,7 @@ def min_dim_min(a0, a1, a2=None, *, min, min_indices):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(min_indices)
         if (type(a0) is LazyTensor and min is not None and s0 is s3) or (type(min_indices) is LazyTensor and min is not None and s4 is s3) or (type(a0) is LazyTensor and min_indices is not None and s0 is s4):
@@ -4248,7 +4248,7 @@ def mkldnn_linear_backward_input_out(a0, a1, a2, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4261,7 +4261,7 @@ def mkldnn_linear_backward_input_out(a0, a1, a2, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -4274,7 +4274,7 @@ def mkldnn_linear_backward_input_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s3) or (type(a2) is LazyTensor and out is not None and s2 is s3):
@@ -4306,7 +4306,7 @@ def mode_values(a0, a1=None, a2=None, *, values, indices):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(values) is LazyTensor:
@@ -4319,7 +4319,7 @@ def mode_values(a0, a1=None, a2=None, *, values, indices):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(values)
         if type(indices) is LazyTensor:
@@ -4332,7 +4332,7 @@ def mode_values(a0, a1=None, a2=None, *, values, indices):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(indices)
         if (type(a0) is LazyTensor and values is not None and s0 is s3) or (type(indices) is LazyTensor and values is not None and s4 is s3) or (type(a0) is LazyTensor and indices is not None and s0 is s4):
@@ -4362,7 +4362,7 @@ def reflection_pad1d_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4375,7 +4375,7 @@ def reflection_pad1d_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -4389,7 +4389,7 @@ def reflection_pad1d_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s3) or (type(a1) is LazyTensor and grad_input is not None and s1 is s3):
@@ -4419,7 +4419,7 @@ def resize_as_out(a0, a1, *, memory_format=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4432,7 +4432,7 @@ def resize_as_out(a0, a1, *, memory_format=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -4445,7 +4445,7 @@ def resize_as_out(a0, a1, *, memory_format=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -4475,7 +4475,7 @@ def scatter_value_reduce_out(a0, a1, a2, a3, *, reduce, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -4488,7 +4488,7 @@ def scatter_value_reduce_out(a0, a1, a2, a3, *, reduce, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -4502,7 +4502,7 @@ def scatter_value_reduce_out(a0, a1, a2, a3, *, reduce, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5):
@@ -4533,7 +4533,7 @@ def searchsorted_Scalar_out(a0, a1, *, out_int32=None, right=None, side=None, so
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -4547,7 +4547,7 @@ def searchsorted_Scalar_out(a0, a1, *, out_int32=None, right=None, side=None, so
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(sorter)
         if type(out) is LazyTensor:
@@ -4560,7 +4560,7 @@ def searchsorted_Scalar_out(a0, a1, *, out_int32=None, right=None, side=None, so
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(sorter) is LazyTensor and out is not None and s5 is s6):
@@ -4590,7 +4590,7 @@ def slice_scatter_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4603,7 +4603,7 @@ def slice_scatter_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out) is LazyTensor:
@@ -4616,7 +4616,7 @@ def slice_scatter_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6):
@@ -4648,7 +4648,7 @@ def sort_values_stable(a0, *, stable, dim=None, descending=None, values, indices
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(values) is LazyTensor:
@@ -4661,7 +4661,7 @@ def sort_values_stable(a0, *, stable, dim=None, descending=None, values, indices
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(values)
         if type(indices) is LazyTensor:
@@ -4674,7 +4674,7 @@ def sort_values_stable(a0, *, stable, dim=None, descending=None, values, indices
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(indices)
         if (type(a0) is LazyTensor and values is not None and s0 is s4) or (type(indices) is LazyTensor and values is not None and s5 is s4) or (type(a0) is LazyTensor and indices is not None and s0 is s5):
@@ -4706,7 +4706,7 @@ def std_mean_correction_out(a0, a1=None, *, correction=None, keepdim=None, out0,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4721,7 +4721,7 @@ def std_mean_correction_out(a0, a1=None, *, correction=None, keepdim=None, out0,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4734,7 +4734,7 @@ def std_mean_correction_out(a0, a1=None, *, correction=None, keepdim=None, out0,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5):
@@ -4766,7 +4766,7 @@ def topk_values(a0, a1, a2=None, a3=None, a4=None, *, values, indices):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(values) is LazyTensor:
@@ -4779,7 +4779,7 @@ def topk_values(a0, a1, a2=None, a3=None, a4=None, *, values, indices):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(values)
         if type(indices) is LazyTensor:
@@ -4792,7 +4792,7 @@ def topk_values(a0, a1, a2=None, a3=None, a4=None, *, values, indices):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(indices)
         if (type(a0) is LazyTensor and values is not None and s0 is s5) or (type(indices) is LazyTensor and values is not None and s6 is s5) or (type(a0) is LazyTensor and indices is not None and s0 is s6):

@@ -20,7 +20,7 @@ def _addmm_activation_out(a0, a1, a2, *, beta=None, alpha=None, use_gelu=None, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -33,7 +33,7 @@ def _addmm_activation_out(a0, a1, a2, *, beta=None, alpha=None, use_gelu=None, o
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -46,7 +46,7 @@ def _addmm_activation_out(a0, a1, a2, *, beta=None, alpha=None, use_gelu=None, o
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = n3 if beta is d3 else beta if type(beta) is float and beta == beta and beta != 0.0 else number_key(beta)
@@ -61,7 +61,7 @@ def _addmm_activation_out(a0, a1, a2, *, beta=None, alpha=None, use_gelu=None, o
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6):
@@ -93,7 +93,7 @@ def _amp_foreach_non_finite_check_and_unscale_out(a0, a1, a2, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -106,7 +106,7 @@ def _amp_foreach_non_finite_check_and_unscale_out(a0, a1, a2, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = None if out is None else list_values(out)
@@ -139,7 +139,7 @@ def _amp_update_scale_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -152,7 +152,7 @@ def _amp_update_scale_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -165,7 +165,7 @@ def _amp_update_scale_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -180,7 +180,7 @@ def _amp_update_scale_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and a1 is not None and s0 is s1 and a0 is not a1) or (type(a2) is LazyTensor and a1 is not None and s2 is s1 and a2 is not a1) or (type(out) is LazyTensor and a1 is not None and s6 is s1 and out is not a1) or (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6):
@@ -210,7 +210,7 @@ def _conv_depthwise2d_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -223,7 +223,7 @@ def _conv_depthwise2d_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -237,7 +237,7 @@ def _conv_depthwise2d_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = tuple(a4) if type(a4) is list else a4
@@ -253,7 +253,7 @@ def _conv_depthwise2d_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a3) is LazyTensor and out is not None and s3 is s7):
@@ -283,7 +283,7 @@ def _convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, *, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -296,7 +296,7 @@ def _convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, *, o
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -309,7 +309,7 @@ def _convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, *, o
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -326,7 +326,7 @@ def _convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, *, o
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s13) or (type(a1) is LazyTensor and out is not None and s1 is s13) or (type(a2) is LazyTensor and out is not None and s2 is s13):
@@ -358,7 +358,7 @@ def _ctc_loss_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -371,7 +371,7 @@ def _ctc_loss_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -386,7 +386,7 @@ def _ctc_loss_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -399,7 +399,7 @@ def _ctc_loss_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s6) or (type(a1) is LazyTensor and out0 is not None and s1 is s6) or (type(out1) is LazyTensor and out0 is not None and s7 is s6) or (type(a0) is LazyTensor and out1 is not None and s0 is s7) or (type(a1) is LazyTensor and out1 is not None and s1 is s7):
@@ -432,7 +432,7 @@ def _cudnn_ctc_loss_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -445,7 +445,7 @@ def _cudnn_ctc_loss_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -460,7 +460,7 @@ def _cudnn_ctc_loss_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -473,7 +473,7 @@ def _cudnn_ctc_loss_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s7) or (type(a1) is LazyTensor and out0 is not None and s1 is s7) or (type(out1) is LazyTensor and out0 is not None and s8 is s7) or (type(a0) is LazyTensor and out1 is not None and s0 is s8) or (type(a1) is LazyTensor and out1 is not None and s1 is s8):
@@ -503,7 +503,7 @@ def _dirichlet_grad_out(a0, a1, a2, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -516,7 +516,7 @@ def _dirichlet_grad_out(a0, a1, a2, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -529,7 +529,7 @@ def _dirichlet_grad_out(a0, a1, a2, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -542,7 +542,7 @@ def _dirichlet_grad_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3) or (type(a2) is LazyTensor and out is not None and s2 is s3):
@@ -572,7 +572,7 @@ def _fake_quantize_learnable_per_channel_affine_out(a0, a1, a2, a3, a4, a5, a6=N
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -585,7 +585,7 @@ def _fake_quantize_learnable_per_channel_affine_out(a0, a1, a2, a3, a4, a5, a6=N
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -598,7 +598,7 @@ def _fake_quantize_learnable_per_channel_affine_out(a0, a1, a2, a3, a4, a5, a6=N
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k6 = n6 if a6 is d6 else a6 if type(a6) is float and a6 == a6 and a6 != 0.0 else number_key(a6)
@@ -612,7 +612,7 @@ def _fake_quantize_learnable_per_channel_affine_out(a0, a1, a2, a3, a4, a5, a6=N
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a2) is LazyTensor and out is not None and s2 is s7):
@@ -642,7 +642,7 @@ def _fake_quantize_learnable_per_tensor_affine_out(a0, a1, a2, a3, a4, a5=None, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -655,7 +655,7 @@ def _fake_quantize_learnable_per_tensor_affine_out(a0, a1, a2, a3, a4, a5=None, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -668,7 +668,7 @@ def _fake_quantize_learnable_per_tensor_affine_out(a0, a1, a2, a3, a4, a5=None, 
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k5 = n5 if a5 is d5 else a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -682,7 +682,7 @@ def _fake_quantize_learnable_per_tensor_affine_out(a0, a1, a2, a3, a4, a5=None, 
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6):
@@ -712,7 +712,7 @@ def _histogramdd_from_bin_tensors_out(a0, a1, *, weight=None, density=None, out)
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -726,7 +726,7 @@ def _histogramdd_from_bin_tensors_out(a0, a1, *, weight=None, density=None, out)
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(weight)
         if type(out) is LazyTensor:
@@ -739,7 +739,7 @@ def _histogramdd_from_bin_tensors_out(a0, a1, *, weight=None, density=None, out)
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(weight) is LazyTensor and out is not None and s2 is s4) or (out is not None and shares(s4, a1)):
@@ -769,7 +769,7 @@ def _index_put_impl_out(a0, a1, a2, a3=None, a4=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -783,7 +783,7 @@ def _index_put_impl_out(a0, a1, a2, a3=None, a4=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -796,7 +796,7 @@ def _index_put_impl_out(a0, a1, a2, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5) or (out is not None and shares(s5, a1)):
@@ -830,7 +830,7 @@ def _linalg_det_result(a0, *, result, LU, pivots):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(result) is LazyTensor:
@@ -843,7 +843,7 @@ def _linalg_det_result(a0, *, result, LU, pivots):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(result)
         if type(LU) is LazyTensor:
@@ -856,7 +856,7 @@ def _linalg_det_result(a0, *, result, LU, pivots):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(LU)
         if type(pivots) is LazyTensor:
@@ -869,7 +869,7 @@ def _linalg_det_result(a0, *, result, LU, pivots):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(pivots)
         if (type(a0) is LazyTensor and result is not None and s0 is s1) or (type(LU) is LazyTensor and result is not None and s2 is s1) or (type(pivots) is LazyTensor and result is not None and s3 is s1) or (type(a0) is LazyTensor and LU is not None and s0 is s2) or (type(pivots) is LazyTensor and LU is not None and s3 is s2) or (type(a0) is LazyTensor and pivots is not None and s0 is s3):
@@ -903,7 +903,7 @@ def _linalg_svd_U(a0, a1=None, a2=None, *, driver=None, U, S, Vh):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(U) is LazyTensor:
@@ -916,7 +916,7 @@ def _linalg_svd_U(a0, a1=None, a2=None, *, driver=None, U, S, Vh):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(U)
         if type(S) is LazyTensor:
@@ -929,7 +929,7 @@ def _linalg_svd_U(a0, a1=None, a2=None, *, driver=None, U, S, Vh):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(S)
         if type(Vh) is LazyTensor:
@@ -942,7 +942,7 @@ def _linalg_svd_U(a0, a1=None, a2=None, *, driver=None, U, S, Vh):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(Vh)
         if (type(a0) is LazyTensor and U is not None and s0 is s4) or (type(S) is LazyTensor and U is not None and s5 is s4) or (type(Vh) is LazyTensor and U is not None and s6 is s4) or (type(a0) is LazyTensor and S is not None and s0 is s5) or (type(Vh) is LazyTensor and S is not None and s6 is s5) or (type(a0) is LazyTensor and Vh is not None and s0 is s6):
@@ -972,7 +972,7 @@ def _make_per_channel_quantized_tensor_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -985,7 +985,7 @@ def _make_per_channel_quantized_tensor_out(a0, a1, a2, a3, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -998,7 +998,7 @@ def _make_per_channel_quantized_tensor_out(a0, a1, a2, a3, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -1011,7 +1011,7 @@ def _make_per_channel_quantized_tensor_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -1041,7 +1041,7 @@ def _masked_softmax_backward_out(a0, a1, a2, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1054,7 +1054,7 @@ def _masked_softmax_backward_out(a0, a1, a2, a3=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1067,7 +1067,7 @@ def _masked_softmax_backward_out(a0, a1, a2, a3=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -1080,7 +1080,7 @@ def _masked_softmax_backward_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -1110,7 +1110,7 @@ def _mps_convolution_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1123,7 +1123,7 @@ def _mps_convolution_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1136,7 +1136,7 @@ def _mps_convolution_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -1152,7 +1152,7 @@ def _mps_convolution_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a2) is LazyTensor and out is not None and s2 is s7):
@@ -1182,7 +1182,7 @@ def _nnpack_spatial_convolution_out(a0, a1, a2, a3, a4=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1195,7 +1195,7 @@ def _nnpack_spatial_convolution_out(a0, a1, a2, a3, a4=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1208,7 +1208,7 @@ def _nnpack_spatial_convolution_out(a0, a1, a2, a3, a4=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -1223,7 +1223,7 @@ def _nnpack_spatial_convolution_out(a0, a1, a2, a3, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5):
@@ -1255,7 +1255,7 @@ def _pack_padded_sequence_out(a0, a1, a2, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1268,7 +1268,7 @@ def _pack_padded_sequence_out(a0, a1, a2, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out0) is LazyTensor:
@@ -1281,7 +1281,7 @@ def _pack_padded_sequence_out(a0, a1, a2, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1294,7 +1294,7 @@ def _pack_padded_sequence_out(a0, a1, a2, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(a1) is LazyTensor and out0 is not None and s1 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4) or (type(a1) is LazyTensor and out1 is not None and s1 is s4):
@@ -1324,7 +1324,7 @@ def _pdist_backward_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1337,7 +1337,7 @@ def _pdist_backward_out(a0, a1, a2, a3, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -1351,7 +1351,7 @@ def _pdist_backward_out(a0, a1, a2, a3, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(out) is LazyTensor:
@@ -1364,7 +1364,7 @@ def _pdist_backward_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a3) is LazyTensor and out is not None and s3 is s4):
@@ -1394,7 +1394,7 @@ def _slow_conv2d_forward_output(a0, a1, a2, a3, a4, a5, *, output):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1407,7 +1407,7 @@ def _slow_conv2d_forward_output(a0, a1, a2, a3, a4, a5, *, output):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1421,7 +1421,7 @@ def _slow_conv2d_forward_output(a0, a1, a2, a3, a4, a5, *, output):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = tuple(a4) if type(a4) is list else a4
@@ -1436,7 +1436,7 @@ def _slow_conv2d_forward_output(a0, a1, a2, a3, a4, a5, *, output):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(output)
         if (type(a0) is LazyTensor and output is not None and s0 is s6) or (type(a1) is LazyTensor and output is not None and s1 is s6) or (type(a3) is LazyTensor and output is not None and s3 is s6):
@@ -1466,7 +1466,7 @@ def _sparse_addmm_out(a0, a1, a2, *, beta=None, alpha=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1479,7 +1479,7 @@ def _sparse_addmm_out(a0, a1, a2, *, beta=None, alpha=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1492,7 +1492,7 @@ def _sparse_addmm_out(a0, a1, a2, *, beta=None, alpha=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = n3 if beta is d3 else beta if type(beta) is float and beta == beta and beta != 0.0 else number_key(beta)
@@ -1507,7 +1507,7 @@ def _sparse_addmm_out(a0, a1, a2, *, beta=None, alpha=None, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5):
@@ -1537,7 +1537,7 @@ def _sparse_log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1550,7 +1550,7 @@ def _sparse_log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a3) is LazyTensor:
@@ -1563,7 +1563,7 @@ def _sparse_log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(out) is LazyTensor:
@@ -1576,7 +1576,7 @@ def _sparse_log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a3) is LazyTensor and out is not None and s3 is s4):
@@ -1606,7 +1606,7 @@ def _trilinear_out(a0, a1, a2, a3, a4, a5, a6, a7=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1619,7 +1619,7 @@ def _trilinear_out(a0, a1, a2, a3, a4, a5, a6, a7=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1632,7 +1632,7 @@ def _trilinear_out(a0, a1, a2, a3, a4, a5, a6, a7=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -1649,7 +1649,7 @@ def _trilinear_out(a0, a1, a2, a3, a4, a5, a6, a7=None, *, out):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8):
@@ -1683,7 +1683,7 @@ def _unique2_out(a0, a1=None, a2=None, a3=None, *, out0, out1, out2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out0) is LazyTensor:
@@ -1696,7 +1696,7 @@ def _unique2_out(a0, a1=None, a2=None, a3=None, *, out0, out1, out2):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1709,7 +1709,7 @@ def _unique2_out(a0, a1=None, a2=None, a3=None, *, out0, out1, out2):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -1722,7 +1722,7 @@ def _unique2_out(a0, a1=None, a2=None, a3=None, *, out0, out1, out2):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(out2) is LazyTensor and out0 is not None and s6 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5) or (type(out2) is LazyTensor and out1 is not None and s6 is s5) or (type(a0) is LazyTensor and out2 is not None and s0 is s6):
@@ -1754,7 +1754,7 @@ def _weight_norm_interface_out(a0, a1, a2=None, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1767,7 +1767,7 @@ def _weight_norm_interface_out(a0, a1, a2=None, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out0) is LazyTensor:
@@ -1780,7 +1780,7 @@ def _weight_norm_interface_out(a0, a1, a2=None, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1793,7 +1793,7 @@ def _weight_norm_interface_out(a0, a1, a2=None, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(a1) is LazyTensor and out0 is not None and s1 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4) or (type(a1) is LazyTensor and out1 is not None and s1 is s4):
@@ -1823,7 +1823,7 @@ def adaptive_max_pool2d_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1836,7 +1836,7 @@ def adaptive_max_pool2d_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1849,7 +1849,7 @@ def adaptive_max_pool2d_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(grad_input) is LazyTensor:
@@ -1862,7 +1862,7 @@ def adaptive_max_pool2d_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s3) or (type(a1) is LazyTensor and grad_input is not None and s1 is s3) or (type(a2) is LazyTensor and grad_input is not None and s2 is s3):
@@ -1892,7 +1892,7 @@ def addcdiv_out(a0, a1, a2, *, value=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1905,7 +1905,7 @@ def addcdiv_out(a0, a1, a2, *, value=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1918,7 +1918,7 @@ def addcdiv_out(a0, a1, a2, *, value=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = n3 if value is d3 else value if type(value) is float and value == value and value != 0.0 else number_key(value)
@@ -1932,7 +1932,7 @@ def addcdiv_out(a0, a1, a2, *, value=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -1962,7 +1962,7 @@ def addmm_dtype_out(a0, a1, a2, a3, *, beta=None, alpha=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1975,7 +1975,7 @@ def addmm_dtype_out(a0, a1, a2, a3, *, beta=None, alpha=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1988,7 +1988,7 @@ def addmm_dtype_out(a0, a1, a2, a3, *, beta=None, alpha=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k4 = n4 if beta is d4 else beta if type(beta) is float and beta == beta and beta != 0.0 else number_key(beta)
@@ -2003,7 +2003,7 @@ def addmm_dtype_out(a0, a1, a2, a3, *, beta=None, alpha=None, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6):
@@ -2033,7 +2033,7 @@ def binary_cross_entropy_out(a0, a1, a2=None, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2046,7 +2046,7 @@ def binary_cross_entropy_out(a0, a1, a2=None, a3=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2059,7 +2059,7 @@ def binary_cross_entropy_out(a0, a1, a2=None, a3=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -2072,7 +2072,7 @@ def binary_cross_entropy_out(a0, a1, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -2103,7 +2103,7 @@ def clamp_Tensor_out(a0, a1=None, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2116,7 +2116,7 @@ def clamp_Tensor_out(a0, a1=None, a2=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2129,7 +2129,7 @@ def clamp_Tensor_out(a0, a1=None, a2=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -2142,7 +2142,7 @@ def clamp_Tensor_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3) or (type(a2) is LazyTensor and out is not None and s2 is s3):
@@ -2172,7 +2172,7 @@ def convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2185,7 +2185,7 @@ def convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2198,7 +2198,7 @@ def convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -2215,7 +2215,7 @@ def convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s9) or (type(a1) is LazyTensor and out is not None and s1 is s9) or (type(a2) is LazyTensor and out is not None and s2 is s9):
@@ -2247,7 +2247,7 @@ def fractional_max_pool2d_output(a0, a1, a2, a3, *, output, indices):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2262,7 +2262,7 @@ def fractional_max_pool2d_output(a0, a1, a2, a3, *, output, indices):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(output) is LazyTensor:
@@ -2275,7 +2275,7 @@ def fractional_max_pool2d_output(a0, a1, a2, a3, *, output, indices):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(output)
         if type(indices) is LazyTensor:
@@ -2288,7 +2288,7 @@ def fractional_max_pool2d_output(a0, a1, a2, a3, *, output, indices):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(indices)
         if (type(a0) is LazyTensor and output is not None and s0 is s4) or (type(a3) is LazyTensor and output is not None and s3 is s4) or (type(indices) is LazyTensor and output is not None and s5 is s4) or (type(a0) is LazyTensor and indices is not None and s0 is s5) or (type(a3) is LazyTensor and indices is not None and s3 is s5):
@@ -2318,7 +2318,7 @@ def fractional_max_pool2d_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input)
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2331,7 +2331,7 @@ def fractional_max_pool2d_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input)
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -2346,7 +2346,7 @@ def fractional_max_pool2d_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input)
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(grad_input) is LazyTensor:
@@ -2359,7 +2359,7 @@ def fractional_max_pool2d_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input)
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s5) or (type(a1) is LazyTensor and grad_input is not None and s1 is s5) or (type(a4) is LazyTensor and grad_input is not None and s4 is s5):
@@ -2391,7 +2391,7 @@ def histogram_bin_ct_out(a0, a1=None, *, range=None, weight=None, density=None, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k2 = None if range is None else tuple(map(number_key, range))
@@ -2405,7 +2405,7 @@ def histogram_bin_ct_out(a0, a1=None, *, range=None, weight=None, density=None, 
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(weight)
         if type(hist) is LazyTensor:
@@ -2418,7 +2418,7 @@ def histogram_bin_ct_out(a0, a1=None, *, range=None, weight=None, density=None, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(hist)
         if type(bin_edges) is LazyTensor:
@@ -2431,7 +2431,7 @@ def histogram_bin_ct_out(a0, a1=None, *, range=None, weight=None, density=None, 
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(bin_edges)
         if (type(a0) is LazyTensor and hist is not None and s0 is s5) or (type(weight) is LazyTensor and hist is not None and s3 is s5) or (type(bin_edges) is LazyTensor and hist is not None and s6 is s5) or (type(a0) is LazyTensor and bin_edges is not None and s0 is s6) or (type(weight) is LazyTensor and bin_edges is not None and s3 is s6):
@@ -2461,7 +2461,7 @@ def huber_loss_backward_out(a0, a1, a2, a3, a4, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2474,7 +2474,7 @@ def huber_loss_backward_out(a0, a1, a2, a3, a4, *, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2487,7 +2487,7 @@ def huber_loss_backward_out(a0, a1, a2, a3, a4, *, grad_input):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k4 = a4 if type(a4) is float and a4 == a4 and a4 != 0.0 else number_key(a4)
@@ -2501,7 +2501,7 @@ def huber_loss_backward_out(a0, a1, a2, a3, a4, *, grad_input):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s5) or (type(a1) is LazyTensor and grad_input is not None and s1 is s5) or (type(a2) is LazyTensor and grad_input is not None and s2 is s5):
@@ -2531,7 +2531,7 @@ def index_add_out(a0, a1, a2, a3, *, alpha=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2544,7 +2544,7 @@ def index_add_out(a0, a1, a2, a3, *, alpha=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2557,7 +2557,7 @@ def index_add_out(a0, a1, a2, a3, *, alpha=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = n4 if alpha is d4 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
@@ -2571,7 +2571,7 @@ def index_add_out(a0, a1, a2, a3, *, alpha=None, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5) or (type(a3) is LazyTensor and out is not None and s3 is s5):
@@ -2602,7 +2602,7 @@ def index_copy_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2615,7 +2615,7 @@ def index_copy_out(a0, a1, a2, a3, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2628,7 +2628,7 @@ def index_copy_out(a0, a1, a2, a3, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(out) is LazyTensor:
@@ -2641,7 +2641,7 @@ def index_copy_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4) or (type(a3) is LazyTensor and out is not None and s3 is s4):
@@ -2672,7 +2672,7 @@ def index_put_out(a0, a1, a2, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -2686,7 +2686,7 @@ def index_put_out(a0, a1, a2, a3=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -2699,7 +2699,7 @@ def index_put_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4) or (out is not None and shares(s4, a1)):
@@ -2730,7 +2730,7 @@ def index_reduce_out(a0, a1, a2, a3, a4, *, include_self=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2743,7 +2743,7 @@ def index_reduce_out(a0, a1, a2, a3, a4, *, include_self=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2756,7 +2756,7 @@ def index_reduce_out(a0, a1, a2, a3, a4, *, include_self=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(out) is LazyTensor:
@@ -2769,7 +2769,7 @@ def index_reduce_out(a0, a1, a2, a3, a4, *, include_self=None, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6) or (type(a3) is LazyTensor and out is not None and s3 is s6):
@@ -2804,7 +2804,7 @@ def linalg_ldl_factor_ex_out(a0, *, hermitian=None, check_errors=None, LD, pivot
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(LD) is LazyTensor:
@@ -2817,7 +2817,7 @@ def linalg_ldl_factor_ex_out(a0, *, hermitian=None, check_errors=None, LD, pivot
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(LD)
         if type(pivots) is LazyTensor:
@@ -2830,7 +2830,7 @@ def linalg_ldl_factor_ex_out(a0, *, hermitian=None, check_errors=None, LD, pivot
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(pivots)
         if type(info) is LazyTensor:
@@ -2843,7 +2843,7 @@ def linalg_ldl_factor_ex_out(a0, *, hermitian=None, check_errors=None, LD, pivot
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(info)
         if (type(a0) is LazyTensor and LD is not None and s0 is s3) or (type(pivots) is LazyTensor and LD is not None and s4 is s3) or (type(info) is LazyTensor and LD is not None and s5 is s3) or (type(a0) is LazyTensor and pivots is not None and s0 is s4) or (type(info) is LazyTensor and pivots is not None and s5 is s4) or (type(a0) is LazyTensor and info is not None and s0 is s5):
@@ -2873,7 +2873,7 @@ def linalg_ldl_solve_out(a0, a1, a2, *, hermitian=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2886,7 +2886,7 @@ def linalg_ldl_solve_out(a0, a1, a2, *, hermitian=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2899,7 +2899,7 @@ def linalg_ldl_solve_out(a0, a1, a2, *, hermitian=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -2912,7 +2912,7 @@ def linalg_ldl_solve_out(a0, a1, a2, *, hermitian=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -2946,7 +2946,7 @@ def linalg_lu_out(a0, *, pivot=None, P, L, U):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(P) is LazyTensor:
@@ -2959,7 +2959,7 @@ def linalg_lu_out(a0, *, pivot=None, P, L, U):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(P)
         if type(L) is LazyTensor:
@@ -2972,7 +2972,7 @@ def linalg_lu_out(a0, *, pivot=None, P, L, U):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(L)
         if type(U) is LazyTensor:
@@ -2985,7 +2985,7 @@ def linalg_lu_out(a0, *, pivot=None, P, L, U):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(U)
         if (type(a0) is LazyTensor and P is not None and s0 is s2) or (type(L) is LazyTensor and P is not None and s3 is s2) or (type(U) is LazyTensor and P is not None and s4 is s2) or (type(a0) is LazyTensor and L is not None and s0 is s3) or (type(U) is LazyTensor and L is not None and s4 is s3) or (type(a0) is LazyTensor and U is not None and s0 is s4):
@@ -3019,7 +3019,7 @@ def linalg_lu_factor_ex_out(a0, *, pivot=None, check_errors=None, LU, pivots, in
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(LU) is LazyTensor:
@@ -3032,7 +3032,7 @@ def linalg_lu_factor_ex_out(a0, *, pivot=None, check_errors=None, LU, pivots, in
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(LU)
         if type(pivots) is LazyTensor:
@@ -3045,7 +3045,7 @@ def linalg_lu_factor_ex_out(a0, *, pivot=None, check_errors=None, LU, pivots, in
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(pivots)
         if type(info) is LazyTensor:
@@ -3058,7 +3058,7 @@ def linalg_lu_factor_ex_out(a0, *, pivot=None, check_errors=None, LU, pivots, in
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(info)
         if (type(a0) is LazyTensor and LU is not None and s0 is s3) or (type(pivots) is LazyTensor and LU is not None and s4 is s3) or (type(info) is LazyTensor and LU is not None and s5 is s3) or (type(a0) is LazyTensor and pivots is not None and s0 is s4) or (type(info) is LazyTensor and pivots is not None and s5 is s4) or (type(a0) is LazyTensor and info is not None and s0 is s5):
@@ -3088,7 +3088,7 @@ def linalg_lu_solve_out(a0, a1, a2, *, left=None, adjoint=None, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3101,7 +3101,7 @@ def linalg_lu_solve_out(a0, a1, a2, *, left=None, adjoint=None, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3114,7 +3114,7 @@ def linalg_lu_solve_out(a0, a1, a2, *, left=None, adjoint=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -3127,7 +3127,7 @@ def linalg_lu_solve_out(a0, a1, a2, *, left=None, adjoint=None, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5):
@@ -3157,7 +3157,7 @@ def linalg_pinv_atol_rtol_tensor_out(a0, *, atol=None, rtol=None, hermitian=None
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(atol) is LazyTensor:
@@ -3170,7 +3170,7 @@ def linalg_pinv_atol_rtol_tensor_out(a0, *, atol=None, rtol=None, hermitian=None
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(atol)
         if type(rtol) is LazyTensor:
@@ -3183,7 +3183,7 @@ def linalg_pinv_atol_rtol_tensor_out(a0, *, atol=None, rtol=None, hermitian=None
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(rtol)
         if type(out) is LazyTensor:
@@ -3196,7 +3196,7 @@ def linalg_pinv_atol_rtol_tensor_out(a0, *, atol=None, rtol=None, hermitian=None
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(atol) is LazyTensor and out is not None and s1 is s4) or (type(rtol) is LazyTensor and out is not None and s2 is s4):
@@ -3226,7 +3226,7 @@ def linear_out(a0, a1, a2=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3239,7 +3239,7 @@ def linear_out(a0, a1, a2=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3252,7 +3252,7 @@ def linear_out(a0, a1, a2=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -3265,7 +3265,7 @@ def linear_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3) or (type(a2) is LazyTensor and out is not None and s2 is s3):
@@ -3295,7 +3295,7 @@ def max_pool2d_with_indices_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3308,7 +3308,7 @@ def max_pool2d_with_indices_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -3325,7 +3325,7 @@ def max_pool2d_with_indices_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, 
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(grad_input) is LazyTensor:
@@ -3338,7 +3338,7 @@ def max_pool2d_with_indices_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, 
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s8) or (type(a1) is LazyTensor and grad_input is not None and s1 is s8) or (type(a7) is LazyTensor and grad_input is not None and s7 is s8):
@@ -3368,7 +3368,7 @@ def miopen_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3381,7 +3381,7 @@ def miopen_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3394,7 +3394,7 @@ def miopen_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -3410,7 +3410,7 @@ def miopen_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s9) or (type(a1) is LazyTensor and out is not None and s1 is s9) or (type(a2) is LazyTensor and out is not None and s2 is s9):
@@ -3440,7 +3440,7 @@ def miopen_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3453,7 +3453,7 @@ def miopen_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3466,7 +3466,7 @@ def miopen_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, 
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -3483,7 +3483,7 @@ def miopen_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s10) or (type(a1) is LazyTensor and out is not None and s1 is s10) or (type(a2) is LazyTensor and out is not None and s2 is s10):
@@ -3513,7 +3513,7 @@ def mkldnn_max_pool2d_backward_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3526,7 +3526,7 @@ def mkldnn_max_pool2d_backward_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3539,7 +3539,7 @@ def mkldnn_max_pool2d_backward_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -3556,7 +3556,7 @@ def mkldnn_max_pool2d_backward_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8):
@@ -3586,7 +3586,7 @@ def mse_loss_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3599,7 +3599,7 @@ def mse_loss_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3612,7 +3612,7 @@ def mse_loss_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(grad_input) is LazyTensor:
@@ -3625,7 +3625,7 @@ def mse_loss_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s4) or (type(a1) is LazyTensor and grad_input is not None and s1 is s4) or (type(a2) is LazyTensor and grad_input is not None and s2 is s4):
@@ -3655,7 +3655,7 @@ def multi_margin_loss_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3668,7 +3668,7 @@ def multi_margin_loss_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if a2 is d2 else a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -3683,7 +3683,7 @@ def multi_margin_loss_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(out) is LazyTensor:
@@ -3696,7 +3696,7 @@ def multi_margin_loss_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a4) is LazyTensor and out is not None and s4 is s6):
@@ -3729,7 +3729,7 @@ def multilabel_margin_loss_forward_output(a0, a1, a2, *, output, is_target):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3742,7 +3742,7 @@ def multilabel_margin_loss_forward_output(a0, a1, a2, *, output, is_target):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(output) is LazyTensor:
@@ -3755,7 +3755,7 @@ def multilabel_margin_loss_forward_output(a0, a1, a2, *, output, is_target):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(output)
         if type(is_target) is LazyTensor:
@@ -3768,7 +3768,7 @@ def multilabel_margin_loss_forward_output(a0, a1, a2, *, output, is_target):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(is_target)
         if (type(a0) is LazyTensor and output is not None and s0 is s3) or (type(a1) is LazyTensor and output is not None and s1 is s3) or (type(is_target) is LazyTensor and output is not None and s4 is s3) or (type(a0) is LazyTensor and is_target is not None and s0 is s4) or (type(a1) is LazyTensor and is_target is not None and s1 is s4):
@@ -3799,7 +3799,7 @@ def ormqr_out(a0, a1, a2, a3=None, a4=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3812,7 +3812,7 @@ def ormqr_out(a0, a1, a2, a3=None, a4=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3825,7 +3825,7 @@ def ormqr_out(a0, a1, a2, a3=None, a4=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -3838,7 +3838,7 @@ def ormqr_out(a0, a1, a2, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5):
@@ -3868,7 +3868,7 @@ def put_out(a0, a1, a2, a3=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3881,7 +3881,7 @@ def put_out(a0, a1, a2, a3=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3894,7 +3894,7 @@ def put_out(a0, a1, a2, a3=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -3907,7 +3907,7 @@ def put_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -3938,7 +3938,7 @@ def quantize_per_channel_out(a0, a1, a2, a3, a4, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3951,7 +3951,7 @@ def quantize_per_channel_out(a0, a1, a2, a3, a4, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3964,7 +3964,7 @@ def quantize_per_channel_out(a0, a1, a2, a3, a4, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out) is LazyTensor:
@@ -3977,7 +3977,7 @@ def quantize_per_channel_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5):
@@ -4007,7 +4007,7 @@ def quantize_per_tensor_tensors_out(a0, a1, a2, a3, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4020,7 +4020,7 @@ def quantize_per_tensor_tensors_out(a0, a1, a2, a3, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k4 = None if out is None else list_values(out)
@@ -4049,7 +4049,7 @@ def rrelu_with_noise_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4062,7 +4062,7 @@ def rrelu_with_noise_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4075,7 +4075,7 @@ def rrelu_with_noise_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -4090,7 +4090,7 @@ def rrelu_with_noise_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a2) is LazyTensor and out is not None and s2 is s7):
@@ -4120,7 +4120,7 @@ def scatter_reduce_out(a0, a1, a2, a3, *, reduce, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -4133,7 +4133,7 @@ def scatter_reduce_out(a0, a1, a2, a3, *, reduce, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4146,7 +4146,7 @@ def scatter_reduce_out(a0, a1, a2, a3, *, reduce, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(out) is LazyTensor:
@@ -4159,7 +4159,7 @@ def scatter_reduce_out(a0, a1, a2, a3, *, reduce, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5) or (type(a3) is LazyTensor and out is not None and s3 is s5):
@@ -4190,7 +4190,7 @@ def searchsorted_Tensor_out(a0, a1, *, out_int32=None, right=None, side=None, so
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4203,7 +4203,7 @@ def searchsorted_Tensor_out(a0, a1, *, out_int32=None, right=None, side=None, so
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(sorter) is LazyTensor:
@@ -4216,7 +4216,7 @@ def searchsorted_Tensor_out(a0, a1, *, out_int32=None, right=None, side=None, so
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(sorter)
         if type(out) is LazyTensor:
@@ -4229,7 +4229,7 @@ def searchsorted_Tensor_out(a0, a1, *, out_int32=None, right=None, side=None, so
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(sorter) is LazyTensor and out is not None and s5 is s6):
@@ -4259,7 +4259,7 @@ def slow_conv_dilated2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4272,7 +4272,7 @@ def slow_conv_dilated2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, o
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -4286,7 +4286,7 @@ def slow_conv_dilated2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, o
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = tuple(a4) if type(a4) is list else a4
@@ -4302,7 +4302,7 @@ def slow_conv_dilated2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, o
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a3) is LazyTensor and out is not None and s3 is s7):
@@ -4332,7 +4332,7 @@ def slow_conv_transpose2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4345,7 +4345,7 @@ def slow_conv_transpose2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -4359,7 +4359,7 @@ def slow_conv_transpose2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = tuple(a4) if type(a4) is list else a4
@@ -4376,7 +4376,7 @@ def slow_conv_transpose2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a3) is LazyTensor and out is not None and s3 is s8):
@@ -4408,7 +4408,7 @@ def triangular_solve_X(a0, a1, a2=None, a3=None, a4=None, *, X, M):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4421,7 +4421,7 @@ def triangular_solve_X(a0, a1, a2=None, a3=None, a4=None, *, X, M):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(X) is LazyTensor:
@@ -4434,7 +4434,7 @@ def triangular_solve_X(a0, a1, a2=None, a3=None, a4=None, *, X, M):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(X)
         if type(M) is LazyTensor:
@@ -4447,7 +4447,7 @@ def triangular_solve_X(a0, a1, a2=None, a3=None, a4=None, *, X, M):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(M)
         if (type(a0) is LazyTensor and X is not None and s0 is s5) or (type(a1) is LazyTensor and X is not None and s1 is s5) or (type(M) is LazyTensor and X is not None and s6 is s5) or (type(a0) is LazyTensor and M is not None and s0 is s6) or (type(a1) is LazyTensor and M is not None and s1 is s6):
@@ -4481,7 +4481,7 @@ def unique_dim_out(a0, a1, a2=None, a3=None, a4=None, *, out0, out1, out2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out0) is LazyTensor:
@@ -4494,7 +4494,7 @@ def unique_dim_out(a0, a1, a2=None, a3=None, a4=None, *, out0, out1, out2):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4507,7 +4507,7 @@ def unique_dim_out(a0, a1, a2=None, a3=None, a4=None, *, out0, out1, out2):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -4520,7 +4520,7 @@ def unique_dim_out(a0, a1, a2=None, a3=None, a4=None, *, out0, out1, out2):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s5) or (type(out1) is LazyTensor and out0 is not None and s6 is s5) or (type(out2) is LazyTensor and out0 is not None and s7 is s5) or (type(a0) is LazyTensor and out1 is not None and s0 is s6) or (type(out2) is LazyTensor and out1 is not None and s7 is s6) or (type(a0) is LazyTensor and out2 is not None and s0 is s7):
@@ -4554,7 +4554,7 @@ def unique_dim_consecutive_out(a0, a1, a2=None, a3=None, *, out0, out1, out2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(out0) is LazyTensor:
@@ -4567,7 +4567,7 @@ def unique_dim_consecutive_out(a0, a1, a2=None, a3=None, *, out0, out1, out2):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4580,7 +4580,7 @@ def unique_dim_consecutive_out(a0, a1, a2=None, a3=None, *, out0, out1, out2):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -4593,7 +4593,7 @@ def unique_dim_consecutive_out(a0, a1, a2=None, a3=None, *, out0, out1, out2):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(out2) is LazyTensor and out0 is not None and s6 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5) or (type(out2) is LazyTensor and out1 is not None and s6 is s5) or (type(a0) is LazyTensor and out2 is not None and s0 is s6):

@@ -20,7 +20,7 @@ def _cdist_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -33,7 +33,7 @@ def _cdist_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -46,7 +46,7 @@ def _cdist_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -60,7 +60,7 @@ def _cdist_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(out) is LazyTensor:
@@ -73,7 +73,7 @@ def _cdist_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5) or (type(a4) is LazyTensor and out is not None and s4 is s5):
@@ -109,7 +109,7 @@ def _linalg_slogdet_sign(a0, *, sign, logabsdet, LU, pivots):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(sign) is LazyTensor:
@@ -122,7 +122,7 @@ def _linalg_slogdet_sign(a0, *, sign, logabsdet, LU, pivots):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(sign)
         if type(logabsdet) is LazyTensor:
@@ -135,7 +135,7 @@ def _linalg_slogdet_sign(a0, *, sign, logabsdet, LU, pivots):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(logabsdet)
         if type(LU) is LazyTensor:
@@ -148,7 +148,7 @@ def _linalg_slogdet_sign(a0, *, sign, logabsdet, LU, pivots):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(LU)
         if type(pivots) is LazyTensor:
@@ -161,7 +161,7 @@ def _linalg_slogdet_sign(a0, *, sign, logabsdet, LU, pivots):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(pivots)
         if (type(a0) is LazyTensor and sign is not None and s0 is s1) or (type(logabsdet) is LazyTensor and sign is not None and s2 is s1) or (type(LU) is LazyTensor and sign is not None and s3 is s1) or (type(pivots) is LazyTensor and sign is not None and s4 is s1) or (type(a0) is LazyTensor and logabsdet is not None and s0 is s2) or (type(LU) is LazyTensor and logabsdet is not None and s3 is s2) or (type(pivots) is LazyTensor and logabsdet is not None and s4 is s2) or (type(a0) is LazyTensor and LU is not None and s0 is s3) or (type(pivots) is LazyTensor and LU is not None and s4 is s3) or (type(a0) is LazyTensor and pivots is not None and s0 is s4):
@@ -191,7 +191,7 @@ def _nested_view_from_buffer_copy_out(a0, a1, a2, a3, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -204,7 +204,7 @@ def _nested_view_from_buffer_copy_out(a0, a1, a2, a3, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -217,7 +217,7 @@ def _nested_view_from_buffer_copy_out(a0, a1, a2, a3, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -230,7 +230,7 @@ def _nested_view_from_buffer_copy_out(a0, a1, a2, a3, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(out) is LazyTensor:
@@ -243,7 +243,7 @@ def _nested_view_from_buffer_copy_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4) or (type(a3) is LazyTensor and out is not None and s3 is s4):
@@ -277,7 +277,7 @@ def _transform_bias_rescale_qkv_out(a0, a1, a2, *, out0, out1, out2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -290,7 +290,7 @@ def _transform_bias_rescale_qkv_out(a0, a1, a2, *, out0, out1, out2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out0) is LazyTensor:
@@ -303,7 +303,7 @@ def _transform_bias_rescale_qkv_out(a0, a1, a2, *, out0, out1, out2):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -316,7 +316,7 @@ def _transform_bias_rescale_qkv_out(a0, a1, a2, *, out0, out1, out2):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -329,7 +329,7 @@ def _transform_bias_rescale_qkv_out(a0, a1, a2, *, out0, out1, out2):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(a1) is LazyTensor and out0 is not None and s1 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(out2) is LazyTensor and out0 is not None and s5 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4) or (type(a1) is LazyTensor and out1 is not None and s1 is s4) or (type(out2) is LazyTensor and out1 is not None and s5 is s4) or (type(a0) is LazyTensor and out2 is not None and s0 is s5) or (type(a1) is LazyTensor and out2 is not None and s1 is s5):
@@ -361,7 +361,7 @@ def batch_norm_update_stats_out(a0, a1, a2, a3, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -374,7 +374,7 @@ def batch_norm_update_stats_out(a0, a1, a2, a3, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -387,7 +387,7 @@ def batch_norm_update_stats_out(a0, a1, a2, a3, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -401,7 +401,7 @@ def batch_norm_update_stats_out(a0, a1, a2, a3, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -414,7 +414,7 @@ def batch_norm_update_stats_out(a0, a1, a2, a3, *, out0, out1):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(a1) is LazyTensor and out0 is not None and s1 is s4) or (type(a2) is LazyTensor and out0 is not None and s2 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5) or (type(a1) is LazyTensor and out1 is not None and s1 is s5) or (type(a2) is LazyTensor and out1 is not None and s2 is s5):
@@ -444,7 +444,7 @@ def binary_cross_entropy_backward_grad_input(a0, a1, a2, a3=None, a4=None, *, gr
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -457,7 +457,7 @@ def binary_cross_entropy_backward_grad_input(a0, a1, a2, a3=None, a4=None, *, gr
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -470,7 +470,7 @@ def binary_cross_entropy_backward_grad_input(a0, a1, a2, a3=None, a4=None, *, gr
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -483,7 +483,7 @@ def binary_cross_entropy_backward_grad_input(a0, a1, a2, a3=None, a4=None, *, gr
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(grad_input) is LazyTensor:
@@ -496,7 +496,7 @@ def binary_cross_entropy_backward_grad_input(a0, a1, a2, a3=None, a4=None, *, gr
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s5) or (type(a1) is LazyTensor and grad_input is not None and s1 is s5) or (type(a2) is LazyTensor and grad_input is not None and s2 is s5) or (type(a3) is LazyTensor and grad_input is not None and s3 is s5):
@@ -527,7 +527,7 @@ def binary_cross_entropy_with_logits_out(a0, a1, a2=None, a3=None, a4=None, *, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -540,7 +540,7 @@ def binary_cross_entropy_with_logits_out(a0, a1, a2=None, a3=None, a4=None, *, o
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -553,7 +553,7 @@ def binary_cross_entropy_with_logits_out(a0, a1, a2=None, a3=None, a4=None, *, o
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -566,7 +566,7 @@ def binary_cross_entropy_with_logits_out(a0, a1, a2=None, a3=None, a4=None, *, o
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(out) is LazyTensor:
@@ -579,7 +579,7 @@ def binary_cross_entropy_with_logits_out(a0, a1, a2=None, a3=None, a4=None, *, o
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5) or (type(a3) is LazyTensor and out is not None and s3 is s5):
@@ -609,7 +609,7 @@ def cudnn_convolution_add_relu_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -622,7 +622,7 @@ def cudnn_convolution_add_relu_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -635,7 +635,7 @@ def cudnn_convolution_add_relu_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -649,7 +649,7 @@ def cudnn_convolution_add_relu_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = tuple(a5) if type(a5) is list else a5
@@ -665,7 +665,7 @@ def cudnn_convolution_add_relu_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s9) or (type(a1) is LazyTensor and out is not None and s1 is s9) or (type(a2) is LazyTensor and out is not None and s2 is s9) or (type(a4) is LazyTensor and out is not None and s4 is s9):
@@ -697,7 +697,7 @@ def cudnn_grid_sampler_backward_out(a0, a1, a2, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -710,7 +710,7 @@ def cudnn_grid_sampler_backward_out(a0, a1, a2, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -723,7 +723,7 @@ def cudnn_grid_sampler_backward_out(a0, a1, a2, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out0) is LazyTensor:
@@ -736,7 +736,7 @@ def cudnn_grid_sampler_backward_out(a0, a1, a2, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -749,7 +749,7 @@ def cudnn_grid_sampler_backward_out(a0, a1, a2, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(a1) is LazyTensor and out0 is not None and s1 is s3) or (type(a2) is LazyTensor and out0 is not None and s2 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4) or (type(a1) is LazyTensor and out1 is not None and s1 is s4) or (type(a2) is LazyTensor and out1 is not None and s2 is s4):
@@ -781,7 +781,7 @@ def fake_quantize_per_channel_affine_cachemask_out(a0, a1, a2, a3, a4, a5, *, ou
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -794,7 +794,7 @@ def fake_quantize_per_channel_affine_cachemask_out(a0, a1, a2, a3, a4, a5, *, ou
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -807,7 +807,7 @@ def fake_quantize_per_channel_affine_cachemask_out(a0, a1, a2, a3, a4, a5, *, ou
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out0) is LazyTensor:
@@ -820,7 +820,7 @@ def fake_quantize_per_channel_affine_cachemask_out(a0, a1, a2, a3, a4, a5, *, ou
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -833,7 +833,7 @@ def fake_quantize_per_channel_affine_cachemask_out(a0, a1, a2, a3, a4, a5, *, ou
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s6) or (type(a1) is LazyTensor and out0 is not None and s1 is s6) or (type(a2) is LazyTensor and out0 is not None and s2 is s6) or (type(out1) is LazyTensor and out0 is not None and s7 is s6) or (type(a0) is LazyTensor and out1 is not None and s0 is s7) or (type(a1) is LazyTensor and out1 is not None and s1 is s7) or (type(a2) is LazyTensor and out1 is not None and s2 is s7):
@@ -865,7 +865,7 @@ def grid_sampler_2d_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -878,7 +878,7 @@ def grid_sampler_2d_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -891,7 +891,7 @@ def grid_sampler_2d_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k6 = tuple(a6) if type(a6) is list else a6
@@ -905,7 +905,7 @@ def grid_sampler_2d_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -918,7 +918,7 @@ def grid_sampler_2d_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s7) or (type(a1) is LazyTensor and out0 is not None and s1 is s7) or (type(a2) is LazyTensor and out0 is not None and s2 is s7) or (type(out1) is LazyTensor and out0 is not None and s8 is s7) or (type(a0) is LazyTensor and out1 is not None and s0 is s8) or (type(a1) is LazyTensor and out1 is not None and s1 is s8) or (type(a2) is LazyTensor and out1 is not None and s2 is s8):
@@ -950,7 +950,7 @@ def histogram_bins_tensor_out(a0, a1, *, weight=None, density=None, hist, bin_ed
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -963,7 +963,7 @@ def histogram_bins_tensor_out(a0, a1, *, weight=None, density=None, hist, bin_ed
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(weight) is LazyTensor:
@@ -976,7 +976,7 @@ def histogram_bins_tensor_out(a0, a1, *, weight=None, density=None, hist, bin_ed
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(weight)
         if type(hist) is LazyTensor:
@@ -989,7 +989,7 @@ def histogram_bins_tensor_out(a0, a1, *, weight=None, density=None, hist, bin_ed
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(hist)
         if type(bin_edges) is LazyTensor:
@@ -1002,7 +1002,7 @@ def histogram_bins_tensor_out(a0, a1, *, weight=None, density=None, hist, bin_ed
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(bin_edges)
         if (type(a0) is LazyTensor and hist is not None and s0 is s4) or (type(a1) is LazyTensor and hist is not None and s1 is s4) or (type(weight) is LazyTensor and hist is not None and s2 is s4) or (type(bin_edges) is LazyTensor and hist is not None and s5 is s4) or (type(a0) is LazyTensor and bin_edges is not None and s0 is s5) or (type(a1) is LazyTensor and bin_edges is not None and s1 is s5) or (type(weight) is LazyTensor and bin_edges is not None and s2 is s5):
@@ -1036,7 +1036,7 @@ def lu_unpack_out(a0, a1, a2=None, a3=None, *, P, L, U):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1049,7 +1049,7 @@ def lu_unpack_out(a0, a1, a2=None, a3=None, *, P, L, U):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(P) is LazyTensor:
@@ -1062,7 +1062,7 @@ def lu_unpack_out(a0, a1, a2=None, a3=None, *, P, L, U):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(P)
         if type(L) is LazyTensor:
@@ -1075,7 +1075,7 @@ def lu_unpack_out(a0, a1, a2=None, a3=None, *, P, L, U):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(L)
         if type(U) is LazyTensor:
@@ -1088,7 +1088,7 @@ def lu_unpack_out(a0, a1, a2=None, a3=None, *, P, L, U):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(U)
         if (type(a0) is LazyTensor and P is not None and s0 is s4) or (type(a1) is LazyTensor and P is not None and s1 is s4) or (type(L) is LazyTensor and P is not None and s5 is s4) or (type(U) is LazyTensor and P is not None and s6 is s4) or (type(a0) is LazyTensor and L is not None and s0 is s5) or (type(a1) is LazyTensor and L is not None and s1 is s5) or (type(U) is LazyTensor and L is not None and s6 is s5) or (type(a0) is LazyTensor and U is not None and s0 is s6) or (type(a1) is LazyTensor and U is not None and s1 is s6):
@@ -1120,7 +1120,7 @@ def matmul_backward_out(a0, a1, a2, a3, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1133,7 +1133,7 @@ def matmul_backward_out(a0, a1, a2, a3, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1146,7 +1146,7 @@ def matmul_backward_out(a0, a1, a2, a3, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -1160,7 +1160,7 @@ def matmul_backward_out(a0, a1, a2, a3, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1173,7 +1173,7 @@ def matmul_backward_out(a0, a1, a2, a3, *, out0, out1):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(a1) is LazyTensor and out0 is not None and s1 is s4) or (type(a2) is LazyTensor and out0 is not None and s2 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5) or (type(a1) is LazyTensor and out1 is not None and s1 is s5) or (type(a2) is LazyTensor and out1 is not None and s2 is s5):
@@ -1205,7 +1205,7 @@ def mkldnn_linear_backward_weights_out(a0, a1, a2, a3, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1218,7 +1218,7 @@ def mkldnn_linear_backward_weights_out(a0, a1, a2, a3, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1231,7 +1231,7 @@ def mkldnn_linear_backward_weights_out(a0, a1, a2, a3, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(out0) is LazyTensor:
@@ -1244,7 +1244,7 @@ def mkldnn_linear_backward_weights_out(a0, a1, a2, a3, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1257,7 +1257,7 @@ def mkldnn_linear_backward_weights_out(a0, a1, a2, a3, *, out0, out1):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(a1) is LazyTensor and out0 is not None and s1 is s4) or (type(a2) is LazyTensor and out0 is not None and s2 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5) or (type(a1) is LazyTensor and out1 is not None and s1 is s5) or (type(a2) is LazyTensor and out1 is not None and s2 is s5):
@@ -1289,7 +1289,7 @@ def mps_convolution_transpose_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1302,7 +1302,7 @@ def mps_convolution_transpose_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1315,7 +1315,7 @@ def mps_convolution_transpose_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -1333,7 +1333,7 @@ def mps_convolution_transpose_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1346,7 +1346,7 @@ def mps_convolution_transpose_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s9) or (type(a1) is LazyTensor and out0 is not None and s1 is s9) or (type(a2) is LazyTensor and out0 is not None and s2 is s9) or (type(out1) is LazyTensor and out0 is not None and s10 is s9) or (type(a0) is LazyTensor and out1 is not None and s0 is s10) or (type(a1) is LazyTensor and out1 is not None and s1 is s10) or (type(a2) is LazyTensor and out1 is not None and s2 is s10):
@@ -1376,7 +1376,7 @@ def multi_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, a5=None, a6=None, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1389,7 +1389,7 @@ def multi_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, a5=None, a6=None, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1402,7 +1402,7 @@ def multi_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, a5=None, a6=None, 
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -1417,7 +1417,7 @@ def multi_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, a5=None, a6=None, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(grad_input) is LazyTensor:
@@ -1430,7 +1430,7 @@ def multi_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, a5=None, a6=None, 
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s7) or (type(a1) is LazyTensor and grad_input is not None and s1 is s7) or (type(a2) is LazyTensor and grad_input is not None and s2 is s7) or (type(a5) is LazyTensor and grad_input is not None and s5 is s7):
@@ -1460,7 +1460,7 @@ def multilabel_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1473,7 +1473,7 @@ def multilabel_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1486,7 +1486,7 @@ def multilabel_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a4) is LazyTensor:
@@ -1499,7 +1499,7 @@ def multilabel_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(grad_input) is LazyTensor:
@@ -1512,7 +1512,7 @@ def multilabel_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s5) or (type(a1) is LazyTensor and grad_input is not None and s1 is s5) or (type(a2) is LazyTensor and grad_input is not None and s2 is s5) or (type(a4) is LazyTensor and grad_input is not None and s4 is s5):
@@ -1544,7 +1544,7 @@ def nll_loss2d_forward_output(a0, a1, a2, a3, a4, *, output, total_weight):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1557,7 +1557,7 @@ def nll_loss2d_forward_output(a0, a1, a2, a3, a4, *, output, total_weight):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1570,7 +1570,7 @@ def nll_loss2d_forward_output(a0, a1, a2, a3, a4, *, output, total_weight):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(output) is LazyTensor:
@@ -1583,7 +1583,7 @@ def nll_loss2d_forward_output(a0, a1, a2, a3, a4, *, output, total_weight):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(output)
         if type(total_weight) is LazyTensor:
@@ -1596,7 +1596,7 @@ def nll_loss2d_forward_output(a0, a1, a2, a3, a4, *, output, total_weight):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(total_weight)
         if (type(a0) is LazyTensor and output is not None and s0 is s5) or (type(a1) is LazyTensor and output is not None and s1 is s5) or (type(a2) is LazyTensor and output is not None and s2 is s5) or (type(total_weight) is LazyTensor and output is not None and s6 is s5) or (type(a0) is LazyTensor and total_weight is not None and s0 is s6) or (type(a1) is LazyTensor and total_weight is not None and s1 is s6) or (type(a2) is LazyTensor and total_weight is not None and s2 is s6):
@@ -1627,7 +1627,7 @@ def segment_reduce_out(a0, a1, *, lengths=None, indices=None, offsets=None, axis
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(lengths) is LazyTensor:
@@ -1640,7 +1640,7 @@ def segment_reduce_out(a0, a1, *, lengths=None, indices=None, offsets=None, axis
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(lengths)
         if type(indices) is LazyTensor:
@@ -1653,7 +1653,7 @@ def segment_reduce_out(a0, a1, *, lengths=None, indices=None, offsets=None, axis
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(indices)
         if type(offsets) is LazyTensor:
@@ -1666,7 +1666,7 @@ def segment_reduce_out(a0, a1, *, lengths=None, indices=None, offsets=None, axis
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(offsets)
         k7 = n7 if initial is d7 else initial if type(initial) is float and initial == initial and initial != 0.0 else number_key(initial)
@@ -1680,7 +1680,7 @@ def segment_reduce_out(a0, a1, *, lengths=None, indices=None, offsets=None, axis
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(lengths) is LazyTensor and out is not None and s2 is s8) or (type(indices) is LazyTensor and out is not None and s3 is s8) or (type(offsets) is LazyTensor and out is not None and s4 is s8):

@@ -26,7 +26,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -39,7 +39,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -52,7 +52,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -65,7 +65,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -78,7 +78,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -93,7 +93,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -106,7 +106,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -119,7 +119,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -132,7 +132,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out3)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s7) or (type(a1) is LazyTensor and out0 is not None and s1 is s7) or (type(a2) is LazyTensor and out0 is not None and s2 is s7) or (type(a3) is LazyTensor and out0 is not None and s3 is s7) or (type(a4) is LazyTensor and out0 is not None and s4 is s7) or (type(out1) is LazyTensor and out0 is not None and s8 is s7) or (type(out2) is LazyTensor and out0 is not None and s9 is s7) or (type(out3) is LazyTensor and out0 is not None and s10 is s7) or (type(a0) is LazyTensor and out1 is not None and s0 is s8) or (type(a1) is LazyTensor and out1 is not None and s1 is s8) or (type(a2) is LazyTensor and out1 is not None and s2 is s8) or (type(a3) is LazyTensor and out1 is not None and s3 is s8) or (type(a4) is LazyTensor and out1 is not None and s4 is s8) or (type(out2) is LazyTensor and out1 is not None and s9 is s8) or (type(out3) is LazyTensor and out1 is not None and s10 is s8) or (type(a0) is LazyTensor and out2 is not None and s0 is s9) or (type(a1) is LazyTensor and out2 is not None and s1 is s9) or (type(a2) is LazyTensor and out2 is not None and s2 is s9) or (type(a3) is LazyTensor and out2 is not None and s3 is s9) or (type(a4) is LazyTensor and out2 is not None and s4 is s9) or (type(out3) is LazyTensor and out2 is not None and s10 is s9) or (type(a0) is LazyTensor and out3 is not None and s0 is s10) or (type(a1) is LazyTensor and out3 is not None and s1 is s10) or (type(a2) is LazyTensor and out3 is not None and s2 is s10) or (type(a3) is LazyTensor and out3 is not None and s3 is s10) or (type(a4) is LazyTensor and out3 is not None and s4 is s10):
@@ -172,7 +172,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -185,7 +185,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -198,7 +198,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -211,7 +211,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -224,7 +224,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -239,7 +239,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out)
         if type(save_mean) is LazyTensor:
@@ -252,7 +252,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(save_mean)
         if type(save_invstd) is LazyTensor:
@@ -265,7 +265,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(save_invstd)
         if type(reserve) is LazyTensor:
@@ -278,7 +278,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(reserve)
         if (type(a0) is LazyTensor and a3 is not None and s0 is s3 and a0 is not a3) or (type(a1) is LazyTensor and a3 is not None and s1 is s3 and a1 is not a3) or (type(a2) is LazyTensor and a3 is not None and s2 is s3 and a2 is not a3) or (type(a4) is LazyTensor and a3 is not None and s4 is s3 and a4 is not a3) or (type(out) is LazyTensor and a3 is not None and s7 is s3 and out is not a3) or (type(save_mean) is LazyTensor and a3 is not None and s8 is s3 and save_mean is not a3) or (type(save_invstd) is LazyTensor and a3 is not None and s9 is s3 and save_invstd is not a3) or (type(reserve) is LazyTensor and a3 is not None and s10 is s3 and reserve is not a3) or (type(a0) is LazyTensor and a4 is not None and s0 is s4 and a0 is not a4) or (type(a1) is LazyTensor and a4 is not None and s1 is s4 and a1 is not a4) or (type(a2) is LazyTensor and a4 is not None and s2 is s4 and a2 is not a4) or (type(out) is LazyTensor and a4 is not None and s7 is s4 and out is not a4) or (type(save_mean) is LazyTensor and a4 is not None and s8 is s4 and save_mean is not a4) or (type(save_invstd) is LazyTensor and a4 is not None and s9 is s4 and save_invstd is not a4) or (type(reserve) is LazyTensor and a4 is not None and s10 is s4 and reserve is not a4) or (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a2) is LazyTensor and out is not None and s2 is s7) or (type(save_mean) is LazyTensor and out is not None and s8 is s7) or (type(save_invstd) is LazyTensor and out is not None and s9 is s7) or (type(reserve) is LazyTensor and out is not None and s10 is s7) or (type(a0) is LazyTensor and save_mean is not None and s0 is s8) or (type(a1) is LazyTensor and save_mean is not None and s1 is s8) or (type(a2) is LazyTensor and save_mean is not None and s2 is s8) or (type(save_invstd) is LazyTensor and save_mean is not None and s9 is s8) or (type(reserve) is LazyTensor and save_mean is not None and s10 is s8) or (type(a0) is LazyTensor and save_invstd is not None and s0 is s9) or (type(a1) is LazyTensor and save_invstd is not None and s1 is s9) or (type(a2) is LazyTensor and save_invstd is not None and s2 is s9) or (type(reserve) is LazyTensor and save_invstd is not None and s10 is s9) or (type(a0) is LazyTensor and reserve is not None and s0 is s10) or (type(a1) is LazyTensor and reserve is not None and s1 is s10) or (type(a2) is LazyTensor and reserve is not None and s2 is s10):
@@ -310,7 +310,7 @@ def _ctc_loss_Tensor_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -323,7 +323,7 @@ def _ctc_loss_Tensor_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -336,7 +336,7 @@ def _ctc_loss_Tensor_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -349,7 +349,7 @@ def _ctc_loss_Tensor_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(out0) is LazyTensor:
@@ -362,7 +362,7 @@ def _ctc_loss_Tensor_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -375,7 +375,7 @@ def _ctc_loss_Tensor_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s6) or (type(a1) is LazyTensor and out0 is not None and s1 is s6) or (type(a2) is LazyTensor and out0 is not None and s2 is s6) or (type(a3) is LazyTensor and out0 is not None and s3 is s6) or (type(out1) is LazyTensor and out0 is not None and s7 is s6) or (type(a0) is LazyTensor and out1 is not None and s0 is s7) or (type(a1) is LazyTensor and out1 is not None and s1 is s7) or (type(a2) is LazyTensor and out1 is not None and s2 is s7) or (type(a3) is LazyTensor and out1 is not None and s3 is s7):
@@ -406,7 +406,7 @@ def _ctc_loss_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -419,7 +419,7 @@ def _ctc_loss_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -432,7 +432,7 @@ def _ctc_loss_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -447,7 +447,7 @@ def _ctc_loss_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -460,7 +460,7 @@ def _ctc_loss_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(out) is LazyTensor:
@@ -473,7 +473,7 @@ def _ctc_loss_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, *, out):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s9) or (type(a1) is LazyTensor and out is not None and s1 is s9) or (type(a2) is LazyTensor and out is not None and s2 is s9) or (type(a5) is LazyTensor and out is not None and s5 is s9) or (type(a6) is LazyTensor and out is not None and s6 is s9):
@@ -508,7 +508,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -522,7 +522,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -535,7 +535,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -548,7 +548,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -561,7 +561,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -574,7 +574,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(a8) is LazyTensor:
@@ -587,7 +587,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(a9) is LazyTensor:
@@ -600,7 +600,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(a9)
         k15 = a15 if type(a15) is float and a15 == a15 and a15 != 0.0 else number_key(a15)
@@ -615,7 +615,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w19.base is k19:
                 k19 = w19.value
             else:
-                k19 = view_value(w19, s19)
+                k19 = view_value(w19, s19, a19)
         else:
             k19 = other_value(a19)
         if type(a20) is LazyTensor:
@@ -628,7 +628,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w20.base is k20:
                 k20 = w20.value
             else:
-                k20 = view_value(w20, s20)
+                k20 = view_value(w20, s20, a20)
         else:
             k20 = other_value(a20)
         k21 = tuple(a21) if type(a21) is list else a21
@@ -642,7 +642,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w22.base is k22:
                 k22 = w22.value
             else:
-                k22 = view_value(w22, s22)
+                k22 = view_value(w22, s22, a22)
         else:
             k22 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -655,7 +655,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w23.base is k23:
                 k23 = w23.value
             else:
-                k23 = view_value(w23, s23)
+                k23 = view_value(w23, s23, a23)
         else:
             k23 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -668,7 +668,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w24.base is k24:
                 k24 = w24.value
             else:
-                k24 = view_value(w24, s24)
+                k24 = view_value(w24, s24, a24)
         else:
             k24 = other_value(out2)
         k25 = None if out3 is None else list_values(out3)
@@ -705,7 +705,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -718,7 +718,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -731,7 +731,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a6) is LazyTensor:
@@ -744,7 +744,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(out0) is LazyTensor:
@@ -757,7 +757,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -770,7 +770,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -783,7 +783,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -796,7 +796,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(out3)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s9) or (type(a1) is LazyTensor and out0 is not None and s1 is s9) or (type(a2) is LazyTensor and out0 is not None and s2 is s9) or (type(a6) is LazyTensor and out0 is not None and s6 is s9) or (type(out1) is LazyTensor and out0 is not None and s10 is s9) or (type(out2) is LazyTensor and out0 is not None and s11 is s9) or (type(out3) is LazyTensor and out0 is not None and s12 is s9) or (type(a0) is LazyTensor and out1 is not None and s0 is s10) or (type(a1) is LazyTensor and out1 is not None and s1 is s10) or (type(a2) is LazyTensor and out1 is not None and s2 is s10) or (type(a6) is LazyTensor and out1 is not None and s6 is s10) or (type(out2) is LazyTensor and out1 is not None and s11 is s10) or (type(out3) is LazyTensor and out1 is not None and s12 is s10) or (type(a0) is LazyTensor and out2 is not None and s0 is s11) or (type(a1) is LazyTensor and out2 is not None and s1 is s11) or (type(a2) is LazyTensor and out2 is not None and s2 is s11) or (type(a6) is LazyTensor and out2 is not None and s6 is s11) or (type(out3) is LazyTensor and out2 is not None and s12 is s11) or (type(a0) is LazyTensor and out3 is not None and s0 is s12) or (type(a1) is LazyTensor and out3 is not None and s1 is s12) or (type(a2) is LazyTensor and out3 is not None and s2 is s12) or (type(a6) is LazyTensor and out3 is not None and s6 is s12):
@@ -827,7 +827,7 @@ def _embedding_bag_dense_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=Non
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -840,7 +840,7 @@ def _embedding_bag_dense_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=Non
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -853,7 +853,7 @@ def _embedding_bag_dense_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=Non
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -866,7 +866,7 @@ def _embedding_bag_dense_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=Non
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -879,7 +879,7 @@ def _embedding_bag_dense_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=Non
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a8) is LazyTensor:
@@ -892,7 +892,7 @@ def _embedding_bag_dense_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=Non
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(out) is LazyTensor:
@@ -905,7 +905,7 @@ def _embedding_bag_dense_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=Non
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s10) or (type(a1) is LazyTensor and out is not None and s1 is s10) or (type(a2) is LazyTensor and out is not None and s2 is s10) or (type(a3) is LazyTensor and out is not None and s3 is s10) or (type(a4) is LazyTensor and out is not None and s4 is s10) or (type(a8) is LazyTensor and out is not None and s8 is s10):
@@ -935,7 +935,7 @@ def _embedding_bag_per_sample_weights_backward_out(a0, a1, a2, a3, a4, a5, a6=No
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -948,7 +948,7 @@ def _embedding_bag_per_sample_weights_backward_out(a0, a1, a2, a3, a4, a5, a6=No
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -961,7 +961,7 @@ def _embedding_bag_per_sample_weights_backward_out(a0, a1, a2, a3, a4, a5, a6=No
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -974,7 +974,7 @@ def _embedding_bag_per_sample_weights_backward_out(a0, a1, a2, a3, a4, a5, a6=No
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -987,7 +987,7 @@ def _embedding_bag_per_sample_weights_backward_out(a0, a1, a2, a3, a4, a5, a6=No
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(out) is LazyTensor:
@@ -1000,7 +1000,7 @@ def _embedding_bag_per_sample_weights_backward_out(a0, a1, a2, a3, a4, a5, a6=No
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a2) is LazyTensor and out is not None and s2 is s7) or (type(a3) is LazyTensor and out is not None and s3 is s7) or (type(a4) is LazyTensor and out is not None and s4 is s7):
@@ -1032,7 +1032,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams_out(a0, a1, a2, a3
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1045,7 +1045,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams_out(a0, a1, a2, a3
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1058,7 +1058,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams_out(a0, a1, a2, a3
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1071,7 +1071,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams_out(a0, a1, a2, a3
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(out0) is LazyTensor:
@@ -1084,7 +1084,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams_out(a0, a1, a2, a3
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1097,7 +1097,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams_out(a0, a1, a2, a3
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s6) or (type(a1) is LazyTensor and out0 is not None and s1 is s6) or (type(a2) is LazyTensor and out0 is not None and s2 is s6) or (type(a3) is LazyTensor and out0 is not None and s3 is s6) or (type(out1) is LazyTensor and out0 is not None and s7 is s6) or (type(a0) is LazyTensor and out1 is not None and s0 is s7) or (type(a1) is LazyTensor and out1 is not None and s1 is s7) or (type(a2) is LazyTensor and out1 is not None and s2 is s7) or (type(a3) is LazyTensor and out1 is not None and s3 is s7):
@@ -1137,7 +1137,7 @@ def _fused_adagrad_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maxim
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -1150,7 +1150,7 @@ def _fused_adagrad_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maxim
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(found_inf)
         k11 = None if out is None else list_values(out)
@@ -1184,7 +1184,7 @@ def _fused_adagrad_tensor_lr_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, 
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(lr)
         k5 = lr_decay if type(lr_decay) is float and lr_decay == lr_decay and lr_decay != 0.0 else number_key(lr_decay)
@@ -1200,7 +1200,7 @@ def _fused_adagrad_tensor_lr_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, 
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -1213,7 +1213,7 @@ def _fused_adagrad_tensor_lr_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(found_inf)
         k11 = None if out is None else list_values(out)
@@ -1256,7 +1256,7 @@ def _fused_adam_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, e
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -1269,7 +1269,7 @@ def _fused_adam_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, e
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14)
+                k14 = view_value(w14, s14, a14)
         else:
             k14 = other_value(found_inf)
         k15 = None if out is None else list_values(out)
@@ -1307,7 +1307,7 @@ def _fused_adam_tensor_lr_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weigh
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(lr)
         k7 = beta1 if type(beta1) is float and beta1 == beta1 and beta1 != 0.0 else number_key(beta1)
@@ -1324,7 +1324,7 @@ def _fused_adam_tensor_lr_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weigh
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -1337,7 +1337,7 @@ def _fused_adam_tensor_lr_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weigh
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14)
+                k14 = view_value(w14, s14, a14)
         else:
             k14 = other_value(found_inf)
         k15 = None if out is None else list_values(out)
@@ -1376,7 +1376,7 @@ def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1389,7 +1389,7 @@ def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1402,7 +1402,7 @@ def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, 
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1415,7 +1415,7 @@ def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, 
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -1428,7 +1428,7 @@ def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, 
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -1441,7 +1441,7 @@ def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -1454,7 +1454,7 @@ def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, 
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k7 = a7 if type(a7) is float and a7 == a7 and a7 != 0.0 else number_key(a7)
@@ -1468,7 +1468,7 @@ def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, 
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1481,7 +1481,7 @@ def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, 
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14)
+                k14 = view_value(w14, s14, a14)
         else:
             k14 = other_value(out1)
         if (type(a0) is LazyTensor and a3 is not None and s0 is s3 and a0 is not a3) or (type(a1) is LazyTensor and a3 is not None and s1 is s3 and a1 is not a3) or (type(a2) is LazyTensor and a3 is not None and s2 is s3 and a2 is not a3) or (type(a4) is LazyTensor and a3 is not None and s4 is s3 and a4 is not a3) or (type(a5) is LazyTensor and a3 is not None and s5 is s3 and a5 is not a3) or (type(a6) is LazyTensor and a3 is not None and s6 is s3 and a6 is not a3) or (type(out0) is LazyTensor and a3 is not None and s13 is s3 and out0 is not a3) or (type(out1) is LazyTensor and a3 is not None and s14 is s3 and out1 is not a3) or (type(a0) is LazyTensor and a4 is not None and s0 is s4 and a0 is not a4) or (type(a1) is LazyTensor and a4 is not None and s1 is s4 and a1 is not a4) or (type(a2) is LazyTensor and a4 is not None and s2 is s4 and a2 is not a4) or (type(a5) is LazyTensor and a4 is not None and s5 is s4 and a5 is not a4) or (type(a6) is LazyTensor and a4 is not None and s6 is s4 and a6 is not a4) or (type(out0) is LazyTensor and a4 is not None and s13 is s4 and out0 is not a4) or (type(out1) is LazyTensor and a4 is not None and s14 is s4 and out1 is not a4) or (type(a0) is LazyTensor and a5 is not None and s0 is s5 and a0 is not a5) or (type(a1) is LazyTensor and a5 is not None and s1 is s5 and a1 is not a5) or (type(a2) is LazyTensor and a5 is not None and s2 is s5 and a2 is not a5) or (type(a6) is LazyTensor and a5 is not None and s6 is s5 and a6 is not a5) or (type(out0) is LazyTensor and a5 is not None and s13 is s5 and out0 is not a5) or (type(out1) is LazyTensor and a5 is not None and s14 is s5 and out1 is not a5) or (type(a0) is LazyTensor and a6 is not None and s0 is s6 and a0 is not a6) or (type(a1) is LazyTensor and a6 is not None and s1 is s6 and a1 is not a6) or (type(a2) is LazyTensor and a6 is not None and s2 is s6 and a2 is not a6) or (type(out0) is LazyTensor and a6 is not None and s13 is s6 and out0 is not a6) or (type(out1) is LazyTensor and a6 is not None and s14 is s6 and out1 is not a6) or (type(a0) is LazyTensor and out0 is not None and s0 is s13) or (type(a1) is LazyTensor and out0 is not None and s1 is s13) or (type(a2) is LazyTensor and out0 is not None and s2 is s13) or (type(out1) is LazyTensor and out0 is not None and s14 is s13) or (type(a0) is LazyTensor and out1 is not None and s0 is s14) or (type(a1) is LazyTensor and out1 is not None and s1 is s14) or (type(a2) is LazyTensor and out1 is not None and s2 is s14):
@@ -1519,7 +1519,7 @@ def _fused_sgd_out(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nestero
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -1532,7 +1532,7 @@ def _fused_sgd_out(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nestero
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(found_inf)
         k12 = None if out is None else list_values(out)
@@ -1567,7 +1567,7 @@ def _fused_sgd_tensor_lr_out(a0, a1, a2, *, weight_decay, momentum, lr, dampenin
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(lr)
         k6 = dampening if type(dampening) is float and dampening == dampening and dampening != 0.0 else number_key(dampening)
@@ -1581,7 +1581,7 @@ def _fused_sgd_tensor_lr_out(a0, a1, a2, *, weight_decay, momentum, lr, dampenin
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -1594,7 +1594,7 @@ def _fused_sgd_tensor_lr_out(a0, a1, a2, *, weight_decay, momentum, lr, dampenin
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(found_inf)
         k12 = None if out is None else list_values(out)
@@ -1629,7 +1629,7 @@ def _linalg_solve_ex_result(a0, a1, *, left=None, check_errors=None, result, LU,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1642,7 +1642,7 @@ def _linalg_solve_ex_result(a0, a1, *, left=None, check_errors=None, result, LU,
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(result) is LazyTensor:
@@ -1655,7 +1655,7 @@ def _linalg_solve_ex_result(a0, a1, *, left=None, check_errors=None, result, LU,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(result)
         if type(LU) is LazyTensor:
@@ -1668,7 +1668,7 @@ def _linalg_solve_ex_result(a0, a1, *, left=None, check_errors=None, result, LU,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(LU)
         if type(pivots) is LazyTensor:
@@ -1681,7 +1681,7 @@ def _linalg_solve_ex_result(a0, a1, *, left=None, check_errors=None, result, LU,
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(pivots)
         if type(info) is LazyTensor:
@@ -1694,7 +1694,7 @@ def _linalg_solve_ex_result(a0, a1, *, left=None, check_errors=None, result, LU,
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(info)
         if (type(a0) is LazyTensor and result is not None and s0 is s4) or (type(a1) is LazyTensor and result is not None and s1 is s4) or (type(LU) is LazyTensor and result is not None and s5 is s4) or (type(pivots) is LazyTensor and result is not None and s6 is s4) or (type(info) is LazyTensor and result is not None and s7 is s4) or (type(a0) is LazyTensor and LU is not None and s0 is s5) or (type(a1) is LazyTensor and LU is not None and s1 is s5) or (type(pivots) is LazyTensor and LU is not None and s6 is s5) or (type(info) is LazyTensor and LU is not None and s7 is s5) or (type(a0) is LazyTensor and pivots is not None and s0 is s6) or (type(a1) is LazyTensor and pivots is not None and s1 is s6) or (type(info) is LazyTensor and pivots is not None and s7 is s6) or (type(a0) is LazyTensor and info is not None and s0 is s7) or (type(a1) is LazyTensor and info is not None and s1 is s7):
@@ -1728,7 +1728,7 @@ def _native_batch_norm_legit_no_stats_out(a0, a1, a2, a3, a4, a5, *, out, save_m
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1741,7 +1741,7 @@ def _native_batch_norm_legit_no_stats_out(a0, a1, a2, a3, a4, a5, *, out, save_m
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1754,7 +1754,7 @@ def _native_batch_norm_legit_no_stats_out(a0, a1, a2, a3, a4, a5, *, out, save_m
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k4 = a4 if type(a4) is float and a4 == a4 and a4 != 0.0 else number_key(a4)
@@ -1769,7 +1769,7 @@ def _native_batch_norm_legit_no_stats_out(a0, a1, a2, a3, a4, a5, *, out, save_m
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if type(save_mean) is LazyTensor:
@@ -1782,7 +1782,7 @@ def _native_batch_norm_legit_no_stats_out(a0, a1, a2, a3, a4, a5, *, out, save_m
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(save_mean)
         if type(save_invstd) is LazyTensor:
@@ -1795,7 +1795,7 @@ def _native_batch_norm_legit_no_stats_out(a0, a1, a2, a3, a4, a5, *, out, save_m
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(save_invstd)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6) or (type(save_mean) is LazyTensor and out is not None and s7 is s6) or (type(save_invstd) is LazyTensor and out is not None and s8 is s6) or (type(a0) is LazyTensor and save_mean is not None and s0 is s7) or (type(a1) is LazyTensor and save_mean is not None and s1 is s7) or (type(a2) is LazyTensor and save_mean is not None and s2 is s7) or (type(save_invstd) is LazyTensor and save_mean is not None and s8 is s7) or (type(a0) is LazyTensor and save_invstd is not None and s0 is s8) or (type(a1) is LazyTensor and save_invstd is not None and s1 is s8) or (type(a2) is LazyTensor and save_invstd is not None and s2 is s8):
@@ -1833,7 +1833,7 @@ def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_me
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1846,7 +1846,7 @@ def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_me
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1859,7 +1859,7 @@ def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_me
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1872,7 +1872,7 @@ def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_me
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -1885,7 +1885,7 @@ def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_me
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k6 = a6 if type(a6) is float and a6 == a6 and a6 != 0.0 else number_key(a6)
@@ -1900,7 +1900,7 @@ def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_me
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out)
         if type(save_mean) is LazyTensor:
@@ -1913,7 +1913,7 @@ def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_me
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(save_mean)
         if type(save_invstd) is LazyTensor:
@@ -1926,7 +1926,7 @@ def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_me
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(save_invstd)
         if (type(a0) is LazyTensor and a3 is not None and s0 is s3 and a0 is not a3) or (type(a1) is LazyTensor and a3 is not None and s1 is s3 and a1 is not a3) or (type(a2) is LazyTensor and a3 is not None and s2 is s3 and a2 is not a3) or (type(a4) is LazyTensor and a3 is not None and s4 is s3 and a4 is not a3) or (type(out) is LazyTensor and a3 is not None and s8 is s3 and out is not a3) or (type(save_mean) is LazyTensor and a3 is not None and s9 is s3 and save_mean is not a3) or (type(save_invstd) is LazyTensor and a3 is not None and s10 is s3 and save_invstd is not a3) or (type(a0) is LazyTensor and a4 is not None and s0 is s4 and a0 is not a4) or (type(a1) is LazyTensor and a4 is not None and s1 is s4 and a1 is not a4) or (type(a2) is LazyTensor and a4 is not None and s2 is s4 and a2 is not a4) or (type(out) is LazyTensor and a4 is not None and s8 is s4 and out is not a4) or (type(save_mean) is LazyTensor and a4 is not None and s9 is s4 and save_mean is not a4) or (type(save_invstd) is LazyTensor and a4 is not None and s10 is s4 and save_invstd is not a4) or (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8) or (type(save_mean) is LazyTensor and out is not None and s9 is s8) or (type(save_invstd) is LazyTensor and out is not None and s10 is s8) or (type(a0) is LazyTensor and save_mean is not None and s0 is s9) or (type(a1) is LazyTensor and save_mean is not None and s1 is s9) or (type(a2) is LazyTensor and save_mean is not None and s2 is s9) or (type(save_invstd) is LazyTensor and save_mean is not None and s10 is s9) or (type(a0) is LazyTensor and save_invstd is not None and s0 is s10) or (type(a1) is LazyTensor and save_invstd is not None and s1 is s10) or (type(a2) is LazyTensor and save_invstd is not None and s2 is s10):
@@ -1960,7 +1960,7 @@ def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1973,7 +1973,7 @@ def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1986,7 +1986,7 @@ def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1999,7 +1999,7 @@ def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -2012,7 +2012,7 @@ def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -2027,7 +2027,7 @@ def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -2040,7 +2040,7 @@ def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -2053,7 +2053,7 @@ def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s7) or (type(a1) is LazyTensor and out0 is not None and s1 is s7) or (type(a2) is LazyTensor and out0 is not None and s2 is s7) or (type(a3) is LazyTensor and out0 is not None and s3 is s7) or (type(a4) is LazyTensor and out0 is not None and s4 is s7) or (type(out1) is LazyTensor and out0 is not None and s8 is s7) or (type(out2) is LazyTensor and out0 is not None and s9 is s7) or (type(a0) is LazyTensor and out1 is not None and s0 is s8) or (type(a1) is LazyTensor and out1 is not None and s1 is s8) or (type(a2) is LazyTensor and out1 is not None and s2 is s8) or (type(a3) is LazyTensor and out1 is not None and s3 is s8) or (type(a4) is LazyTensor and out1 is not None and s4 is s8) or (type(out2) is LazyTensor and out1 is not None and s9 is s8) or (type(a0) is LazyTensor and out2 is not None and s0 is s9) or (type(a1) is LazyTensor and out2 is not None and s1 is s9) or (type(a2) is LazyTensor and out2 is not None and s2 is s9) or (type(a3) is LazyTensor and out2 is not None and s3 is s9) or (type(a4) is LazyTensor and out2 is not None and s4 is s9):
@@ -2085,7 +2085,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2098,7 +2098,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2111,7 +2111,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a5) is LazyTensor:
@@ -2124,7 +2124,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -2137,7 +2137,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -2150,7 +2150,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(a8) is LazyTensor:
@@ -2163,7 +2163,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(a9) is LazyTensor:
@@ -2176,7 +2176,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(a9)
         if type(out0) is LazyTensor:
@@ -2189,7 +2189,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -2202,7 +2202,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14)
+                k14 = view_value(w14, s14, a14)
         else:
             k14 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s13) or (type(a1) is LazyTensor and out0 is not None and s1 is s13) or (type(a2) is LazyTensor and out0 is not None and s2 is s13) or (type(a5) is LazyTensor and out0 is not None and s5 is s13) or (type(a6) is LazyTensor and out0 is not None and s6 is s13) or (type(a7) is LazyTensor and out0 is not None and s7 is s13) or (type(a8) is LazyTensor and out0 is not None and s8 is s13) or (type(a9) is LazyTensor and out0 is not None and s9 is s13) or (type(out1) is LazyTensor and out0 is not None and s14 is s13) or (type(a0) is LazyTensor and out1 is not None and s0 is s14) or (type(a1) is LazyTensor and out1 is not None and s1 is s14) or (type(a2) is LazyTensor and out1 is not None and s2 is s14) or (type(a5) is LazyTensor and out1 is not None and s5 is s14) or (type(a6) is LazyTensor and out1 is not None and s6 is s14) or (type(a7) is LazyTensor and out1 is not None and s7 is s14) or (type(a8) is LazyTensor and out1 is not None and s8 is s14) or (type(a9) is LazyTensor and out1 is not None and s9 is s14):
@@ -2232,7 +2232,7 @@ def _nested_view_from_jagged_copy_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2245,7 +2245,7 @@ def _nested_view_from_jagged_copy_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2258,7 +2258,7 @@ def _nested_view_from_jagged_copy_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2271,7 +2271,7 @@ def _nested_view_from_jagged_copy_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a5) is LazyTensor:
@@ -2284,7 +2284,7 @@ def _nested_view_from_jagged_copy_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -2297,7 +2297,7 @@ def _nested_view_from_jagged_copy_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(out) is LazyTensor:
@@ -2310,7 +2310,7 @@ def _nested_view_from_jagged_copy_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a2) is LazyTensor and out is not None and s2 is s7) or (type(a3) is LazyTensor and out is not None and s3 is s7) or (type(a5) is LazyTensor and out is not None and s5 is s7) or (type(a6) is LazyTensor and out is not None and s6 is s7):
@@ -2340,7 +2340,7 @@ def _scaled_mm_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2353,7 +2353,7 @@ def _scaled_mm_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2366,7 +2366,7 @@ def _scaled_mm_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2379,7 +2379,7 @@ def _scaled_mm_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -2392,7 +2392,7 @@ def _scaled_mm_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -2405,7 +2405,7 @@ def _scaled_mm_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(out) is LazyTensor:
@@ -2418,7 +2418,7 @@ def _scaled_mm_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, *, out):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8) or (type(a3) is LazyTensor and out is not None and s3 is s8) or (type(a4) is LazyTensor and out is not None and s4 is s8) or (type(a5) is LazyTensor and out is not None and s5 is s8):
@@ -2448,7 +2448,7 @@ def _scaled_mm_v2_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10=None, a11=None
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2461,7 +2461,7 @@ def _scaled_mm_v2_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10=None, a11=None
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = None if a2 is None else list_values(a2)
@@ -2480,7 +2480,7 @@ def _scaled_mm_v2_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10=None, a11=None
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         k10 = tuple(a10) if type(a10) is list else a10
@@ -2494,7 +2494,7 @@ def _scaled_mm_v2_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10=None, a11=None
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s12) or (type(a1) is LazyTensor and out is not None and s1 is s12) or (type(a8) is LazyTensor and out is not None and s8 is s12) or (out is not None and shares(s12, a2)) or (out is not None and shares(s12, a5)):
@@ -2524,7 +2524,7 @@ def _segment_reduce_backward_out(a0, a1, a2, a3, *, lengths=None, offsets=None, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2537,7 +2537,7 @@ def _segment_reduce_backward_out(a0, a1, a2, a3, *, lengths=None, offsets=None, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2550,7 +2550,7 @@ def _segment_reduce_backward_out(a0, a1, a2, a3, *, lengths=None, offsets=None, 
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(lengths) is LazyTensor:
@@ -2563,7 +2563,7 @@ def _segment_reduce_backward_out(a0, a1, a2, a3, *, lengths=None, offsets=None, 
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(lengths)
         if type(offsets) is LazyTensor:
@@ -2576,7 +2576,7 @@ def _segment_reduce_backward_out(a0, a1, a2, a3, *, lengths=None, offsets=None, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(offsets)
         k7 = n7 if initial is d7 else initial if type(initial) is float and initial == initial and initial != 0.0 else number_key(initial)
@@ -2590,7 +2590,7 @@ def _segment_reduce_backward_out(a0, a1, a2, a3, *, lengths=None, offsets=None, 
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8) or (type(lengths) is LazyTensor and out is not None and s4 is s8) or (type(offsets) is LazyTensor and out is not None and s5 is s8):
@@ -2624,7 +2624,7 @@ def _slow_conv2d_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input, grad
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2637,7 +2637,7 @@ def _slow_conv2d_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input, grad
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2650,7 +2650,7 @@ def _slow_conv2d_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input, grad
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -2666,7 +2666,7 @@ def _slow_conv2d_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input, grad
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(grad_input)
         if type(grad_weight) is LazyTensor:
@@ -2679,7 +2679,7 @@ def _slow_conv2d_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input, grad
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(grad_weight)
         if type(grad_bias) is LazyTensor:
@@ -2692,7 +2692,7 @@ def _slow_conv2d_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input, grad
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(grad_bias)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s6) or (type(a1) is LazyTensor and grad_input is not None and s1 is s6) or (type(a2) is LazyTensor and grad_input is not None and s2 is s6) or (type(grad_weight) is LazyTensor and grad_input is not None and s7 is s6) or (type(grad_bias) is LazyTensor and grad_input is not None and s8 is s6) or (type(a0) is LazyTensor and grad_weight is not None and s0 is s7) or (type(a1) is LazyTensor and grad_weight is not None and s1 is s7) or (type(a2) is LazyTensor and grad_weight is not None and s2 is s7) or (type(grad_bias) is LazyTensor and grad_weight is not None and s8 is s7) or (type(a0) is LazyTensor and grad_bias is not None and s0 is s8) or (type(a1) is LazyTensor and grad_bias is not None and s1 is s8) or (type(a2) is LazyTensor and grad_bias is not None and s2 is s8):
@@ -2726,7 +2726,7 @@ def _slow_conv2d_backward_output_mask_out(a0, a1, a2, a3, a4, a5, a6, *, out0, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2739,7 +2739,7 @@ def _slow_conv2d_backward_output_mask_out(a0, a1, a2, a3, a4, a5, a6, *, out0, o
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2752,7 +2752,7 @@ def _slow_conv2d_backward_output_mask_out(a0, a1, a2, a3, a4, a5, a6, *, out0, o
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -2769,7 +2769,7 @@ def _slow_conv2d_backward_output_mask_out(a0, a1, a2, a3, a4, a5, a6, *, out0, o
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -2782,7 +2782,7 @@ def _slow_conv2d_backward_output_mask_out(a0, a1, a2, a3, a4, a5, a6, *, out0, o
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -2795,7 +2795,7 @@ def _slow_conv2d_backward_output_mask_out(a0, a1, a2, a3, a4, a5, a6, *, out0, o
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s7) or (type(a1) is LazyTensor and out0 is not None and s1 is s7) or (type(a2) is LazyTensor and out0 is not None and s2 is s7) or (type(out1) is LazyTensor and out0 is not None and s8 is s7) or (type(out2) is LazyTensor and out0 is not None and s9 is s7) or (type(a0) is LazyTensor and out1 is not None and s0 is s8) or (type(a1) is LazyTensor and out1 is not None and s1 is s8) or (type(a2) is LazyTensor and out1 is not None and s2 is s8) or (type(out2) is LazyTensor and out1 is not None and s9 is s8) or (type(a0) is LazyTensor and out2 is not None and s0 is s9) or (type(a1) is LazyTensor and out2 is not None and s1 is s9) or (type(a2) is LazyTensor and out2 is not None and s2 is s9):
@@ -2827,7 +2827,7 @@ def _thnn_fused_gru_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2840,7 +2840,7 @@ def _thnn_fused_gru_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2853,7 +2853,7 @@ def _thnn_fused_gru_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2866,7 +2866,7 @@ def _thnn_fused_gru_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -2879,7 +2879,7 @@ def _thnn_fused_gru_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(out0) is LazyTensor:
@@ -2892,7 +2892,7 @@ def _thnn_fused_gru_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -2905,7 +2905,7 @@ def _thnn_fused_gru_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s5) or (type(a1) is LazyTensor and out0 is not None and s1 is s5) or (type(a2) is LazyTensor and out0 is not None and s2 is s5) or (type(a3) is LazyTensor and out0 is not None and s3 is s5) or (type(a4) is LazyTensor and out0 is not None and s4 is s5) or (type(out1) is LazyTensor and out0 is not None and s6 is s5) or (type(a0) is LazyTensor and out1 is not None and s0 is s6) or (type(a1) is LazyTensor and out1 is not None and s1 is s6) or (type(a2) is LazyTensor and out1 is not None and s2 is s6) or (type(a3) is LazyTensor and out1 is not None and s3 is s6) or (type(a4) is LazyTensor and out1 is not None and s4 is s6):
@@ -2943,7 +2943,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2956,7 +2956,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(out0) is LazyTensor:
@@ -2969,7 +2969,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -2982,7 +2982,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -2995,7 +2995,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -3008,7 +3008,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out3)
         if type(out4) is LazyTensor:
@@ -3021,7 +3021,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out4)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(a1) is LazyTensor and out0 is not None and s1 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(out2) is LazyTensor and out0 is not None and s5 is s3) or (type(out3) is LazyTensor and out0 is not None and s6 is s3) or (type(out4) is LazyTensor and out0 is not None and s7 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4) or (type(a1) is LazyTensor and out1 is not None and s1 is s4) or (type(out2) is LazyTensor and out1 is not None and s5 is s4) or (type(out3) is LazyTensor and out1 is not None and s6 is s4) or (type(out4) is LazyTensor and out1 is not None and s7 is s4) or (type(a0) is LazyTensor and out2 is not None and s0 is s5) or (type(a1) is LazyTensor and out2 is not None and s1 is s5) or (type(out3) is LazyTensor and out2 is not None and s6 is s5) or (type(out4) is LazyTensor and out2 is not None and s7 is s5) or (type(a0) is LazyTensor and out3 is not None and s0 is s6) or (type(a1) is LazyTensor and out3 is not None and s1 is s6) or (type(out4) is LazyTensor and out3 is not None and s7 is s6) or (type(a0) is LazyTensor and out4 is not None and s0 is s7) or (type(a1) is LazyTensor and out4 is not None and s1 is s7):
@@ -3055,7 +3055,7 @@ def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2)
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3068,7 +3068,7 @@ def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2)
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3081,7 +3081,7 @@ def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2)
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -3094,7 +3094,7 @@ def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2)
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -3107,7 +3107,7 @@ def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2)
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(out0) is LazyTensor:
@@ -3120,7 +3120,7 @@ def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2)
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -3133,7 +3133,7 @@ def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2)
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -3146,7 +3146,7 @@ def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2)
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s5) or (type(a1) is LazyTensor and out0 is not None and s1 is s5) or (type(a2) is LazyTensor and out0 is not None and s2 is s5) or (type(a3) is LazyTensor and out0 is not None and s3 is s5) or (type(a4) is LazyTensor and out0 is not None and s4 is s5) or (type(out1) is LazyTensor and out0 is not None and s6 is s5) or (type(out2) is LazyTensor and out0 is not None and s7 is s5) or (type(a0) is LazyTensor and out1 is not None and s0 is s6) or (type(a1) is LazyTensor and out1 is not None and s1 is s6) or (type(a2) is LazyTensor and out1 is not None and s2 is s6) or (type(a3) is LazyTensor and out1 is not None and s3 is s6) or (type(a4) is LazyTensor and out1 is not None and s4 is s6) or (type(out2) is LazyTensor and out1 is not None and s7 is s6) or (type(a0) is LazyTensor and out2 is not None and s0 is s7) or (type(a1) is LazyTensor and out2 is not None and s1 is s7) or (type(a2) is LazyTensor and out2 is not None and s2 is s7) or (type(a3) is LazyTensor and out2 is not None and s3 is s7) or (type(a4) is LazyTensor and out2 is not None and s4 is s7):
@@ -3180,7 +3180,7 @@ def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3193,7 +3193,7 @@ def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3206,7 +3206,7 @@ def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -3219,7 +3219,7 @@ def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -3232,7 +3232,7 @@ def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(out0) is LazyTensor:
@@ -3245,7 +3245,7 @@ def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -3258,7 +3258,7 @@ def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -3271,7 +3271,7 @@ def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s6) or (type(a1) is LazyTensor and out0 is not None and s1 is s6) or (type(a2) is LazyTensor and out0 is not None and s2 is s6) or (type(a3) is LazyTensor and out0 is not None and s3 is s6) or (type(a4) is LazyTensor and out0 is not None and s4 is s6) or (type(out1) is LazyTensor and out0 is not None and s7 is s6) or (type(out2) is LazyTensor and out0 is not None and s8 is s6) or (type(a0) is LazyTensor and out1 is not None and s0 is s7) or (type(a1) is LazyTensor and out1 is not None and s1 is s7) or (type(a2) is LazyTensor and out1 is not None and s2 is s7) or (type(a3) is LazyTensor and out1 is not None and s3 is s7) or (type(a4) is LazyTensor and out1 is not None and s4 is s7) or (type(out2) is LazyTensor and out1 is not None and s8 is s7) or (type(a0) is LazyTensor and out2 is not None and s0 is s8) or (type(a1) is LazyTensor and out2 is not None and s1 is s8) or (type(a2) is LazyTensor and out2 is not None and s2 is s8) or (type(a3) is LazyTensor and out2 is not None and s3 is s8) or (type(a4) is LazyTensor and out2 is not None and s4 is s8):
@@ -3301,7 +3301,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a3) is LazyTensor:
@@ -3314,7 +3314,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -3327,7 +3327,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -3340,7 +3340,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -3353,7 +3353,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k9 = a9 if type(a9) is float and a9 == a9 and a9 != 0.0 else number_key(a9)
@@ -3367,7 +3367,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(a10)
         if type(a11) is LazyTensor:
@@ -3380,7 +3380,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(a11)
         if type(a12) is LazyTensor:
@@ -3393,7 +3393,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(a12)
         if type(a13) is LazyTensor:
@@ -3406,7 +3406,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(a13)
         if type(a14) is LazyTensor:
@@ -3419,7 +3419,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14)
+                k14 = view_value(w14, s14, a14)
         else:
             k14 = other_value(a14)
         if type(a15) is LazyTensor:
@@ -3432,7 +3432,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w15.base is k15:
                 k15 = w15.value
             else:
-                k15 = view_value(w15, s15)
+                k15 = view_value(w15, s15, a15)
         else:
             k15 = other_value(a15)
         if type(a16) is LazyTensor:
@@ -3445,7 +3445,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w16.base is k16:
                 k16 = w16.value
             else:
-                k16 = view_value(w16, s16)
+                k16 = view_value(w16, s16, a16)
         else:
             k16 = other_value(a16)
         if type(a17) is LazyTensor:
@@ -3458,7 +3458,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w17.base is k17:
                 k17 = w17.value
             else:
-                k17 = view_value(w17, s17)
+                k17 = view_value(w17, s17, a17)
         else:
             k17 = other_value(a17)
         if type(a18) is LazyTensor:
@@ -3471,7 +3471,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w18.base is k18:
                 k18 = w18.value
             else:
-                k18 = view_value(w18, s18)
+                k18 = view_value(w18, s18, a18)
         else:
             k18 = other_value(a18)
         if type(out) is LazyTensor:
@@ -3484,7 +3484,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w20.base is k20:
                 k20 = w20.value
             else:
-                k20 = view_value(w20, s20)
+                k20 = view_value(w20, s20, a20)
         else:
             k20 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s20) or (type(a3) is LazyTensor and out is not None and s3 is s20) or (type(a4) is LazyTensor and out is not None and s4 is s20) or (type(a5) is LazyTensor and out is not None and s5 is s20) or (type(a6) is LazyTensor and out is not None and s6 is s20) or (type(a10) is LazyTensor and out is not None and s10 is s20) or (type(a11) is LazyTensor and out is not None and s11 is s20) or (type(a12) is LazyTensor and out is not None and s12 is s20) or (type(a13) is LazyTensor and out is not None and s13 is s20) or (type(a14) is LazyTensor and out is not None and s14 is s20) or (type(a15) is LazyTensor and out is not None and s15 is s20) or (type(a16) is LazyTensor and out is not None and s16 is s20) or (type(a17) is LazyTensor and out is not None and s17 is s20) or (type(a18) is LazyTensor and out is not None and s18 is s20):
@@ -3514,7 +3514,7 @@ def _triton_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3527,7 +3527,7 @@ def _triton_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3540,7 +3540,7 @@ def _triton_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a5) is LazyTensor:
@@ -3553,7 +3553,7 @@ def _triton_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -3566,7 +3566,7 @@ def _triton_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -3579,7 +3579,7 @@ def _triton_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(a8) is LazyTensor:
@@ -3592,7 +3592,7 @@ def _triton_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(a9) is LazyTensor:
@@ -3605,7 +3605,7 @@ def _triton_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(a9)
         if type(out) is LazyTensor:
@@ -3618,7 +3618,7 @@ def _triton_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s10) or (type(a1) is LazyTensor and out is not None and s1 is s10) or (type(a2) is LazyTensor and out is not None and s2 is s10) or (type(a5) is LazyTensor and out is not None and s5 is s10) or (type(a6) is LazyTensor and out is not None and s6 is s10) or (type(a7) is LazyTensor and out is not None and s7 is s10) or (type(a8) is LazyTensor and out is not None and s8 is s10) or (type(a9) is LazyTensor and out is not None and s9 is s10):
@@ -3650,7 +3650,7 @@ def _weight_norm_interface_backward_out(a0, a1, a2, a3, a4, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3663,7 +3663,7 @@ def _weight_norm_interface_backward_out(a0, a1, a2, a3, a4, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3676,7 +3676,7 @@ def _weight_norm_interface_backward_out(a0, a1, a2, a3, a4, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -3689,7 +3689,7 @@ def _weight_norm_interface_backward_out(a0, a1, a2, a3, a4, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(out0) is LazyTensor:
@@ -3702,7 +3702,7 @@ def _weight_norm_interface_backward_out(a0, a1, a2, a3, a4, *, out0, out1):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -3715,7 +3715,7 @@ def _weight_norm_interface_backward_out(a0, a1, a2, a3, a4, *, out0, out1):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s5) or (type(a1) is LazyTensor and out0 is not None and s1 is s5) or (type(a2) is LazyTensor and out0 is not None and s2 is s5) or (type(a3) is LazyTensor and out0 is not None and s3 is s5) or (type(out1) is LazyTensor and out0 is not None and s6 is s5) or (type(a0) is LazyTensor and out1 is not None and s0 is s6) or (type(a1) is LazyTensor and out1 is not None and s1 is s6) or (type(a2) is LazyTensor and out1 is not None and s2 is s6) or (type(a3) is LazyTensor and out1 is not None and s3 is s6):
@@ -3745,7 +3745,7 @@ def batch_norm_backward_elemt_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3758,7 +3758,7 @@ def batch_norm_backward_elemt_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3771,7 +3771,7 @@ def batch_norm_backward_elemt_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -3784,7 +3784,7 @@ def batch_norm_backward_elemt_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -3797,7 +3797,7 @@ def batch_norm_backward_elemt_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -3810,7 +3810,7 @@ def batch_norm_backward_elemt_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -3823,7 +3823,7 @@ def batch_norm_backward_elemt_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -3836,7 +3836,7 @@ def batch_norm_backward_elemt_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(out) is LazyTensor:
@@ -3849,7 +3849,7 @@ def batch_norm_backward_elemt_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8) or (type(a3) is LazyTensor and out is not None and s3 is s8) or (type(a4) is LazyTensor and out is not None and s4 is s8) or (type(a5) is LazyTensor and out is not None and s5 is s8) or (type(a6) is LazyTensor and out is not None and s6 is s8) or (type(a7) is LazyTensor and out is not None and s7 is s8):
@@ -3885,7 +3885,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3898,7 +3898,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3911,7 +3911,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -3924,7 +3924,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -3937,7 +3937,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(out0) is LazyTensor:
@@ -3950,7 +3950,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -3963,7 +3963,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -3976,7 +3976,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -3989,7 +3989,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(out3)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(out3) is LazyTensor and out0 is not None and s11 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(out3) is LazyTensor and out1 is not None and s11 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a2) is LazyTensor and out2 is not None and s2 is s10) or (type(a3) is LazyTensor and out2 is not None and s3 is s10) or (type(a4) is LazyTensor and out2 is not None and s4 is s10) or (type(out3) is LazyTensor and out2 is not None and s11 is s10) or (type(a0) is LazyTensor and out3 is not None and s0 is s11) or (type(a1) is LazyTensor and out3 is not None and s1 is s11) or (type(a2) is LazyTensor and out3 is not None and s2 is s11) or (type(a3) is LazyTensor and out3 is not None and s3 is s11) or (type(a4) is LazyTensor and out3 is not None and s4 is s11):
@@ -4019,7 +4019,7 @@ def batch_norm_elemt_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4032,7 +4032,7 @@ def batch_norm_elemt_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4045,7 +4045,7 @@ def batch_norm_elemt_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4058,7 +4058,7 @@ def batch_norm_elemt_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -4071,7 +4071,7 @@ def batch_norm_elemt_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -4085,7 +4085,7 @@ def batch_norm_elemt_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6) or (type(a3) is LazyTensor and out is not None and s3 is s6) or (type(a4) is LazyTensor and out is not None and s4 is s6):
@@ -4117,7 +4117,7 @@ def batch_norm_gather_stats_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4130,7 +4130,7 @@ def batch_norm_gather_stats_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4143,7 +4143,7 @@ def batch_norm_gather_stats_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4156,7 +4156,7 @@ def batch_norm_gather_stats_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -4169,7 +4169,7 @@ def batch_norm_gather_stats_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -4184,7 +4184,7 @@ def batch_norm_gather_stats_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4197,7 +4197,7 @@ def batch_norm_gather_stats_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9):
@@ -4229,7 +4229,7 @@ def batch_norm_gather_stats_with_counts_out(a0, a1, a2, a3, a4, a5, a6, a7, *, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4242,7 +4242,7 @@ def batch_norm_gather_stats_with_counts_out(a0, a1, a2, a3, a4, a5, a6, a7, *, o
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4255,7 +4255,7 @@ def batch_norm_gather_stats_with_counts_out(a0, a1, a2, a3, a4, a5, a6, a7, *, o
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4268,7 +4268,7 @@ def batch_norm_gather_stats_with_counts_out(a0, a1, a2, a3, a4, a5, a6, a7, *, o
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -4281,7 +4281,7 @@ def batch_norm_gather_stats_with_counts_out(a0, a1, a2, a3, a4, a5, a6, a7, *, o
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -4296,7 +4296,7 @@ def batch_norm_gather_stats_with_counts_out(a0, a1, a2, a3, a4, a5, a6, a7, *, o
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(out0) is LazyTensor:
@@ -4309,7 +4309,7 @@ def batch_norm_gather_stats_with_counts_out(a0, a1, a2, a3, a4, a5, a6, a7, *, o
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4322,7 +4322,7 @@ def batch_norm_gather_stats_with_counts_out(a0, a1, a2, a3, a4, a5, a6, a7, *, o
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(a7) is LazyTensor and out0 is not None and s7 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9) or (type(a7) is LazyTensor and out1 is not None and s7 is s9):
@@ -4356,7 +4356,7 @@ def convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, *, out
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4369,7 +4369,7 @@ def convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, *, out
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4382,7 +4382,7 @@ def convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, *, out
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -4401,7 +4401,7 @@ def convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, *, out
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4414,7 +4414,7 @@ def convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, *, out
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -4427,7 +4427,7 @@ def convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, *, out
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s11) or (type(a1) is LazyTensor and out0 is not None and s1 is s11) or (type(a2) is LazyTensor and out0 is not None and s2 is s11) or (type(out1) is LazyTensor and out0 is not None and s12 is s11) or (type(out2) is LazyTensor and out0 is not None and s13 is s11) or (type(a0) is LazyTensor and out1 is not None and s0 is s12) or (type(a1) is LazyTensor and out1 is not None and s1 is s12) or (type(a2) is LazyTensor and out1 is not None and s2 is s12) or (type(out2) is LazyTensor and out1 is not None and s13 is s12) or (type(a0) is LazyTensor and out2 is not None and s0 is s13) or (type(a1) is LazyTensor and out2 is not None and s1 is s13) or (type(a2) is LazyTensor and out2 is not None and s2 is s13):
@@ -4461,7 +4461,7 @@ def convolution_backward_overrideable_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4474,7 +4474,7 @@ def convolution_backward_overrideable_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4487,7 +4487,7 @@ def convolution_backward_overrideable_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -4505,7 +4505,7 @@ def convolution_backward_overrideable_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4518,7 +4518,7 @@ def convolution_backward_overrideable_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -4531,7 +4531,7 @@ def convolution_backward_overrideable_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s10) or (type(a1) is LazyTensor and out0 is not None and s1 is s10) or (type(a2) is LazyTensor and out0 is not None and s2 is s10) or (type(out1) is LazyTensor and out0 is not None and s11 is s10) or (type(out2) is LazyTensor and out0 is not None and s12 is s10) or (type(a0) is LazyTensor and out1 is not None and s0 is s11) or (type(a1) is LazyTensor and out1 is not None and s1 is s11) or (type(a2) is LazyTensor and out1 is not None and s2 is s11) or (type(out2) is LazyTensor and out1 is not None and s12 is s11) or (type(a0) is LazyTensor and out2 is not None and s0 is s12) or (type(a1) is LazyTensor and out2 is not None and s1 is s12) or (type(a2) is LazyTensor and out2 is not None and s2 is s12):
@@ -4567,7 +4567,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4580,7 +4580,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4593,7 +4593,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4606,7 +4606,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -4619,7 +4619,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k6 = a6 if type(a6) is float and a6 == a6 and a6 != 0.0 else number_key(a6)
@@ -4634,7 +4634,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4647,7 +4647,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -4660,7 +4660,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -4673,7 +4673,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(out3)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(out3) is LazyTensor and out0 is not None and s11 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(out3) is LazyTensor and out1 is not None and s11 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a2) is LazyTensor and out2 is not None and s2 is s10) or (type(a3) is LazyTensor and out2 is not None and s3 is s10) or (type(a4) is LazyTensor and out2 is not None and s4 is s10) or (type(out3) is LazyTensor and out2 is not None and s11 is s10) or (type(a0) is LazyTensor and out3 is not None and s0 is s11) or (type(a1) is LazyTensor and out3 is not None and s1 is s11) or (type(a2) is LazyTensor and out3 is not None and s2 is s11) or (type(a3) is LazyTensor and out3 is not None and s3 is s11) or (type(a4) is LazyTensor and out3 is not None and s4 is s11):
@@ -4707,7 +4707,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4720,7 +4720,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4733,7 +4733,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4746,7 +4746,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -4759,7 +4759,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -4772,7 +4772,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -4785,7 +4785,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k7 = a7 if type(a7) is float and a7 == a7 and a7 != 0.0 else number_key(a7)
@@ -4799,7 +4799,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(out0) is LazyTensor:
@@ -4812,7 +4812,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4825,7 +4825,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -4838,7 +4838,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s9) or (type(a1) is LazyTensor and out0 is not None and s1 is s9) or (type(a2) is LazyTensor and out0 is not None and s2 is s9) or (type(a3) is LazyTensor and out0 is not None and s3 is s9) or (type(a4) is LazyTensor and out0 is not None and s4 is s9) or (type(a5) is LazyTensor and out0 is not None and s5 is s9) or (type(a6) is LazyTensor and out0 is not None and s6 is s9) or (type(a8) is LazyTensor and out0 is not None and s8 is s9) or (type(out1) is LazyTensor and out0 is not None and s10 is s9) or (type(out2) is LazyTensor and out0 is not None and s11 is s9) or (type(a0) is LazyTensor and out1 is not None and s0 is s10) or (type(a1) is LazyTensor and out1 is not None and s1 is s10) or (type(a2) is LazyTensor and out1 is not None and s2 is s10) or (type(a3) is LazyTensor and out1 is not None and s3 is s10) or (type(a4) is LazyTensor and out1 is not None and s4 is s10) or (type(a5) is LazyTensor and out1 is not None and s5 is s10) or (type(a6) is LazyTensor and out1 is not None and s6 is s10) or (type(a8) is LazyTensor and out1 is not None and s8 is s10) or (type(out2) is LazyTensor and out1 is not None and s11 is s10) or (type(a0) is LazyTensor and out2 is not None and s0 is s11) or (type(a1) is LazyTensor and out2 is not None and s1 is s11) or (type(a2) is LazyTensor and out2 is not None and s2 is s11) or (type(a3) is LazyTensor and out2 is not None and s3 is s11) or (type(a4) is LazyTensor and out2 is not None and s4 is s11) or (type(a5) is LazyTensor and out2 is not None and s5 is s11) or (type(a6) is LazyTensor and out2 is not None and s6 is s11) or (type(a8) is LazyTensor and out2 is not None and s8 is s11):
@@ -4868,7 +4868,7 @@ def glu_backward_jvp_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4881,7 +4881,7 @@ def glu_backward_jvp_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4894,7 +4894,7 @@ def glu_backward_jvp_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4907,7 +4907,7 @@ def glu_backward_jvp_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -4920,7 +4920,7 @@ def glu_backward_jvp_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(out) is LazyTensor:
@@ -4933,7 +4933,7 @@ def glu_backward_jvp_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6) or (type(a3) is LazyTensor and out is not None and s3 is s6) or (type(a4) is LazyTensor and out is not None and s4 is s6):
@@ -4969,7 +4969,7 @@ def linalg_lstsq_out(a0, a1, a2=None, *, driver=None, solution, residuals, rank,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4982,7 +4982,7 @@ def linalg_lstsq_out(a0, a1, a2=None, *, driver=None, solution, residuals, rank,
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if a2 is d2 else a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -4996,7 +4996,7 @@ def linalg_lstsq_out(a0, a1, a2=None, *, driver=None, solution, residuals, rank,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(solution)
         if type(residuals) is LazyTensor:
@@ -5009,7 +5009,7 @@ def linalg_lstsq_out(a0, a1, a2=None, *, driver=None, solution, residuals, rank,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(residuals)
         if type(rank) is LazyTensor:
@@ -5022,7 +5022,7 @@ def linalg_lstsq_out(a0, a1, a2=None, *, driver=None, solution, residuals, rank,
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(rank)
         if type(singular_values) is LazyTensor:
@@ -5035,7 +5035,7 @@ def linalg_lstsq_out(a0, a1, a2=None, *, driver=None, solution, residuals, rank,
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(singular_values)
         if (type(a0) is LazyTensor and solution is not None and s0 is s4) or (type(a1) is LazyTensor and solution is not None and s1 is s4) or (type(residuals) is LazyTensor and solution is not None and s5 is s4) or (type(rank) is LazyTensor and solution is not None and s6 is s4) or (type(singular_values) is LazyTensor and solution is not None and s7 is s4) or (type(a0) is LazyTensor and residuals is not None and s0 is s5) or (type(a1) is LazyTensor and residuals is not None and s1 is s5) or (type(rank) is LazyTensor and residuals is not None and s6 is s5) or (type(singular_values) is LazyTensor and residuals is not None and s7 is s5) or (type(a0) is LazyTensor and rank is not None and s0 is s6) or (type(a1) is LazyTensor and rank is not None and s1 is s6) or (type(singular_values) is LazyTensor and rank is not None and s7 is s6) or (type(a0) is LazyTensor and singular_values is not None and s0 is s7) or (type(a1) is LazyTensor and singular_values is not None and s1 is s7):
@@ -5069,7 +5069,7 @@ def linear_backward_out(a0, a1, a2, a3, *, out0, out1, out2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5082,7 +5082,7 @@ def linear_backward_out(a0, a1, a2, a3, *, out0, out1, out2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -5095,7 +5095,7 @@ def linear_backward_out(a0, a1, a2, a3, *, out0, out1, out2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -5109,7 +5109,7 @@ def linear_backward_out(a0, a1, a2, a3, *, out0, out1, out2):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -5122,7 +5122,7 @@ def linear_backward_out(a0, a1, a2, a3, *, out0, out1, out2):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -5135,7 +5135,7 @@ def linear_backward_out(a0, a1, a2, a3, *, out0, out1, out2):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(a1) is LazyTensor and out0 is not None and s1 is s4) or (type(a2) is LazyTensor and out0 is not None and s2 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(out2) is LazyTensor and out0 is not None and s6 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5) or (type(a1) is LazyTensor and out1 is not None and s1 is s5) or (type(a2) is LazyTensor and out1 is not None and s2 is s5) or (type(out2) is LazyTensor and out1 is not None and s6 is s5) or (type(a0) is LazyTensor and out2 is not None and s0 is s6) or (type(a1) is LazyTensor and out2 is not None and s1 is s6) or (type(a2) is LazyTensor and out2 is not None and s2 is s6):
@@ -5167,7 +5167,7 @@ def lstm_mps_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5180,7 +5180,7 @@ def lstm_mps_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12,
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -5193,7 +5193,7 @@ def lstm_mps_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12,
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -5206,7 +5206,7 @@ def lstm_mps_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12,
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -5219,7 +5219,7 @@ def lstm_mps_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -5232,7 +5232,7 @@ def lstm_mps_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -5245,7 +5245,7 @@ def lstm_mps_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12,
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k7 = None if a7 is None else list_values(a7)
@@ -5261,7 +5261,7 @@ def lstm_mps_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12,
             elif w15.base is k15:
                 k15 = w15.value
             else:
-                k15 = view_value(w15, s15)
+                k15 = view_value(w15, s15, a15)
         else:
             k15 = other_value(out0)
         k16 = None if out1 is None else list_values(out1)
@@ -5297,7 +5297,7 @@ def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5310,7 +5310,7 @@ def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -5323,7 +5323,7 @@ def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -5336,7 +5336,7 @@ def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -5349,7 +5349,7 @@ def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k6 = a6 if type(a6) is float and a6 == a6 and a6 != 0.0 else number_key(a6)
@@ -5364,7 +5364,7 @@ def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -5377,7 +5377,7 @@ def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -5390,7 +5390,7 @@ def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a2) is LazyTensor and out2 is not None and s2 is s10) or (type(a3) is LazyTensor and out2 is not None and s3 is s10) or (type(a4) is LazyTensor and out2 is not None and s4 is s10):
@@ -5424,7 +5424,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5437,7 +5437,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -5450,7 +5450,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -5463,7 +5463,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -5476,7 +5476,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -5489,7 +5489,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -5502,7 +5502,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k7 = a7 if type(a7) is float and a7 == a7 and a7 != 0.0 else number_key(a7)
@@ -5516,7 +5516,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -5529,7 +5529,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -5542,7 +5542,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(a5) is LazyTensor and out0 is not None and s5 is s8) or (type(a6) is LazyTensor and out0 is not None and s6 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9) or (type(a5) is LazyTensor and out1 is not None and s5 is s9) or (type(a6) is LazyTensor and out1 is not None and s6 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a2) is LazyTensor and out2 is not None and s2 is s10) or (type(a3) is LazyTensor and out2 is not None and s3 is s10) or (type(a4) is LazyTensor and out2 is not None and s4 is s10) or (type(a5) is LazyTensor and out2 is not None and s5 is s10) or (type(a6) is LazyTensor and out2 is not None and s6 is s10):
@@ -5577,7 +5577,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -5591,7 +5591,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -5604,7 +5604,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -5617,7 +5617,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -5630,7 +5630,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -5643,7 +5643,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(a8) is LazyTensor:
@@ -5656,7 +5656,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(a9) is LazyTensor:
@@ -5669,7 +5669,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(a9)
         k14 = a14 if type(a14) is float and a14 == a14 and a14 != 0.0 else number_key(a14)
@@ -5684,7 +5684,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w18.base is k18:
                 k18 = w18.value
             else:
-                k18 = view_value(w18, s18)
+                k18 = view_value(w18, s18, a18)
         else:
             k18 = other_value(a18)
         if type(a19) is LazyTensor:
@@ -5697,7 +5697,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w19.base is k19:
                 k19 = w19.value
             else:
-                k19 = view_value(w19, s19)
+                k19 = view_value(w19, s19, a19)
         else:
             k19 = other_value(a19)
         k20 = tuple(a20) if type(a20) is list else a20
@@ -5711,7 +5711,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w21.base is k21:
                 k21 = w21.value
             else:
-                k21 = view_value(w21, s21)
+                k21 = view_value(w21, s21, a21)
         else:
             k21 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -5724,7 +5724,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w22.base is k22:
                 k22 = w22.value
             else:
-                k22 = view_value(w22, s22)
+                k22 = view_value(w22, s22, a22)
         else:
             k22 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -5737,7 +5737,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w23.base is k23:
                 k23 = w23.value
             else:
-                k23 = view_value(w23, s23)
+                k23 = view_value(w23, s23, a23)
         else:
             k23 = other_value(out2)
         k24 = None if out3 is None else list_values(out3)
@@ -5774,7 +5774,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5787,7 +5787,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -5800,7 +5800,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -5813,7 +5813,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -5826,7 +5826,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -5839,7 +5839,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -5852,7 +5852,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k8 = tuple(a8) if type(a8) is list else a8
@@ -5866,7 +5866,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w16.base is k16:
                 k16 = w16.value
             else:
-                k16 = view_value(w16, s16)
+                k16 = view_value(w16, s16, a16)
         else:
             k16 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -5879,7 +5879,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w17.base is k17:
                 k17 = w17.value
             else:
-                k17 = view_value(w17, s17)
+                k17 = view_value(w17, s17, a17)
         else:
             k17 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -5892,7 +5892,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w18.base is k18:
                 k18 = w18.value
             else:
-                k18 = view_value(w18, s18)
+                k18 = view_value(w18, s18, a18)
         else:
             k18 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -5905,7 +5905,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w19.base is k19:
                 k19 = w19.value
             else:
-                k19 = view_value(w19, s19)
+                k19 = view_value(w19, s19, a19)
         else:
             k19 = other_value(out3)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s16) or (type(a1) is LazyTensor and out0 is not None and s1 is s16) or (type(a2) is LazyTensor and out0 is not None and s2 is s16) or (type(a3) is LazyTensor and out0 is not None and s3 is s16) or (type(a4) is LazyTensor and out0 is not None and s4 is s16) or (type(a5) is LazyTensor and out0 is not None and s5 is s16) or (type(a6) is LazyTensor and out0 is not None and s6 is s16) or (type(out1) is LazyTensor and out0 is not None and s17 is s16) or (type(out2) is LazyTensor and out0 is not None and s18 is s16) or (type(out3) is LazyTensor and out0 is not None and s19 is s16) or (type(a0) is LazyTensor and out1 is not None and s0 is s17) or (type(a1) is LazyTensor and out1 is not None and s1 is s17) or (type(a2) is LazyTensor and out1 is not None and s2 is s17) or (type(a3) is LazyTensor and out1 is not None and s3 is s17) or (type(a4) is LazyTensor and out1 is not None and s4 is s17) or (type(a5) is LazyTensor and out1 is not None and s5 is s17) or (type(a6) is LazyTensor and out1 is not None and s6 is s17) or (type(out2) is LazyTensor and out1 is not None and s18 is s17) or (type(out3) is LazyTensor and out1 is not None and s19 is s17) or (type(a0) is LazyTensor and out2 is not None and s0 is s18) or (type(a1) is LazyTensor and out2 is not None and s1 is s18) or (type(a2) is LazyTensor and out2 is not None and s2 is s18) or (type(a3) is LazyTensor and out2 is not None and s3 is s18) or (type(a4) is LazyTensor and out2 is not None and s4 is s18) or (type(a5) is LazyTensor and out2 is not None and s5 is s18) or (type(a6) is LazyTensor and out2 is not None and s6 is s18) or (type(out3) is LazyTensor and out2 is not None and s19 is s18) or (type(a0) is LazyTensor and out3 is not None and s0 is s19) or (type(a1) is LazyTensor and out3 is not None and s1 is s19) or (type(a2) is LazyTensor and out3 is not None and s2 is s19) or (type(a3) is LazyTensor and out3 is not None and s3 is s19) or (type(a4) is LazyTensor and out3 is not None and s4 is s19) or (type(a5) is LazyTensor and out3 is not None and s5 is s19) or (type(a6) is LazyTensor and out3 is not None and s6 is s19):
@@ -5947,7 +5947,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -5960,7 +5960,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -5973,7 +5973,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -5986,7 +5986,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -5999,7 +5999,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -6012,7 +6012,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -6025,7 +6025,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(a7) is LazyTensor:
@@ -6038,7 +6038,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         if type(a8) is LazyTensor:
@@ -6051,7 +6051,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(a8)
         if type(a9) is LazyTensor:
@@ -6064,7 +6064,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(a9)
         if type(a10) is LazyTensor:
@@ -6077,7 +6077,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(a10)
         if type(a11) is LazyTensor:
@@ -6090,7 +6090,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(a11)
         if type(a12) is LazyTensor:
@@ -6103,7 +6103,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(a12)
         k20 = tuple(a20) if type(a20) is list else a20
@@ -6117,7 +6117,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w22.base is k22:
                 k22 = w22.value
             else:
-                k22 = view_value(w22, s22)
+                k22 = view_value(w22, s22, a22)
         else:
             k22 = other_value(a22)
         if type(out0) is LazyTensor:
@@ -6130,7 +6130,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w23.base is k23:
                 k23 = w23.value
             else:
-                k23 = view_value(w23, s23)
+                k23 = view_value(w23, s23, a23)
         else:
             k23 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -6143,7 +6143,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w24.base is k24:
                 k24 = w24.value
             else:
-                k24 = view_value(w24, s24)
+                k24 = view_value(w24, s24, a24)
         else:
             k24 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -6156,7 +6156,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w25.base is k25:
                 k25 = w25.value
             else:
-                k25 = view_value(w25, s25)
+                k25 = view_value(w25, s25, a25)
         else:
             k25 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -6169,7 +6169,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w26.base is k26:
                 k26 = w26.value
             else:
-                k26 = view_value(w26, s26)
+                k26 = view_value(w26, s26, a26)
         else:
             k26 = other_value(out3)
         if type(out4) is LazyTensor:
@@ -6182,7 +6182,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w27.base is k27:
                 k27 = w27.value
             else:
-                k27 = view_value(w27, s27)
+                k27 = view_value(w27, s27, a27)
         else:
             k27 = other_value(out4)
         if type(out5) is LazyTensor:
@@ -6195,7 +6195,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w28.base is k28:
                 k28 = w28.value
             else:
-                k28 = view_value(w28, s28)
+                k28 = view_value(w28, s28, a28)
         else:
             k28 = other_value(out5)
         if type(out6) is LazyTensor:
@@ -6208,7 +6208,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w29.base is k29:
                 k29 = w29.value
             else:
-                k29 = view_value(w29, s29)
+                k29 = view_value(w29, s29, a29)
         else:
             k29 = other_value(out6)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s23) or (type(a1) is LazyTensor and out0 is not None and s1 is s23) or (type(a2) is LazyTensor and out0 is not None and s2 is s23) or (type(a3) is LazyTensor and out0 is not None and s3 is s23) or (type(a4) is LazyTensor and out0 is not None and s4 is s23) or (type(a5) is LazyTensor and out0 is not None and s5 is s23) or (type(a6) is LazyTensor and out0 is not None and s6 is s23) or (type(a7) is LazyTensor and out0 is not None and s7 is s23) or (type(a8) is LazyTensor and out0 is not None and s8 is s23) or (type(a9) is LazyTensor and out0 is not None and s9 is s23) or (type(a10) is LazyTensor and out0 is not None and s10 is s23) or (type(a11) is LazyTensor and out0 is not None and s11 is s23) or (type(a12) is LazyTensor and out0 is not None and s12 is s23) or (type(a22) is LazyTensor and out0 is not None and s22 is s23) or (type(out1) is LazyTensor and out0 is not None and s24 is s23) or (type(out2) is LazyTensor and out0 is not None and s25 is s23) or (type(out3) is LazyTensor and out0 is not None and s26 is s23) or (type(out4) is LazyTensor and out0 is not None and s27 is s23) or (type(out5) is LazyTensor and out0 is not None and s28 is s23) or (type(out6) is LazyTensor and out0 is not None and s29 is s23) or (type(a0) is LazyTensor and out1 is not None and s0 is s24) or (type(a1) is LazyTensor and out1 is not None and s1 is s24) or (type(a2) is LazyTensor and out1 is not None and s2 is s24) or (type(a3) is LazyTensor and out1 is not None and s3 is s24) or (type(a4) is LazyTensor and out1 is not None and s4 is s24) or (type(a5) is LazyTensor and out1 is not None and s5 is s24) or (type(a6) is LazyTensor and out1 is not None and s6 is s24) or (type(a7) is LazyTensor and out1 is not None and s7 is s24) or (type(a8) is LazyTensor and out1 is not None and s8 is s24) or (type(a9) is LazyTensor and out1 is not None and s9 is s24) or (type(a10) is LazyTensor and out1 is not None and s10 is s24) or (type(a11) is LazyTensor and out1 is not None and s11 is s24) or (type(a12) is LazyTensor and out1 is not None and s12 is s24) or (type(a22) is LazyTensor and out1 is not None and s22 is s24) or (type(out2) is LazyTensor and out1 is not None and s25 is s24) or (type(out3) is LazyTensor and out1 is not None and s26 is s24) or (type(out4) is LazyTensor and out1 is not None and s27 is s24) or (type(out5) is LazyTensor and out1 is not None and s28 is s24) or (type(out6) is LazyTensor and out1 is not None and s29 is s24) or (type(a0) is LazyTensor and out2 is not None and s0 is s25) or (type(a1) is LazyTensor and out2 is not None and s1 is s25) or (type(a2) is LazyTensor and out2 is not None and s2 is s25) or (type(a3) is LazyTensor and out2 is not None and s3 is s25) or (type(a4) is LazyTensor and out2 is not None and s4 is s25) or (type(a5) is LazyTensor and out2 is not None and s5 is s25) or (type(a6) is LazyTensor and out2 is not None and s6 is s25) or (type(a7) is LazyTensor and out2 is not None and s7 is s25) or (type(a8) is LazyTensor and out2 is not None and s8 is s25) or (type(a9) is LazyTensor and out2 is not None and s9 is s25) or (type(a10) is LazyTensor and out2 is not None and s10 is s25) or (type(a11) is LazyTensor and out2 is not None and s11 is s25) or (type(a12) is LazyTensor and out2 is not None and s12 is s25) or (type(a22) is LazyTensor and out2 is not None and s22 is s25) or (type(out3) is LazyTensor and out2 is not None and s26 is s25) or (type(out4) is LazyTensor and out2 is not None and s27 is s25) or (type(out5) is LazyTensor and out2 is not None and s28 is s25) or (type(out6) is LazyTensor and out2 is not None and s29 is s25) or (type(a0) is LazyTensor and out3 is not None and s0 is s26) or (type(a1) is LazyTensor and out3 is not None and s1 is s26) or (type(a2) is LazyTensor and out3 is not None and s2 is s26) or (type(a3) is LazyTensor and out3 is not None and s3 is s26) or (type(a4) is LazyTensor and out3 is not None and s4 is s26) or (type(a5) is LazyTensor and out3 is not None and s5 is s26) or (type(a6) is LazyTensor and out3 is not None and s6 is s26) or (type(a7) is LazyTensor and out3 is not None and s7 is s26) or (type(a8) is LazyTensor and out3 is not None and s8 is s26) or (type(a9) is LazyTensor and out3 is not None and s9 is s26) or (type(a10) is LazyTensor and out3 is not None and s10 is s26) or (type(a11) is LazyTensor and out3 is not None and s11 is s26) or (type(a12) is LazyTensor and out3 is not None and s12 is s26) or (type(a22) is LazyTensor and out3 is not None and s22 is s26) or (type(out4) is LazyTensor and out3 is not None and s27 is s26) or (type(out5) is LazyTensor and out3 is not None and s28 is s26) or (type(out6) is LazyTensor and out3 is not None and s29 is s26) or (type(a0) is LazyTensor and out4 is not None and s0 is s27) or (type(a1) is LazyTensor and out4 is not None and s1 is s27) or (type(a2) is LazyTensor and out4 is not None and s2 is s27) or (type(a3) is LazyTensor and out4 is not None and s3 is s27) or (type(a4) is LazyTensor and out4 is not None and s4 is s27) or (type(a5) is LazyTensor and out4 is not None and s5 is s27) or (type(a6) is LazyTensor and out4 is not None and s6 is s27) or (type(a7) is LazyTensor and out4 is not None and s7 is s27) or (type(a8) is LazyTensor and out4 is not None and s8 is s27) or (type(a9) is LazyTensor and out4 is not None and s9 is s27) or (type(a10) is LazyTensor and out4 is not None and s10 is s27) or (type(a11) is LazyTensor and out4 is not None and s11 is s27) or (type(a12) is LazyTensor and out4 is not None and s12 is s27) or (type(a22) is LazyTensor and out4 is not None and s22 is s27) or (type(out5) is LazyTensor and out4 is not None and s28 is s27) or (type(out6) is LazyTensor and out4 is not None and s29 is s27) or (type(a0) is LazyTensor and out5 is not None and s0 is s28) or (type(a1) is LazyTensor and out5 is not None and s1 is s28) or (type(a2) is LazyTensor and out5 is not None and s2 is s28) or (type(a3) is LazyTensor and out5 is not None and s3 is s28) or (type(a4) is LazyTensor and out5 is not None and s4 is s28) or (type(a5) is LazyTensor and out5 is not None and s5 is s28) or (type(a6) is LazyTensor and out5 is not None and s6 is s28) or (type(a7) is LazyTensor and out5 is not None and s7 is s28) or (type(a8) is LazyTensor and out5 is not None and s8 is s28) or (type(a9) is LazyTensor and out5 is not None and s9 is s28) or (type(a10) is LazyTensor and out5 is not None and s10 is s28) or (type(a11) is LazyTensor and out5 is not None and s11 is s28) or (type(a12) is LazyTensor and out5 is not None and s12 is s28) or (type(a22) is LazyTensor and out5 is not None and s22 is s28) or (type(out6) is LazyTensor and out5 is not None and s29 is s28) or (type(a0) is LazyTensor and out6 is not None and s0 is s29) or (type(a1) is LazyTensor and out6 is not None and s1 is s29) or (type(a2) is LazyTensor and out6 is not None and s2 is s29) or (type(a3) is LazyTensor and out6 is not None and s3 is s29) or (type(a4) is LazyTensor and out6 is not None and s4 is s29) or (type(a5) is LazyTensor and out6 is not None and s5 is s29) or (type(a6) is LazyTensor and out6 is not None and s6 is s29) or (type(a7) is LazyTensor and out6 is not None and s7 is s29) or (type(a8) is LazyTensor and out6 is not None and s8 is s29) or (type(a9) is LazyTensor and out6 is not None and s9 is s29) or (type(a10) is LazyTensor and out6 is not None and s10 is s29) or (type(a11) is LazyTensor and out6 is not None and s11 is s29) or (type(a12) is LazyTensor and out6 is not None and s12 is s29) or (type(a22) is LazyTensor and out6 is not None and s22 is s29):
@@ -6242,7 +6242,7 @@ def mps_convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6255,7 +6255,7 @@ def mps_convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6268,7 +6268,7 @@ def mps_convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, 
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -6285,7 +6285,7 @@ def mps_convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, 
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -6298,7 +6298,7 @@ def mps_convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, 
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -6311,7 +6311,7 @@ def mps_convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a2) is LazyTensor and out2 is not None and s2 is s10):
@@ -6345,7 +6345,7 @@ def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, sav
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6358,7 +6358,7 @@ def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, sav
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6371,7 +6371,7 @@ def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, sav
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6384,7 +6384,7 @@ def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, sav
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -6397,7 +6397,7 @@ def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, sav
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k6 = a6 if type(a6) is float and a6 == a6 and a6 != 0.0 else number_key(a6)
@@ -6412,7 +6412,7 @@ def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, sav
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out)
         if type(save_mean) is LazyTensor:
@@ -6425,7 +6425,7 @@ def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, sav
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(save_mean)
         if type(save_invstd) is LazyTensor:
@@ -6438,7 +6438,7 @@ def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, sav
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(save_invstd)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8) or (type(a3) is LazyTensor and out is not None and s3 is s8) or (type(a4) is LazyTensor and out is not None and s4 is s8) or (type(save_mean) is LazyTensor and out is not None and s9 is s8) or (type(save_invstd) is LazyTensor and out is not None and s10 is s8) or (type(a0) is LazyTensor and save_mean is not None and s0 is s9) or (type(a1) is LazyTensor and save_mean is not None and s1 is s9) or (type(a2) is LazyTensor and save_mean is not None and s2 is s9) or (type(a3) is LazyTensor and save_mean is not None and s3 is s9) or (type(a4) is LazyTensor and save_mean is not None and s4 is s9) or (type(save_invstd) is LazyTensor and save_mean is not None and s10 is s9) or (type(a0) is LazyTensor and save_invstd is not None and s0 is s10) or (type(a1) is LazyTensor and save_invstd is not None and s1 is s10) or (type(a2) is LazyTensor and save_invstd is not None and s2 is s10) or (type(a3) is LazyTensor and save_invstd is not None and s3 is s10) or (type(a4) is LazyTensor and save_invstd is not None and s4 is s10):
@@ -6472,7 +6472,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6485,7 +6485,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6498,7 +6498,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6511,7 +6511,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -6524,7 +6524,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -6537,7 +6537,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -6550,7 +6550,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k8 = a8 if type(a8) is float and a8 == a8 and a8 != 0.0 else number_key(a8)
@@ -6565,7 +6565,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -6578,7 +6578,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -6591,7 +6591,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s10) or (type(a1) is LazyTensor and out0 is not None and s1 is s10) or (type(a2) is LazyTensor and out0 is not None and s2 is s10) or (type(a3) is LazyTensor and out0 is not None and s3 is s10) or (type(a4) is LazyTensor and out0 is not None and s4 is s10) or (type(a5) is LazyTensor and out0 is not None and s5 is s10) or (type(a6) is LazyTensor and out0 is not None and s6 is s10) or (type(out1) is LazyTensor and out0 is not None and s11 is s10) or (type(out2) is LazyTensor and out0 is not None and s12 is s10) or (type(a0) is LazyTensor and out1 is not None and s0 is s11) or (type(a1) is LazyTensor and out1 is not None and s1 is s11) or (type(a2) is LazyTensor and out1 is not None and s2 is s11) or (type(a3) is LazyTensor and out1 is not None and s3 is s11) or (type(a4) is LazyTensor and out1 is not None and s4 is s11) or (type(a5) is LazyTensor and out1 is not None and s5 is s11) or (type(a6) is LazyTensor and out1 is not None and s6 is s11) or (type(out2) is LazyTensor and out1 is not None and s12 is s11) or (type(a0) is LazyTensor and out2 is not None and s0 is s12) or (type(a1) is LazyTensor and out2 is not None and s1 is s12) or (type(a2) is LazyTensor and out2 is not None and s2 is s12) or (type(a3) is LazyTensor and out2 is not None and s3 is s12) or (type(a4) is LazyTensor and out2 is not None and s4 is s12) or (type(a5) is LazyTensor and out2 is not None and s5 is s12) or (type(a6) is LazyTensor and out2 is not None and s6 is s12):
@@ -6625,7 +6625,7 @@ def native_group_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6638,7 +6638,7 @@ def native_group_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6651,7 +6651,7 @@ def native_group_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k7 = a7 if type(a7) is float and a7 == a7 and a7 != 0.0 else number_key(a7)
@@ -6665,7 +6665,7 @@ def native_group_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -6678,7 +6678,7 @@ def native_group_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -6691,7 +6691,7 @@ def native_group_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a2) is LazyTensor and out2 is not None and s2 is s10):
@@ -6725,7 +6725,7 @@ def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6738,7 +6738,7 @@ def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -6751,7 +6751,7 @@ def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6764,7 +6764,7 @@ def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -6777,7 +6777,7 @@ def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k9 = tuple(a9) if type(a9) is list else a9
@@ -6791,7 +6791,7 @@ def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -6804,7 +6804,7 @@ def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -6817,7 +6817,7 @@ def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12)
+                k12 = view_value(w12, s12, a12)
         else:
             k12 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s10) or (type(a1) is LazyTensor and out0 is not None and s1 is s10) or (type(a2) is LazyTensor and out0 is not None and s2 is s10) or (type(a3) is LazyTensor and out0 is not None and s3 is s10) or (type(a4) is LazyTensor and out0 is not None and s4 is s10) or (type(out1) is LazyTensor and out0 is not None and s11 is s10) or (type(out2) is LazyTensor and out0 is not None and s12 is s10) or (type(a0) is LazyTensor and out1 is not None and s0 is s11) or (type(a1) is LazyTensor and out1 is not None and s1 is s11) or (type(a2) is LazyTensor and out1 is not None and s2 is s11) or (type(a3) is LazyTensor and out1 is not None and s3 is s11) or (type(a4) is LazyTensor and out1 is not None and s4 is s11) or (type(out2) is LazyTensor and out1 is not None and s12 is s11) or (type(a0) is LazyTensor and out2 is not None and s0 is s12) or (type(a1) is LazyTensor and out2 is not None and s1 is s12) or (type(a2) is LazyTensor and out2 is not None and s2 is s12) or (type(a3) is LazyTensor and out2 is not None and s3 is s12) or (type(a4) is LazyTensor and out2 is not None and s4 is s12):
@@ -6851,7 +6851,7 @@ def native_layer_norm_out(a0, a1, a2, a3, a4, *, out0, out1, out2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -6865,7 +6865,7 @@ def native_layer_norm_out(a0, a1, a2, a3, a4, *, out0, out1, out2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -6878,7 +6878,7 @@ def native_layer_norm_out(a0, a1, a2, a3, a4, *, out0, out1, out2):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = a4 if type(a4) is float and a4 == a4 and a4 != 0.0 else number_key(a4)
@@ -6892,7 +6892,7 @@ def native_layer_norm_out(a0, a1, a2, a3, a4, *, out0, out1, out2):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -6905,7 +6905,7 @@ def native_layer_norm_out(a0, a1, a2, a3, a4, *, out0, out1, out2):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -6918,7 +6918,7 @@ def native_layer_norm_out(a0, a1, a2, a3, a4, *, out0, out1, out2):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s5) or (type(a2) is LazyTensor and out0 is not None and s2 is s5) or (type(a3) is LazyTensor and out0 is not None and s3 is s5) or (type(out1) is LazyTensor and out0 is not None and s6 is s5) or (type(out2) is LazyTensor and out0 is not None and s7 is s5) or (type(a0) is LazyTensor and out1 is not None and s0 is s6) or (type(a2) is LazyTensor and out1 is not None and s2 is s6) or (type(a3) is LazyTensor and out1 is not None and s3 is s6) or (type(out2) is LazyTensor and out1 is not None and s7 is s6) or (type(a0) is LazyTensor and out2 is not None and s0 is s7) or (type(a2) is LazyTensor and out2 is not None and s2 is s7) or (type(a3) is LazyTensor and out2 is not None and s3 is s7):
@@ -6952,7 +6952,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -6965,7 +6965,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -6979,7 +6979,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -6992,7 +6992,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -7005,7 +7005,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -7018,7 +7018,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k7 = tuple(a7) if type(a7) is list else a7
@@ -7032,7 +7032,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -7045,7 +7045,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -7058,7 +7058,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(a5) is LazyTensor and out0 is not None and s5 is s8) or (type(a6) is LazyTensor and out0 is not None and s6 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9) or (type(a5) is LazyTensor and out1 is not None and s5 is s9) or (type(a6) is LazyTensor and out1 is not None and s6 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a3) is LazyTensor and out2 is not None and s3 is s10) or (type(a4) is LazyTensor and out2 is not None and s4 is s10) or (type(a5) is LazyTensor and out2 is not None and s5 is s10) or (type(a6) is LazyTensor and out2 is not None and s6 is s10):
@@ -7088,7 +7088,7 @@ def nll_loss2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, *, grad_input):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -7101,7 +7101,7 @@ def nll_loss2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, *, grad_input):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -7114,7 +7114,7 @@ def nll_loss2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, *, grad_input):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -7127,7 +7127,7 @@ def nll_loss2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, *, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a6) is LazyTensor:
@@ -7140,7 +7140,7 @@ def nll_loss2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, *, grad_input):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         if type(grad_input) is LazyTensor:
@@ -7153,7 +7153,7 @@ def nll_loss2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, *, grad_input):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s7) or (type(a1) is LazyTensor and grad_input is not None and s1 is s7) or (type(a2) is LazyTensor and grad_input is not None and s2 is s7) or (type(a3) is LazyTensor and grad_input is not None and s3 is s7) or (type(a6) is LazyTensor and grad_input is not None and s6 is s7):
@@ -7184,7 +7184,7 @@ def quantized_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -7197,7 +7197,7 @@ def quantized_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -7210,7 +7210,7 @@ def quantized_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -7223,7 +7223,7 @@ def quantized_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -7236,7 +7236,7 @@ def quantized_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -7251,7 +7251,7 @@ def quantized_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8)
+                k8 = view_value(w8, s8, a8)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8) or (type(a3) is LazyTensor and out is not None and s3 is s8) or (type(a4) is LazyTensor and out is not None and s4 is s8):

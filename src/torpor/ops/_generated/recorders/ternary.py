@@ -18,7 +18,7 @@ def _addmm_activation(a0, a1, a2, *, beta=None, alpha=None, use_gelu=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -31,7 +31,7 @@ def _addmm_activation(a0, a1, a2, *, beta=None, alpha=None, use_gelu=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -44,7 +44,7 @@ def _addmm_activation(a0, a1, a2, *, beta=None, alpha=None, use_gelu=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = n3 if beta is d3 else beta if type(beta) is float and beta == beta and beta != 0.0 else number_key(beta)
@@ -83,7 +83,7 @@ def _amp_foreach_non_finite_check_and_unscale(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -96,7 +96,7 @@ def _amp_foreach_non_finite_check_and_unscale(a0, a1, a2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2)
@@ -122,7 +122,7 @@ def _amp_update_scale(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -135,7 +135,7 @@ def _amp_update_scale(a0, a1, a2, a3, a4, a5):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -148,7 +148,7 @@ def _amp_update_scale(a0, a1, a2, a3, a4, a5):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -201,7 +201,7 @@ def _conv_depthwise2d(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -214,7 +214,7 @@ def _conv_depthwise2d(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -228,7 +228,7 @@ def _conv_depthwise2d(a0, a1, a2, a3, a4, a5, a6):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = tuple(a4) if type(a4) is list else a4
@@ -267,7 +267,7 @@ def _convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -280,7 +280,7 @@ def _convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -293,7 +293,7 @@ def _convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -333,7 +333,7 @@ def _dirichlet_grad(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -346,7 +346,7 @@ def _dirichlet_grad(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -359,7 +359,7 @@ def _dirichlet_grad(a0, a1, a2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2)
@@ -395,7 +395,7 @@ def _dyn_quant_pack_4bit_weight(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -408,7 +408,7 @@ def _dyn_quant_pack_4bit_weight(a0, a1, a2, a3, a4, a5):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -421,7 +421,7 @@ def _dyn_quant_pack_4bit_weight(a0, a1, a2, a3, a4, a5):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3, a4, a5)
@@ -457,7 +457,7 @@ def _fake_quantize_learnable_per_channel_affine(a0, a1, a2, a3, a4, a5, a6=None)
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -470,7 +470,7 @@ def _fake_quantize_learnable_per_channel_affine(a0, a1, a2, a3, a4, a5, a6=None)
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -483,7 +483,7 @@ def _fake_quantize_learnable_per_channel_affine(a0, a1, a2, a3, a4, a5, a6=None)
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k6 = n6 if a6 is d6 else a6 if type(a6) is float and a6 == a6 and a6 != 0.0 else number_key(a6)
@@ -520,7 +520,7 @@ def _fake_quantize_learnable_per_tensor_affine(a0, a1, a2, a3, a4, a5=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -533,7 +533,7 @@ def _fake_quantize_learnable_per_tensor_affine(a0, a1, a2, a3, a4, a5=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -546,7 +546,7 @@ def _fake_quantize_learnable_per_tensor_affine(a0, a1, a2, a3, a4, a5=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k5 = n5 if a5 is d5 else a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -583,7 +583,7 @@ def _grid_sampler_2d_cpu_fallback_backward(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -596,7 +596,7 @@ def _grid_sampler_2d_cpu_fallback_backward(a0, a1, a2, a3, a4, a5):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -609,7 +609,7 @@ def _grid_sampler_2d_cpu_fallback_backward(a0, a1, a2, a3, a4, a5):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3, a4, a5)
@@ -660,7 +660,7 @@ def _histogramdd_from_bin_tensors(a0, a1, *, weight=None, density=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -674,7 +674,7 @@ def _histogramdd_from_bin_tensors(a0, a1, *, weight=None, density=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(weight)
         key = (k0, k1, k2, density)
@@ -710,7 +710,7 @@ def _index_put_impl(a0, a1, a2, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -724,7 +724,7 @@ def _index_put_impl(a0, a1, a2, a3=None, a4=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3, a4)
@@ -760,7 +760,7 @@ def _make_per_channel_quantized_tensor(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -773,7 +773,7 @@ def _make_per_channel_quantized_tensor(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -786,7 +786,7 @@ def _make_per_channel_quantized_tensor(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3)
@@ -822,7 +822,7 @@ def _masked_softmax_backward(a0, a1, a2, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -835,7 +835,7 @@ def _masked_softmax_backward(a0, a1, a2, a3=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -848,7 +848,7 @@ def _masked_softmax_backward(a0, a1, a2, a3=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3)
@@ -884,7 +884,7 @@ def _mps_convolution(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -897,7 +897,7 @@ def _mps_convolution(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -910,7 +910,7 @@ def _mps_convolution(a0, a1, a2, a3, a4, a5, a6):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -949,7 +949,7 @@ def _native_batch_norm_legit_no_stats(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -962,7 +962,7 @@ def _native_batch_norm_legit_no_stats(a0, a1, a2, a3, a4, a5):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -975,7 +975,7 @@ def _native_batch_norm_legit_no_stats(a0, a1, a2, a3, a4, a5):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k4 = a4 if type(a4) is float and a4 == a4 and a4 != 0.0 else number_key(a4)
@@ -1039,7 +1039,7 @@ def _nnpack_spatial_convolution(a0, a1, a2, a3, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1052,7 +1052,7 @@ def _nnpack_spatial_convolution(a0, a1, a2, a3, a4=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1065,7 +1065,7 @@ def _nnpack_spatial_convolution(a0, a1, a2, a3, a4=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -1103,7 +1103,7 @@ def _pdist_backward(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1116,7 +1116,7 @@ def _pdist_backward(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -1130,7 +1130,7 @@ def _pdist_backward(a0, a1, a2, a3):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3)
@@ -1166,7 +1166,7 @@ def _prelu_kernel_backward(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1179,7 +1179,7 @@ def _prelu_kernel_backward(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1192,7 +1192,7 @@ def _prelu_kernel_backward(a0, a1, a2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2)
@@ -1243,7 +1243,7 @@ def _slow_conv2d_backward_output_mask(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1256,7 +1256,7 @@ def _slow_conv2d_backward_output_mask(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1269,7 +1269,7 @@ def _slow_conv2d_backward_output_mask(a0, a1, a2, a3, a4, a5, a6):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -1335,7 +1335,7 @@ def _slow_conv2d_forward(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1348,7 +1348,7 @@ def _slow_conv2d_forward(a0, a1, a2, a3, a4, a5):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -1362,7 +1362,7 @@ def _slow_conv2d_forward(a0, a1, a2, a3, a4, a5):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = tuple(a4) if type(a4) is list else a4
@@ -1400,7 +1400,7 @@ def _sparse_addmm(a0, a1, a2, *, beta=None, alpha=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1413,7 +1413,7 @@ def _sparse_addmm(a0, a1, a2, *, beta=None, alpha=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1426,7 +1426,7 @@ def _sparse_addmm(a0, a1, a2, *, beta=None, alpha=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = n3 if beta is d3 else beta if type(beta) is float and beta == beta and beta != 0.0 else number_key(beta)
@@ -1464,7 +1464,7 @@ def _sparse_log_softmax_backward_data(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1477,7 +1477,7 @@ def _sparse_log_softmax_backward_data(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a3) is LazyTensor:
@@ -1490,7 +1490,7 @@ def _sparse_log_softmax_backward_data(a0, a1, a2, a3):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, a2, k3)
@@ -1526,7 +1526,7 @@ def _sparse_semi_structured_mm(a0, a1, a2, *, out_dtype=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1539,7 +1539,7 @@ def _sparse_semi_structured_mm(a0, a1, a2, *, out_dtype=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1552,7 +1552,7 @@ def _sparse_semi_structured_mm(a0, a1, a2, *, out_dtype=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, out_dtype)
@@ -1588,7 +1588,7 @@ def _trilinear(a0, a1, a2, a3, a4, a5, a6, a7=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1601,7 +1601,7 @@ def _trilinear(a0, a1, a2, a3, a4, a5, a6, a7=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1614,7 +1614,7 @@ def _trilinear(a0, a1, a2, a3, a4, a5, a6, a7=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -1654,7 +1654,7 @@ def _unsafe_index_put(a0, a1, a2, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -1668,7 +1668,7 @@ def _unsafe_index_put(a0, a1, a2, a3=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3)
@@ -1705,7 +1705,7 @@ def _unsafe_masked_index(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1718,7 +1718,7 @@ def _unsafe_masked_index(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = None if a2 is None else list_values(a2)
@@ -1756,7 +1756,7 @@ def addcdiv(a0, a1, a2, *, value=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1769,7 +1769,7 @@ def addcdiv(a0, a1, a2, *, value=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1782,7 +1782,7 @@ def addcdiv(a0, a1, a2, *, value=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = n3 if value is d3 else value if type(value) is float and value == value and value != 0.0 else number_key(value)
@@ -1819,7 +1819,7 @@ def addmm_dtype(a0, a1, a2, a3, *, beta=None, alpha=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1832,7 +1832,7 @@ def addmm_dtype(a0, a1, a2, a3, *, beta=None, alpha=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1845,7 +1845,7 @@ def addmm_dtype(a0, a1, a2, a3, *, beta=None, alpha=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k4 = n4 if beta is d4 else beta if type(beta) is float and beta == beta and beta != 0.0 else number_key(beta)
@@ -1883,7 +1883,7 @@ def batch_norm_update_stats(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1896,7 +1896,7 @@ def batch_norm_update_stats(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1909,7 +1909,7 @@ def batch_norm_update_stats(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -1961,7 +1961,7 @@ def binary_cross_entropy(a0, a1, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1974,7 +1974,7 @@ def binary_cross_entropy(a0, a1, a2=None, a3=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1987,7 +1987,7 @@ def binary_cross_entropy(a0, a1, a2=None, a3=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3)
@@ -2024,7 +2024,7 @@ def clamp_Tensor(a0, a1=None, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2037,7 +2037,7 @@ def clamp_Tensor(a0, a1=None, a2=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2050,7 +2050,7 @@ def clamp_Tensor(a0, a1=None, a2=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2)
@@ -2086,7 +2086,7 @@ def convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2099,7 +2099,7 @@ def convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2112,7 +2112,7 @@ def convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -2152,7 +2152,7 @@ def convolution_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2165,7 +2165,7 @@ def convolution_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2178,7 +2178,7 @@ def convolution_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -2246,7 +2246,7 @@ def convolution_backward_overrideable(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2259,7 +2259,7 @@ def convolution_backward_overrideable(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2272,7 +2272,7 @@ def convolution_backward_overrideable(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -2339,7 +2339,7 @@ def fractional_max_pool2d_backward(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2352,7 +2352,7 @@ def fractional_max_pool2d_backward(a0, a1, a2, a3, a4):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -2367,7 +2367,7 @@ def fractional_max_pool2d_backward(a0, a1, a2, a3, a4):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         key = (k0, k1, k2, k3, k4)
@@ -2403,7 +2403,7 @@ def grid_sampler_2d_backward(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2416,7 +2416,7 @@ def grid_sampler_2d_backward(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2429,7 +2429,7 @@ def grid_sampler_2d_backward(a0, a1, a2, a3, a4, a5, a6):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k6 = tuple(a6) if type(a6) is list else a6
@@ -2481,7 +2481,7 @@ def histogram_bins_tensor(a0, a1, *, weight=None, density=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2494,7 +2494,7 @@ def histogram_bins_tensor(a0, a1, *, weight=None, density=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(weight) is LazyTensor:
@@ -2507,7 +2507,7 @@ def histogram_bins_tensor(a0, a1, *, weight=None, density=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(weight)
         key = (k0, k1, k2, density)
@@ -2558,7 +2558,7 @@ def huber_loss_backward(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2571,7 +2571,7 @@ def huber_loss_backward(a0, a1, a2, a3, a4):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2584,7 +2584,7 @@ def huber_loss_backward(a0, a1, a2, a3, a4):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k4 = a4 if type(a4) is float and a4 == a4 and a4 != 0.0 else number_key(a4)
@@ -2621,7 +2621,7 @@ def index_add(a0, a1, a2, a3, *, alpha=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2634,7 +2634,7 @@ def index_add(a0, a1, a2, a3, *, alpha=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2647,7 +2647,7 @@ def index_add(a0, a1, a2, a3, *, alpha=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = n4 if alpha is d4 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
@@ -2685,7 +2685,7 @@ def index_copy(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2698,7 +2698,7 @@ def index_copy(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2711,7 +2711,7 @@ def index_copy(a0, a1, a2, a3):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, a1, k2, k3)
@@ -2748,7 +2748,7 @@ def index_reduce(a0, a1, a2, a3, a4, *, include_self=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2761,7 +2761,7 @@ def index_reduce(a0, a1, a2, a3, a4, *, include_self=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2774,7 +2774,7 @@ def index_reduce(a0, a1, a2, a3, a4, *, include_self=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, a1, k2, k3, a4, include_self)
@@ -2811,7 +2811,7 @@ def linalg_ldl_solve(a0, a1, a2, *, hermitian=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2824,7 +2824,7 @@ def linalg_ldl_solve(a0, a1, a2, *, hermitian=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2837,7 +2837,7 @@ def linalg_ldl_solve(a0, a1, a2, *, hermitian=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, hermitian)
@@ -2873,7 +2873,7 @@ def linalg_lu_solve(a0, a1, a2, *, left=None, adjoint=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2886,7 +2886,7 @@ def linalg_lu_solve(a0, a1, a2, *, left=None, adjoint=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2899,7 +2899,7 @@ def linalg_lu_solve(a0, a1, a2, *, left=None, adjoint=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, left, adjoint)
@@ -2935,7 +2935,7 @@ def linalg_pinv_atol_rtol_tensor(a0, *, atol=None, rtol=None, hermitian=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(atol) is LazyTensor:
@@ -2948,7 +2948,7 @@ def linalg_pinv_atol_rtol_tensor(a0, *, atol=None, rtol=None, hermitian=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(atol)
         if type(rtol) is LazyTensor:
@@ -2961,7 +2961,7 @@ def linalg_pinv_atol_rtol_tensor(a0, *, atol=None, rtol=None, hermitian=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(rtol)
         key = (k0, k1, k2, hermitian)
@@ -2997,7 +2997,7 @@ def linear_backward(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3010,7 +3010,7 @@ def linear_backward(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3023,7 +3023,7 @@ def linear_backward(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -3086,7 +3086,7 @@ def matmul_backward(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3099,7 +3099,7 @@ def matmul_backward(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3112,7 +3112,7 @@ def matmul_backward(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -3164,7 +3164,7 @@ def max_pool2d_with_indices_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3177,7 +3177,7 @@ def max_pool2d_with_indices_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -3194,7 +3194,7 @@ def max_pool2d_with_indices_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7)
+                k7 = view_value(w7, s7, a7)
         else:
             k7 = other_value(a7)
         key = (k0, k1, k2, k3, k4, k5, a6, k7)
@@ -3230,7 +3230,7 @@ def miopen_convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3243,7 +3243,7 @@ def miopen_convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3256,7 +3256,7 @@ def miopen_convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -3295,7 +3295,7 @@ def miopen_convolution_transpose(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3308,7 +3308,7 @@ def miopen_convolution_transpose(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3321,7 +3321,7 @@ def miopen_convolution_transpose(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -3361,7 +3361,7 @@ def mkldnn_linear(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3374,7 +3374,7 @@ def mkldnn_linear(a0, a1, a2=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3387,7 +3387,7 @@ def mkldnn_linear(a0, a1, a2=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2)
@@ -3423,7 +3423,7 @@ def mkldnn_linear_backward_weights(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3436,7 +3436,7 @@ def mkldnn_linear_backward_weights(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3449,7 +3449,7 @@ def mkldnn_linear_backward_weights(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3)
@@ -3500,7 +3500,7 @@ def mkldnn_max_pool2d_backward(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=Non
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3513,7 +3513,7 @@ def mkldnn_max_pool2d_backward(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=Non
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3526,7 +3526,7 @@ def mkldnn_max_pool2d_backward(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=Non
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -3566,7 +3566,7 @@ def mps_convolution_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3579,7 +3579,7 @@ def mps_convolution_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3592,7 +3592,7 @@ def mps_convolution_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -3658,7 +3658,7 @@ def mps_convolution_transpose_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3671,7 +3671,7 @@ def mps_convolution_transpose_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3684,7 +3684,7 @@ def mps_convolution_transpose_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3
@@ -3740,7 +3740,7 @@ def multi_margin_loss(a0, a1, a2=None, a3=None, a4=None, a5=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3753,7 +3753,7 @@ def multi_margin_loss(a0, a1, a2=None, a3=None, a4=None, a5=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if a2 is d2 else a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -3768,7 +3768,7 @@ def multi_margin_loss(a0, a1, a2=None, a3=None, a4=None, a5=None):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         key = (k0, k1, k2, k3, k4, a5)
@@ -3805,7 +3805,7 @@ def native_group_norm(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3818,7 +3818,7 @@ def native_group_norm(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -3831,7 +3831,7 @@ def native_group_norm(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k7 = a7 if type(a7) is float and a7 == a7 and a7 != 0.0 else number_key(a7)
@@ -3894,7 +3894,7 @@ def native_layer_norm(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3908,7 +3908,7 @@ def native_layer_norm(a0, a1, a2, a3, a4):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -3921,7 +3921,7 @@ def native_layer_norm(a0, a1, a2, a3, a4):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = a4 if type(a4) is float and a4 == a4 and a4 != 0.0 else number_key(a4)
@@ -3984,7 +3984,7 @@ def nll_loss2d_forward(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -3997,7 +3997,7 @@ def nll_loss2d_forward(a0, a1, a2, a3, a4):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4010,7 +4010,7 @@ def nll_loss2d_forward(a0, a1, a2, a3, a4):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3, a4)
@@ -4062,7 +4062,7 @@ def ormqr(a0, a1, a2, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4075,7 +4075,7 @@ def ormqr(a0, a1, a2, a3=None, a4=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4088,7 +4088,7 @@ def ormqr(a0, a1, a2, a3=None, a4=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3, a4)
@@ -4124,7 +4124,7 @@ def put(a0, a1, a2, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4137,7 +4137,7 @@ def put(a0, a1, a2, a3=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4150,7 +4150,7 @@ def put(a0, a1, a2, a3=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3)
@@ -4187,7 +4187,7 @@ def quantize_per_channel(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4200,7 +4200,7 @@ def quantize_per_channel(a0, a1, a2, a3, a4):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4213,7 +4213,7 @@ def quantize_per_channel(a0, a1, a2, a3, a4):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3, a4)
@@ -4250,7 +4250,7 @@ def quantize_per_tensor_tensors(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4263,7 +4263,7 @@ def quantize_per_tensor_tensors(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, k1, k2, a3)
@@ -4289,7 +4289,7 @@ def rrelu_with_noise_backward(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4302,7 +4302,7 @@ def rrelu_with_noise_backward(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4315,7 +4315,7 @@ def rrelu_with_noise_backward(a0, a1, a2, a3, a4, a5, a6):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -4353,7 +4353,7 @@ def scatter_reduce(a0, a1, a2, a3, *, reduce):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -4366,7 +4366,7 @@ def scatter_reduce(a0, a1, a2, a3, *, reduce):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -4379,7 +4379,7 @@ def scatter_reduce(a0, a1, a2, a3, *, reduce):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, a1, k2, k3, reduce)
@@ -4416,7 +4416,7 @@ def searchsorted_Tensor(a0, a1, *, out_int32=None, right=None, side=None, sorter
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4429,7 +4429,7 @@ def searchsorted_Tensor(a0, a1, *, out_int32=None, right=None, side=None, sorter
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(sorter) is LazyTensor:
@@ -4442,7 +4442,7 @@ def searchsorted_Tensor(a0, a1, *, out_int32=None, right=None, side=None, sorter
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(sorter)
         key = (k0, k1, out_int32, right, side, k5)
@@ -4478,7 +4478,7 @@ def slow_conv_dilated2d(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4491,7 +4491,7 @@ def slow_conv_dilated2d(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -4505,7 +4505,7 @@ def slow_conv_dilated2d(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = tuple(a4) if type(a4) is list else a4
@@ -4544,7 +4544,7 @@ def slow_conv_transpose2d(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=Non
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4557,7 +4557,7 @@ def slow_conv_transpose2d(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=Non
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -4571,7 +4571,7 @@ def slow_conv_transpose2d(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=Non
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = tuple(a4) if type(a4) is list else a4
@@ -4611,7 +4611,7 @@ def sparse_compressed_tensor_comp_plain_value(a0, a1, a2, *, dtype=None, layout=
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4624,7 +4624,7 @@ def sparse_compressed_tensor_comp_plain_value(a0, a1, a2, *, dtype=None, layout=
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4637,7 +4637,7 @@ def sparse_compressed_tensor_comp_plain_value(a0, a1, a2, *, dtype=None, layout=
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if device is not None:
@@ -4675,7 +4675,7 @@ def sparse_compressed_tensor_comp_plain_value_size(a0, a1, a2, a3, *, dtype=None
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -4688,7 +4688,7 @@ def sparse_compressed_tensor_comp_plain_value_size(a0, a1, a2, a3, *, dtype=None
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -4701,7 +4701,7 @@ def sparse_compressed_tensor_comp_plain_value_size(a0, a1, a2, a3, *, dtype=None
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = tuple(a3) if type(a3) is list else a3

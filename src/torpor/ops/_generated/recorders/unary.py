@@ -18,7 +18,7 @@ def __lshift___Scalar(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -55,7 +55,7 @@ def _adaptive_avg_pool2d(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -92,7 +92,7 @@ def _add_relu_Scalar(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -130,7 +130,7 @@ def _aminmax(a0):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0,)
@@ -181,7 +181,7 @@ def _aminmax_dim(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2)
@@ -232,7 +232,7 @@ def _assert_tensor_metadata(a0, a1=None, a2=None, a3=None, *, device=None, layou
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -286,7 +286,7 @@ def _coalesce(a0):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0,)
@@ -322,7 +322,7 @@ def _coalesced(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1)
@@ -358,7 +358,7 @@ def _convert_indices_from_coo_to_csr(a0, a1, *, out_int32=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, out_int32)
@@ -418,7 +418,7 @@ def _fft_c2c(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -455,7 +455,7 @@ def _foobar(a0, a1=None, a2=None, *, arg3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, arg3)
@@ -492,7 +492,7 @@ def _functional_assert_scalar(a0, a1, a2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         key = (k0, a1, k2)
@@ -529,7 +529,7 @@ def _functional_sym_constrain_range(a0, a1, a2, a3):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, a1, a2, k3)
@@ -565,7 +565,7 @@ def _linalg_det(a0):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0,)
@@ -627,7 +627,7 @@ def _linalg_eigh(a0, a1=None, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2)
@@ -678,7 +678,7 @@ def _linalg_slogdet(a0):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0,)
@@ -751,7 +751,7 @@ def _linalg_svd(a0, a1=None, a2=None, *, driver=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, driver)
@@ -813,7 +813,7 @@ def _log_softmax(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2)
@@ -849,7 +849,7 @@ def _make_per_tensor_quantized_tensor(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -910,7 +910,7 @@ def _pdist_forward(a0, a1=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -947,7 +947,7 @@ def _pin_memory(a0, a1=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1)
@@ -983,7 +983,7 @@ def _reshape_alias_copy(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1021,7 +1021,7 @@ def _resize_output(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1058,7 +1058,7 @@ def _safe_softmax(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2)
@@ -1094,7 +1094,7 @@ def _sparse_csr_prod_dim_dtype(a0, a1, a2=None, *, dtype=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1131,7 +1131,7 @@ def _sparse_semi_structured_tile(a0, a1=None, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2)
@@ -1239,7 +1239,7 @@ def _test_optional_floatlist(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else tuple(map(number_key, a1))
@@ -1276,7 +1276,7 @@ def _to_copy(a0, *, dtype=None, layout=None, device=None, pin_memory=None, non_b
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if device is not None:
@@ -1314,7 +1314,7 @@ def _to_dense(a0, a1=None, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2)
@@ -1350,7 +1350,7 @@ def _to_sparse(a0, *, layout=None, blocksize=None, dense_dim=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k2 = tuple(blocksize) if type(blocksize) is list else blocksize
@@ -1387,7 +1387,7 @@ def _to_sparse_bsc(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1424,7 +1424,7 @@ def _unique2(a0, a1=None, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, a3)
@@ -1486,7 +1486,7 @@ def _upsample_bicubic2d_aa(a0, a1, a2, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1525,7 +1525,7 @@ def _upsample_bicubic2d_aa_backward(a0, a1, a2, a3, a4=None, a5=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1565,7 +1565,7 @@ def _upsample_nearest_exact1d(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1603,7 +1603,7 @@ def _upsample_nearest_exact1d_backward(a0, a1, a2, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1642,7 +1642,7 @@ def _upsample_nearest_exact2d(a0, a1, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1681,7 +1681,7 @@ def _upsample_nearest_exact2d_backward(a0, a1, a2, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1721,7 +1721,7 @@ def _upsample_nearest_exact3d(a0, a1, a2=None, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1761,7 +1761,7 @@ def _upsample_nearest_exact3d_backward(a0, a1, a2, a3=None, a4=None, a5=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1802,7 +1802,7 @@ def adaptive_max_pool2d(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1854,7 +1854,7 @@ def all_dims(a0, a1=None, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1891,7 +1891,7 @@ def aminmax(a0, *, dim=None, keepdim=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, dim, keepdim)
@@ -1942,7 +1942,7 @@ def as_strided_copy(a0, a1, a2, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1980,7 +1980,7 @@ def avg_pool2d(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2019,7 +2019,7 @@ def batch_norm_stats(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2072,7 +2072,7 @@ def bitwise_and_Scalar_Tensor(a0, a1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1)
@@ -2133,7 +2133,7 @@ def bucketize_Scalar(a0, a1, *, out_int32=None, right=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, out_int32, right)
@@ -2169,7 +2169,7 @@ def clamp(a0, a1=None, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2207,7 +2207,7 @@ def clone(a0, *, memory_format=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, memory_format)
@@ -2243,7 +2243,7 @@ def col2im(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2284,7 +2284,7 @@ def cudnn_affine_grid_generator(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, a3, a4)
@@ -2320,7 +2320,7 @@ def cummax(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1)
@@ -2371,7 +2371,7 @@ def cumprod(a0, a1, *, dtype=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, dtype)
@@ -2421,7 +2421,7 @@ def diag_embed(a0, a1=None, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, a3)
@@ -2457,7 +2457,7 @@ def diagonal_backward(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2494,7 +2494,7 @@ def div_Scalar_mode(a0, a1, *, rounding_mode):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2531,7 +2531,7 @@ def elu(a0, a1=None, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2570,7 +2570,7 @@ def empty_like(a0, *, dtype=None, layout=None, device=None, pin_memory=None, mem
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if device is not None:
@@ -2609,7 +2609,7 @@ def empty_quantized(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if device is not None:
@@ -2647,7 +2647,7 @@ def expand_copy(a0, a1, *, implicit=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2684,7 +2684,7 @@ def fake_quantize_per_tensor_affine_cachemask(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2736,7 +2736,7 @@ def floor_divide_Scalar(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2774,7 +2774,7 @@ def full_like(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=None, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2813,7 +2813,7 @@ def gelu(a0, *, approximate=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, approximate)
@@ -2849,7 +2849,7 @@ def hash_tensor(a0, a1=None, *, keepdim=None, mode=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2886,7 +2886,7 @@ def histc(a0, a1=None, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k2 = n2 if a2 is d2 else a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -2925,7 +2925,7 @@ def im2col(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2966,7 +2966,7 @@ def isin_Scalar_Tensor(a0, a1, *, assume_unique=None, invert=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, assume_unique, invert)
@@ -3002,7 +3002,7 @@ def isin_Tensor_Scalar(a0, a1, *, assume_unique=None, invert=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3039,7 +3039,7 @@ def kthvalue(a0, a1, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, a3)
@@ -3090,7 +3090,7 @@ def linalg__powsum(a0, a1=None, a2=None, a3=None, *, dtype=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3128,7 +3128,7 @@ def linalg_cholesky_ex(a0, *, upper=None, check_errors=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, upper, check_errors)
@@ -3179,7 +3179,7 @@ def linalg_inv_ex(a0, *, check_errors=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, check_errors)
@@ -3230,7 +3230,7 @@ def linalg_ldl_factor_ex(a0, *, hermitian=None, check_errors=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, hermitian, check_errors)
@@ -3292,7 +3292,7 @@ def linalg_lu(a0, *, pivot=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, pivot)
@@ -3354,7 +3354,7 @@ def linalg_lu_factor_ex(a0, *, pivot=None, check_errors=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, pivot, check_errors)
@@ -3416,7 +3416,7 @@ def linalg_qr(a0, a1=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1)
@@ -3468,7 +3468,7 @@ def linspace_Scalar_Tensor(a0, a1, a2, *, dtype=None, layout=None, device=None, 
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if device is not None:
@@ -3506,7 +3506,7 @@ def linspace_Tensor_Scalar(a0, a1, a2, *, dtype=None, layout=None, device=None, 
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3546,7 +3546,7 @@ def logspace_Scalar_Tensor(a0, a1, a2, a3=None, *, dtype=None, layout=None, devi
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k3 = n3 if a3 is d3 else a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -3585,7 +3585,7 @@ def logspace_Tensor_Scalar(a0, a1, a2, a3=None, *, dtype=None, layout=None, devi
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3625,7 +3625,7 @@ def max_pool2d_with_indices(a0, a1, a2=None, a3=None, a4=None, a5=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3680,7 +3680,7 @@ def mean(a0, *, dtype=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, dtype)
@@ -3716,7 +3716,7 @@ def mkldnn_max_pool2d(a0, a1, a2=None, a3=None, a4=None, a5=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3756,7 +3756,7 @@ def mkldnn_reorder_conv2d_weight(a0, a1=None, a2=None, a3=None, a4=None, a5=None
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3796,7 +3796,7 @@ def nansum(a0, a1=None, a2=None, *, dtype=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3833,7 +3833,7 @@ def narrow_copy(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, a3)
@@ -3869,7 +3869,7 @@ def native_norm_ScalarOpt_dim_dtype(a0, a1, a2, a3, a4):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -3907,7 +3907,7 @@ def new_empty(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3946,7 +3946,7 @@ def new_empty_strided(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_m
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -3986,7 +3986,7 @@ def new_full(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_memory=Non
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4026,7 +4026,7 @@ def nonzero_static(a0, *, size, fill_value=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, size, fill_value)
@@ -4062,7 +4062,7 @@ def norm_ScalarOpt_dim(a0, a1, a2, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -4100,7 +4100,7 @@ def norm_ScalarOpt_dim_dtype(a0, a1, a2, a3, *, dtype):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -4138,7 +4138,7 @@ def norm_ScalarOpt_dtype(a0, a1, *, dtype):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -4175,7 +4175,7 @@ def one_hot(a0, a1=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1)
@@ -4212,7 +4212,7 @@ def polygamma(a0, a1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (a0, k1)
@@ -4248,7 +4248,7 @@ def prod_dim_int(a0, a1, a2=None, *, dtype=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, dtype)
@@ -4284,7 +4284,7 @@ def quantize_per_tensor(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -4322,7 +4322,7 @@ def remainder_Scalar_Tensor(a0, a1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1)
@@ -4359,7 +4359,7 @@ def renorm(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -4397,7 +4397,7 @@ def repeat_interleave_Tensor(a0, *, output_size=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, output_size)
@@ -4433,7 +4433,7 @@ def resize(a0, a1, *, memory_format=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4470,7 +4470,7 @@ def roll(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4508,7 +4508,7 @@ def rot90(a0, a1=None, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k2 = tuple(a2) if type(a2) is list else a2
@@ -4545,7 +4545,7 @@ def round_decimals(a0, *, decimals):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, decimals)
@@ -4581,7 +4581,7 @@ def set_source_Storage(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if a1 is not None:
@@ -4619,7 +4619,7 @@ def set_source_Storage_storage_offset(a0, a1, a2, a3, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if a1 is not None:
@@ -4659,7 +4659,7 @@ def slice_backward(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4696,7 +4696,7 @@ def slice_copy_Tensor(a0, a1=None, a2=None, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, a3, a4)
@@ -4732,7 +4732,7 @@ def sort_stable(a0, *, stable, dim=None, descending=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, stable, dim, descending)
@@ -4783,7 +4783,7 @@ def split_copy_Tensor(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2)
@@ -4809,7 +4809,7 @@ def split_with_sizes_copy(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4836,7 +4836,7 @@ def std_correction(a0, a1=None, *, correction=None, keepdim=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4874,7 +4874,7 @@ def std_mean_correction(a0, a1=None, *, correction=None, keepdim=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -4927,7 +4927,7 @@ def threshold(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -4965,7 +4965,7 @@ def to_padded_tensor(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -5003,7 +5003,7 @@ def topk(a0, a1, a2=None, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, a3, a4)
@@ -5054,7 +5054,7 @@ def unbind_copy_int(a0, a1=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1)
@@ -5080,7 +5080,7 @@ def unique_dim(a0, a1, a2=None, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, a3, a4)
@@ -5142,7 +5142,7 @@ def unique_dim_consecutive(a0, a1, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, a3)
@@ -5204,7 +5204,7 @@ def upsample_linear1d(a0, a1, a2, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -5242,7 +5242,7 @@ def upsample_linear1d_backward(a0, a1, a2, a3, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -5281,7 +5281,7 @@ def upsample_trilinear3d(a0, a1, a2, a3=None, a4=None, a5=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -5321,7 +5321,7 @@ def upsample_trilinear3d_backward(a0, a1, a2, a3, a4=None, a5=None, a6=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1

@@ -20,7 +20,7 @@ def _conj(a0):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0,)
@@ -55,7 +55,7 @@ def _fw_primal(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1)
@@ -90,7 +90,7 @@ def _make_dual(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -103,7 +103,7 @@ def _make_dual(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2)
@@ -138,7 +138,7 @@ def _nested_view_from_buffer(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -151,7 +151,7 @@ def _nested_view_from_buffer(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -164,7 +164,7 @@ def _nested_view_from_buffer(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -177,7 +177,7 @@ def _nested_view_from_buffer(a0, a1, a2, a3):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         key = (k0, k1, k2, k3)
@@ -212,7 +212,7 @@ def _nested_view_from_jagged(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -225,7 +225,7 @@ def _nested_view_from_jagged(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -238,7 +238,7 @@ def _nested_view_from_jagged(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -251,7 +251,7 @@ def _nested_view_from_jagged(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a5) is LazyTensor:
@@ -264,7 +264,7 @@ def _nested_view_from_jagged(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -277,7 +277,7 @@ def _nested_view_from_jagged(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         key = (k0, k1, k2, k3, a4, k5, k6)
@@ -312,7 +312,7 @@ def _reshape_alias(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -349,7 +349,7 @@ def _sparse_broadcast_to(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -385,7 +385,7 @@ def alias(a0):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0,)
@@ -420,7 +420,7 @@ def as_strided(a0, a1, a2, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -457,7 +457,7 @@ def diagonal(a0, a1=None, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, a3)
@@ -492,7 +492,7 @@ def expand(a0, a1, *, implicit=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -528,7 +528,7 @@ def select_int(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2)
@@ -563,7 +563,7 @@ def slice_Tensor(a0, a1=None, a2=None, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, a3, a4)
@@ -598,7 +598,7 @@ def slice_inverse(a0, a1, a2=None, a3=None, a4=None, a5=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -611,7 +611,7 @@ def slice_inverse(a0, a1, a2=None, a3=None, a4=None, a5=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2, a3, a4, a5)
@@ -646,7 +646,7 @@ def split_Tensor(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2)
@@ -674,7 +674,7 @@ def split_with_sizes(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -703,7 +703,7 @@ def unbind_int(a0, a1=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1)
@@ -731,7 +731,7 @@ def unfold(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2, a3)

@@ -20,7 +20,7 @@ def __ilshift___Scalar(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -57,7 +57,7 @@ def __ilshift___Tensor(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -70,7 +70,7 @@ def __ilshift___Tensor(a0, a1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if (type(a1) is LazyTensor and a0 is not None and s1 is s0 and a1 is not a0):
@@ -108,7 +108,7 @@ def _add_relu__Scalar(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -146,7 +146,7 @@ def _add_relu__Tensor(a0, a1, *, alpha=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -159,7 +159,7 @@ def _add_relu__Tensor(a0, a1, *, alpha=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if alpha is d2 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
@@ -200,7 +200,7 @@ def _amp_foreach_non_finite_check_and_unscale_(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -213,7 +213,7 @@ def _amp_foreach_non_finite_check_and_unscale_(a0, a1, a2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if (type(a2) is LazyTensor and a1 is not None and s2 is s1 and a2 is not a1) or (a1 is not None and shares(s1, a0)):
@@ -245,7 +245,7 @@ def _amp_update_scale_(a0, a1, a2, a3, a4, a5):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -258,7 +258,7 @@ def _amp_update_scale_(a0, a1, a2, a3, a4, a5):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -271,7 +271,7 @@ def _amp_update_scale_(a0, a1, a2, a3, a4, a5):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -305,7 +305,7 @@ def _batch_norm_with_update(a0, a1, a2, a3, a4, a5, a6):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -318,7 +318,7 @@ def _batch_norm_with_update(a0, a1, a2, a3, a4, a5, a6):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -331,7 +331,7 @@ def _batch_norm_with_update(a0, a1, a2, a3, a4, a5, a6):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -344,7 +344,7 @@ def _batch_norm_with_update(a0, a1, a2, a3, a4, a5, a6):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -357,7 +357,7 @@ def _batch_norm_with_update(a0, a1, a2, a3, a4, a5, a6):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k5 = a5 if type(a5) is float and a5 == a5 and a5 != 0.0 else number_key(a5)
@@ -389,7 +389,7 @@ def _coalesced_(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1)
@@ -427,7 +427,7 @@ def _cummax_helper(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -440,7 +440,7 @@ def _cummax_helper(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -453,7 +453,7 @@ def _cummax_helper(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if (type(a0) is LazyTensor and a1 is not None and s0 is s1 and a0 is not a1) or (type(a2) is LazyTensor and a1 is not None and s2 is s1 and a2 is not a1) or (type(a0) is LazyTensor and a2 is not None and s0 is s2 and a0 is not a2):
@@ -493,7 +493,7 @@ def _fused_adagrad_(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -506,7 +506,7 @@ def _fused_adagrad_(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, maximize, k9, k10)
@@ -539,7 +539,7 @@ def _fused_adagrad__tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(lr)
         k5 = lr_decay if type(lr_decay) is float and lr_decay == lr_decay and lr_decay != 0.0 else number_key(lr_decay)
@@ -555,7 +555,7 @@ def _fused_adagrad__tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9)
+                k9 = view_value(w9, s9, a9)
         else:
             k9 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -568,7 +568,7 @@ def _fused_adagrad__tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, maximize, k9, k10)
@@ -610,7 +610,7 @@ def _fused_adam_(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps,
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -623,7 +623,7 @@ def _fused_adam_(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps,
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14)
+                k14 = view_value(w14, s14, a14)
         else:
             k14 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, amsgrad, maximize, k13, k14)
@@ -660,7 +660,7 @@ def _fused_adam__tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_d
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(lr)
         k7 = beta1 if type(beta1) is float and beta1 == beta1 and beta1 != 0.0 else number_key(beta1)
@@ -677,7 +677,7 @@ def _fused_adam__tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_d
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13)
+                k13 = view_value(w13, s13, a13)
         else:
             k13 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -690,7 +690,7 @@ def _fused_adam__tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_d
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14)
+                k14 = view_value(w14, s14, a14)
         else:
             k14 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, amsgrad, maximize, k13, k14)
@@ -724,7 +724,7 @@ def _fused_moving_avg_obs_fq_helper(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10,
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -737,7 +737,7 @@ def _fused_moving_avg_obs_fq_helper(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10,
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -750,7 +750,7 @@ def _fused_moving_avg_obs_fq_helper(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10,
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -763,7 +763,7 @@ def _fused_moving_avg_obs_fq_helper(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10,
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -776,7 +776,7 @@ def _fused_moving_avg_obs_fq_helper(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         if type(a5) is LazyTensor:
@@ -789,7 +789,7 @@ def _fused_moving_avg_obs_fq_helper(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(a5)
         if type(a6) is LazyTensor:
@@ -802,7 +802,7 @@ def _fused_moving_avg_obs_fq_helper(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10,
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6)
+                k6 = view_value(w6, s6, a6)
         else:
             k6 = other_value(a6)
         k7 = a7 if type(a7) is float and a7 == a7 and a7 != 0.0 else number_key(a7)
@@ -841,7 +841,7 @@ def _fused_sgd_(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -854,7 +854,7 @@ def _fused_sgd_(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, 
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, nesterov, maximize, is_first_step, k10, k11)
@@ -888,7 +888,7 @@ def _fused_sgd__tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5)
+                k5 = view_value(w5, s5, a5)
         else:
             k5 = other_value(lr)
         k6 = dampening if type(dampening) is float and dampening == dampening and dampening != 0.0 else number_key(dampening)
@@ -902,7 +902,7 @@ def _fused_sgd__tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10)
+                k10 = view_value(w10, s10, a10)
         else:
             k10 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -915,7 +915,7 @@ def _fused_sgd__tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, 
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11)
+                k11 = view_value(w11, s11, a11)
         else:
             k11 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, nesterov, maximize, is_first_step, k10, k11)
@@ -943,7 +943,7 @@ def _index_put_impl_(a0, a1, a2, a3=None, a4=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -957,7 +957,7 @@ def _index_put_impl_(a0, a1, a2, a3=None, a4=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0) or (a0 is not None and shares(s0, a1)):
@@ -996,7 +996,7 @@ def _mkldnn_transpose_(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, a2)
@@ -1034,7 +1034,7 @@ def _native_batch_norm_legit(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1047,7 +1047,7 @@ def _native_batch_norm_legit(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1060,7 +1060,7 @@ def _native_batch_norm_legit(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1073,7 +1073,7 @@ def _native_batch_norm_legit(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if type(a4) is LazyTensor:
@@ -1086,7 +1086,7 @@ def _native_batch_norm_legit(a0, a1, a2, a3, a4, a5, a6, a7):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4)
+                k4 = view_value(w4, s4, a4)
         else:
             k4 = other_value(a4)
         k6 = a6 if type(a6) is float and a6 == a6 and a6 != 0.0 else number_key(a6)
@@ -1118,7 +1118,7 @@ def _philox_normal_(a0, a1, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1131,7 +1131,7 @@ def _philox_normal_(a0, a1, a2=None, a3=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = n2 if a2 is d2 else a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -1171,7 +1171,7 @@ def _resize_output_(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -1208,7 +1208,7 @@ def abs_(a0):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0,)
@@ -1244,7 +1244,7 @@ def addbmm_(a0, a1, a2, *, beta=None, alpha=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1257,7 +1257,7 @@ def addbmm_(a0, a1, a2, *, beta=None, alpha=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1270,7 +1270,7 @@ def addbmm_(a0, a1, a2, *, beta=None, alpha=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = n3 if beta is d3 else beta if type(beta) is float and beta == beta and beta != 0.0 else number_key(beta)
@@ -1310,7 +1310,7 @@ def addcdiv_(a0, a1, a2, *, value=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1323,7 +1323,7 @@ def addcdiv_(a0, a1, a2, *, value=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1336,7 +1336,7 @@ def addcdiv_(a0, a1, a2, *, value=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = n3 if value is d3 else value if type(value) is float and value == value and value != 0.0 else number_key(value)
@@ -1375,7 +1375,7 @@ def celu_(a0, a1=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -1412,7 +1412,7 @@ def clamp__Tensor(a0, a1=None, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1425,7 +1425,7 @@ def clamp__Tensor(a0, a1=None, a2=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -1438,7 +1438,7 @@ def clamp__Tensor(a0, a1=None, a2=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if (type(a1) is LazyTensor and a0 is not None and s1 is s0 and a1 is not a0) or (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0):
@@ -1476,7 +1476,7 @@ def clamp_(a0, a1=None, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -1514,7 +1514,7 @@ def copy_(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1527,7 +1527,7 @@ def copy_(a0, a1, a2=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         key = (k0, k1, a2)
@@ -1563,7 +1563,7 @@ def copy_sparse_to_sparse_(a0, a1, a2=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1576,7 +1576,7 @@ def copy_sparse_to_sparse_(a0, a1, a2=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if (type(a1) is LazyTensor and a0 is not None and s1 is s0 and a1 is not a0):
@@ -1614,7 +1614,7 @@ def cumprod_(a0, a1, *, dtype=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1, dtype)
@@ -1650,7 +1650,7 @@ def div__Scalar_mode(a0, a1, *, rounding_mode):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -1687,7 +1687,7 @@ def div__Tensor_mode(a0, a1, *, rounding_mode):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1700,7 +1700,7 @@ def div__Tensor_mode(a0, a1, *, rounding_mode):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if (type(a1) is LazyTensor and a0 is not None and s1 is s0 and a1 is not a0):
@@ -1738,7 +1738,7 @@ def elu_(a0, a1=None, a2=None, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -1777,7 +1777,7 @@ def embedding_renorm_(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1790,7 +1790,7 @@ def embedding_renorm_(a0, a1, a2, a3):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -1830,7 +1830,7 @@ def floor_divide__Scalar(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -1868,7 +1868,7 @@ def floor_divide__Tensor(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -1881,7 +1881,7 @@ def floor_divide__Tensor(a0, a1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if (type(a1) is LazyTensor and a0 is not None and s1 is s0 and a1 is not a0):
@@ -1920,7 +1920,7 @@ def gelu_(a0, *, approximate=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, approximate)
@@ -1956,7 +1956,7 @@ def index_add_(a0, a1, a2, a3, *, alpha=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -1969,7 +1969,7 @@ def index_add_(a0, a1, a2, a3, *, alpha=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -1982,7 +1982,7 @@ def index_add_(a0, a1, a2, a3, *, alpha=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         k4 = n4 if alpha is d4 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
@@ -2022,7 +2022,7 @@ def index_copy_(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2035,7 +2035,7 @@ def index_copy_(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2048,7 +2048,7 @@ def index_copy_(a0, a1, a2, a3):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0) or (type(a3) is LazyTensor and a0 is not None and s3 is s0 and a3 is not a0):
@@ -2087,7 +2087,7 @@ def index_fill__int_Scalar(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2100,7 +2100,7 @@ def index_fill__int_Scalar(a0, a1, a2, a3):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -2140,7 +2140,7 @@ def index_put_(a0, a1, a2, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -2154,7 +2154,7 @@ def index_put_(a0, a1, a2, a3=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0) or (a0 is not None and shares(s0, a1)):
@@ -2193,7 +2193,7 @@ def index_reduce_(a0, a1, a2, a3, a4, *, include_self=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2206,7 +2206,7 @@ def index_reduce_(a0, a1, a2, a3, a4, *, include_self=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2219,7 +2219,7 @@ def index_reduce_(a0, a1, a2, a3, a4, *, include_self=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0) or (type(a3) is LazyTensor and a0 is not None and s3 is s0 and a3 is not a0):
@@ -2258,7 +2258,7 @@ def lerp__Scalar(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2271,7 +2271,7 @@ def lerp__Scalar(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
@@ -2310,7 +2310,7 @@ def lerp__Tensor(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2323,7 +2323,7 @@ def lerp__Tensor(a0, a1, a2):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2336,7 +2336,7 @@ def lerp__Tensor(a0, a1, a2):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if (type(a1) is LazyTensor and a0 is not None and s1 is s0 and a1 is not a0) or (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0):
@@ -2374,7 +2374,7 @@ def put_(a0, a1, a2, a3=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a1) is LazyTensor:
@@ -2387,7 +2387,7 @@ def put_(a0, a1, a2, a3=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1)
+                k1 = view_value(w1, s1, a1)
         else:
             k1 = other_value(a1)
         if type(a2) is LazyTensor:
@@ -2400,7 +2400,7 @@ def put_(a0, a1, a2, a3=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if (type(a1) is LazyTensor and a0 is not None and s1 is s0 and a1 is not a0) or (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0):
@@ -2439,7 +2439,7 @@ def record_stream(a0, a1):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if a1 is not None:
@@ -2469,7 +2469,7 @@ def renorm_(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2507,7 +2507,7 @@ def round__decimals(a0, *, decimals):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, decimals)
@@ -2543,7 +2543,7 @@ def scatter__reduce(a0, a1, a2, a3, *, reduce):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2556,7 +2556,7 @@ def scatter__reduce(a0, a1, a2, a3, *, reduce):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         if type(a3) is LazyTensor:
@@ -2569,7 +2569,7 @@ def scatter__reduce(a0, a1, a2, a3, *, reduce):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3)
+                k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
         if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0) or (type(a3) is LazyTensor and a0 is not None and s3 is s0 and a3 is not a0):
@@ -2608,7 +2608,7 @@ def scatter__value_reduce(a0, a1, a2, a3, *, reduce):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         if type(a2) is LazyTensor:
@@ -2621,7 +2621,7 @@ def scatter__value_reduce(a0, a1, a2, a3, *, reduce):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2)
+                k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -2661,7 +2661,7 @@ def sparse_resize_(a0, a1, a2, a3):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = tuple(a1) if type(a1) is list else a1
@@ -2698,7 +2698,7 @@ def threshold_(a0, a1, a2):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -2736,7 +2736,7 @@ def tril_(a0, a1=None):
             elif w0.base is k0:
                 k0 = w0.value
             else:
-                k0 = view_value(w0, s0)
+                k0 = view_value(w0, s0, a0)
         else:
             k0 = other_value(a0)
         key = (k0, a1)

@@ -1,0 +1,126 @@
+"""Compiled graphs as bytes: how a graph was cut, and the code of its pieces.
+
+The instructions are not kept: lowering makes them anew, in the same order for the same graph, and
+here they are known by their place in it. Code that several pieces share is kept once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from torpor.backend.blobs import pack, unpack
+from torpor.backends.fx.lanes import Lanes
+from torpor.backends.fx.program import Compiled, CompiledPiece, CompiledStep, Program
+from torpor.backends.fx.trace import PACKED, Piece
+from torpor.backends.reference.lowering import Instruction
+from torpor.ir.types import TensorType
+
+VERSION: Final = 1
+_KINDS: Final = {kind.__name__: kind for kind in PACKED}
+
+DumpCode = Callable[[Compiled], bytes | None]
+LoadCode = Callable[[bytes, Piece, Program], tuple[Compiled, Callable[[], str]]]
+
+
+class NotSaved(Exception):
+    """Saved bytes are not those of such a graph."""
+
+
+def dump_program(program: Program, dump_code: DumpCode) -> bytes | None:
+    """A compiled program; None if some of its code cannot be kept."""
+    if program.sizes:
+        return None  # its symbols are numbered by the process
+    places = {id(i.outputs): place for place, i in enumerate(program.reference[0])}
+    codes: dict[int, int] = {}
+    blobs: dict[str, bytes] = {"steps": b""}
+    steps: list[Any] = []
+    for step in program.steps:
+        if isinstance(step, Instruction):
+            steps.append(_known_as(step, places))
+            continue
+        number = codes.setdefault(id(step.run), len(codes))
+        if f"code {number}" not in blobs:
+            code = dump_code(step.run)
+            if code is None:
+                return None
+            blobs[f"code {number}"] = code
+        steps.append(_piece_facts(step.piece, places, number))
+    facts = {"version": VERSION, "steps": steps, "copied": list(program.copied.items())}
+    facts["laid"] = list(_laid(program))
+    blobs["steps"] = json.dumps(facts).encode()
+    return pack(blobs)
+
+
+def _laid(program: Program) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Registers that lie in memory otherwise than their type promises, with their strides."""
+    for instruction in program.reference[0]:
+        for register, value in zip(instruction.outputs, instruction.node.outputs, strict=True):
+            if program.types[register] is not value.type:
+                yield register, program.types[register].stride
+
+
+def _piece_facts(piece: Piece, places: dict[int, int], code: int) -> dict[str, Any]:
+    return {
+        "code": code,
+        "instructions": [_known_as(i, places) for i in piece.instructions],
+        "inputs": piece.inputs,
+        "numbers": [[kind.__name__, registers] for kind, registers in piece.numbers.items()],
+        "outputs": piece.outputs,
+        "donated": list(piece.donated.items()),
+        "checked": piece.checked,
+    }
+
+
+def _known_as(instruction: Instruction, places: dict[int, int]) -> int | list[Any]:
+    """The place of an instruction, or the place and lanes of a part of one."""
+    if isinstance(instruction, Lanes):
+        return [places[id(instruction.whole.outputs)], instruction.lanes]
+    return places[id(instruction.outputs)]
+
+
+def _known(name: int | list[Any], instructions: Sequence[Instruction]) -> Instruction:
+    """The instruction that `_known_as` called so."""
+    if isinstance(name, int):
+        return instructions[name]
+    place, lanes = name
+    return Lanes(instructions[place], lanes)
+
+
+def load_program(program: Program, saved: bytes, load_code: LoadCode) -> None:
+    """Give a lowered program the steps of a saved one."""
+    blobs = unpack(saved)
+    facts = json.loads(blobs["steps"])
+    if facts["version"] != VERSION:
+        raise NotSaved(f"version {facts['version']}, not {VERSION}")
+    instructions = [i.copy() for i in program.reference[0]]
+    for register, stride in facts["laid"]:
+        type_ = program.types[register]
+        program.types[register] = TensorType.of(
+            type_.shape, tuple(stride), type_.dtype, type_.device
+        )
+    codes: dict[int, tuple[Compiled, Callable[[], str]]] = {}
+    steps: list[CompiledStep] = []
+    for step in facts["steps"]:
+        if not isinstance(step, dict):
+            steps.append(_known(step, instructions))
+            continue
+        piece = _piece(step, instructions)
+        number = step["code"]
+        if number not in codes:
+            codes[number] = load_code(blobs[f"code {number}"], piece, program)
+        steps.append(CompiledPiece(piece, *codes[number]))
+    program.steps = steps
+    program.copied = dict(facts["copied"])
+
+
+def _piece(facts: dict[str, Any], instructions: Sequence[Instruction]) -> Piece:
+    return Piece(
+        instructions=[_known(name, instructions) for name in facts["instructions"]],
+        inputs=facts["inputs"],
+        numbers={_KINDS[kind]: registers for kind, registers in facts["numbers"]},
+        outputs=facts["outputs"],
+        donated=dict(facts["donated"]),
+        checked=facts["checked"],
+    )

@@ -1,0 +1,354 @@
+"""Compiled code replayed as a CUDA graph: one launch in place of one for every kernel.
+
+A CUDA graph reads and writes the addresses it was captured with. Parameters and the optimizer's
+state stay where they are, because steps write over them (donation); an input that comes at a new
+address each time is copied to one that stays. What a graph returns lies in its memory and is handed
+out as it is: the graph is replayed only when nobody holds it any more. Whenever something does not
+fit, the code runs as it was compiled, and the graph is captured anew if that goes on.
+
+All graphs of a device and a stream share memory, as only one of them runs at a time. What a graph
+returned was in use when later graphs were captured, so these do not touch it; earlier ones may.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from torpor import _torch, metrics
+from torpor.backend.draws import DRAWING
+from torpor.backends.fx.program import Compiled, Program, compute
+from torpor.backends.fx.trace import is_number
+from torpor.backends.layout import clone_strided
+from torpor.backends.reference.lowering import Instruction, registers_in
+
+STEADY = 2  # runs after which an input that came at the same address is taken to stay there
+PATIENCE = 6  # runs in which all inputs may come to rest, as what another graph returns does
+MOST_COPIED = 1 << 28  # bytes of inputs copied before a run: more is not worth a graph
+HELD, FREE, TOO_OFTEN = 4, 1, 12  # a result in use counts 4 against the graph, a replay 1 for it
+MOST_STEADY = 256  # runs: how reluctant repeated captures make
+
+Tensors = list[torch.Tensor]
+Replay = Callable[[], object]
+
+
+class Memory(Protocol):
+    """Where graphs are captured and replayed."""
+
+    lock: Any  # held while a graph is captured or replayed
+    graphs: weakref.WeakSet[Captured]  # those whose results somebody may hold
+    serial: int  # graphs captured so far
+
+    def is_current(self) -> bool:
+        """Whoever calls would run kernels in the order of the graphs."""
+
+    def capture(self, run: Callable[[], Sequence[torch.Tensor]]) -> tuple[Tensors, Replay]:
+        """What `run` returns, without contents yet, and what gives them their contents."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Captured:
+    """A graph, and where it reads and writes."""
+
+    serial: int
+    addresses: list[int]  # of inputs that stay
+    stay: list[int]  # which these are
+    copied: list[int]  # those that are copied to `buffers`
+    buffers: Tensors
+    results: Tensors
+    copied_out: list[int]  # results that are handed out as copies
+    replay: Replay
+    memories: list[int] = field(init=False)  # of the results
+    users: list[int] = field(init=False)  # who is on them while nobody holds a result
+
+    def __post_init__(self) -> None:
+        self.memories = [_torch.memory_of(result) for result in self.results]
+        self.users = list(map(_torch.users_of, self.memories))
+
+    def held(self) -> list[int]:
+        """The results that somebody holds."""
+        now = list(map(_torch.users_of, self.memories))
+        if now == self.users:
+            return []
+        return [i for i, (n, users) in enumerate(zip(now, self.users, strict=True)) if n > users]
+
+
+class Replayed:
+    """Compiled code that becomes a CUDA graph once its inputs have come to rest."""
+
+    def __init__(
+        self, code: Compiled, written: Collection[int], memory: Callable[[], Memory]
+    ) -> None:
+        self.code = code
+        self.written = frozenset(written)  # inputs that the code writes to: they have to stay
+        self.find_memory = memory
+        self.memory: Memory | None = None
+        self.graph: Captured | None = None
+        self.off: str | None = None  # why there is no graph and will be none
+        self.runs = 0
+        self.steady = STEADY
+        self.addresses: list[int] = []
+        self.streaks: list[int] = []  # how often each input came at the same address
+        self.kept: set[int] = set()  # results that outlive the next run: copied
+        self.pressure = 0  # how often results were still in use
+
+    def __call__(self, inputs: Tensors) -> Sequence[torch.Tensor]:
+        if self.off is not None:
+            return self.code(inputs)
+        addresses = [tensor.data_ptr() for tensor in inputs]
+        results = self._by_graph(inputs, addresses)
+        return self.code(inputs) if results is None else results
+
+    def state(self) -> str:
+        """What became of the graph, for people."""
+        if self.off is not None:
+            return f"no CUDA graph: {self.off}"
+        return "no CUDA graph yet" if self.graph is None else "replayed as a CUDA graph"
+
+    def _watch(self, addresses: list[int]) -> None:
+        if len(self.addresses) != len(addresses):
+            self.addresses, self.streaks = addresses, [0] * len(addresses)
+        else:
+            pairs = zip(addresses, self.addresses, self.streaks)
+            self.streaks = [streak + 1 if new == old else 0 for new, old, streak in pairs]
+            self.addresses = addresses
+        self.runs += 1
+
+    def _by_graph(self, inputs: Tensors, addresses: list[int]) -> Tensors | None:
+        """The results by the graph; None if it cannot be replayed now."""
+        memory = self.memory = self.memory or self.find_memory()
+        with memory.lock:
+            if not memory.is_current():
+                return None
+            graph = self._fitting(memory, inputs, addresses)
+            if graph is None or self._in_use(memory, graph):
+                return None
+            return self._replayed(memory, graph, inputs)
+
+    def _fitting(self, memory: Memory, inputs: Tensors, addresses: list[int]) -> Captured | None:
+        graph = self.graph
+        if graph is not None and [addresses[i] for i in graph.stay] == graph.addresses:
+            return graph
+        self._watch(addresses)
+        if not self._at_rest(inputs):
+            return None
+        if graph is not None:  # it was captured too early: wait longer this time
+            self.graph, self.steady = None, min(2 * self.steady, MOST_STEADY)
+            return None
+        return self._captured(memory, inputs)
+
+    def _at_rest(self, inputs: Tensors) -> bool:
+        """Every input stays where it is, or may be copied."""
+        if self.runs <= self.steady:
+            return False
+        moving = [i for i, streak in enumerate(self.streaks) if streak < self.steady]
+        if any(i in self.written for i in moving):
+            return False
+        sizes = [inputs[i].numel() * inputs[i].element_size() for i in moving]
+        if self.runs <= PATIENCE and moving:
+            return False
+        if sum(sizes) > MOST_COPIED:
+            self._give_up(f"inputs of {sum(sizes) >> 20} MiB come at new addresses")
+            return False
+        return True
+
+    def _captured(self, memory: Memory, inputs: Tensors) -> Captured | None:
+        copied = [i for i, streak in enumerate(self.streaks) if streak < self.steady]
+        stay = [i for i, streak in enumerate(self.streaks) if streak >= self.steady]
+        given = list(inputs)
+        for i in copied:
+            given[i] = clone_strided(inputs[i])
+        buffers = [given[i] for i in copied]
+        try:
+            results, replay = memory.capture(lambda: self.code(list(given)))
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            return None
+        memory.serial += 1
+        metrics.count("CudaGraphCaptured")
+        addresses = [inputs[i].data_ptr() for i in stay]
+        out = [i for i, result in enumerate(results) if i in self.kept or result.numel() == 1]
+        self.graph = Captured(memory.serial, addresses, stay, copied, buffers, results, out, replay)
+        return self.graph
+
+    def _give_up(self, reason: str) -> None:
+        self.off, self.graph = reason, None
+        metrics.count("CudaGraphsGivenUp")
+
+    def _in_use(self, memory: Memory, graph: Captured) -> bool:
+        """Somebody holds what the replay would write over."""
+        for other in list(memory.graphs):
+            if other.serial >= graph.serial:
+                held = other.held()
+                if held:
+                    self._press(graph, held if other is graph else [])
+                    return True
+                memory.graphs.discard(other)
+        self.pressure = max(0, self.pressure - FREE)
+        return False
+
+    def _press(self, graph: Captured, held: list[int]) -> None:
+        """Results that are held again and again are copied, by a graph with fresh memory."""
+        self.pressure += HELD
+        metrics.count("CudaGraphInUse")
+        if self.pressure >= TOO_OFTEN:
+            self.pressure = 0
+            self.kept.update(held)
+            self.graph = None
+
+    def _replayed(self, memory: Memory, graph: Captured, inputs: Tensors) -> Tensors:
+        if graph.copied:
+            torch._foreach_copy_(graph.buffers, [inputs[i] for i in graph.copied])
+        inputs.clear()
+        graph.replay()
+        metrics.count("CudaGraphReplayed")
+        memory.graphs.add(graph)
+        results = [result.detach() for result in graph.results]
+        for place in graph.copied_out:
+            results[place] = clone_strided(results[place])
+        return results
+
+
+def unsafe(program: Program) -> str | None:
+    """Why a program cannot be a CUDA graph; None if it may be one."""
+    device = program.device
+    if device.type != "cuda":
+        return f"it runs on {device}"
+    for type_ in program.types.values():
+        if type_ is not None and not is_number(type_):
+            where = device if type_.device.type == "lazy" else type_.device
+            if where != device:
+                return f"a tensor is on {where}"
+    for instruction in program.reference[0]:
+        if instruction.spec.draws(instruction.args):
+            return f"{instruction.node.op.name} draws random numbers"
+    for step in program.steps:
+        if isinstance(step, Instruction) and _has_numbers(step, program.types):
+            return f"{step.node.op.name}, which runs by itself, takes a number that changes"
+    return None
+
+
+def _has_numbers(instruction: Instruction, types: dict[int, Any]) -> bool:
+    return any(is_number(types[register]) for register in registers_in(instruction.args))
+
+
+# -- CUDA ------------------------------------------------------------------------------------------
+
+
+class CudaMemory:
+    """A pool of memory and a stream to capture on; the graphs are replayed on another."""
+
+    def __init__(self, device: int, stream: int) -> None:
+        self.device, self.stream = device, stream
+        self.lock = threading.RLock()
+        self.graphs: weakref.WeakSet[Captured] = weakref.WeakSet()
+        self.serial = 0
+        self.side = torch.cuda.Stream(device)
+        self.pool: Any = None
+        self.in_pool: weakref.WeakSet[Any] = weakref.WeakSet()  # a pool ends with its last graph
+        weakref.finalize(self, _torch.forget_cublas_workspaces).atexit = False
+
+    def is_current(self) -> bool:
+        """The stream is the one on which the caller's kernels run, and nobody captures it."""
+        current = torch.cuda.current_stream(self.device)
+        return current.cuda_stream == self.stream and not torch.cuda.is_current_stream_capturing()
+
+    def capture(self, run: Callable[[], Sequence[torch.Tensor]]) -> tuple[Tensors, Replay]:
+        """Run nothing, and note every kernel that `run` wants to launch."""
+        graph = torch.cuda.CUDAGraph()
+        keep = list(self.in_pool)
+        if not keep:
+            self.pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.device(self.device), _no_collection():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            with torch.cuda.stream(self.side):
+                self._begin(graph)
+                try:
+                    results = list(run())
+                except BaseException:
+                    self._abandon(graph)
+                    raise
+                graph.capture_end()
+        self.in_pool.add(graph)
+        del keep
+        return results, functools.partial(self._replay, graph)
+
+    def _begin(self, graph: Any) -> None:
+        """Begin, without a hold on the generator: a graph marks its state as captured."""
+        generator = torch.cuda.default_generators[self.device]
+        with DRAWING:
+            own = generator.graphsafe_get_state()
+            generator.graphsafe_set_state(own.clone_state())
+            try:
+                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            finally:
+                generator.graphsafe_set_state(own)
+
+    def _abandon(self, graph: Any) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:  # it was spoilt by what went wrong
+            _torch.end_allocating_to_pool(self.device, self.pool)
+
+    def _replay(self, graph: Any) -> None:
+        with torch.cuda.device(self.device):
+            graph.replay()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from freeing other memory of the GPU: a capture forbids that."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+_memories: weakref.WeakValueDictionary[tuple[int, int], CudaMemory] = weakref.WeakValueDictionary()
+_finding = threading.Lock()
+
+
+def cuda_memory(device: torch.device) -> CudaMemory:
+    """The memory for graphs that are replayed on the current stream of `device`."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    key = index, torch.cuda.current_stream(index).cuda_stream
+    with _finding:
+        found = _memories.get(key)
+        if found is None:
+            found = _memories[key] = CudaMemory(*key)
+    return found
+
+
+def replayed(program: Program) -> Replayed | None:
+    """All steps of `program` as one CUDA graph; None where that cannot be."""
+    if unsafe(program) is not None:
+        return None
+    parameters = [r for r in range(_parameters(program)) if not is_number(program.types[r])]
+    written = [parameters.index(parameter) for parameter in program.donated]
+    run = functools.partial(_computed, program, parameters)
+    return Replayed(run, written, functools.partial(cuda_memory, program.device))
+
+
+def _parameters(program: Program) -> int:
+    return len(program.types) - sum(len(i.outputs) for i in program.reference[0])
+
+
+def _computed(program: Program, parameters: list[int], tensors: Tensors) -> Tensors:
+    given: list[Any] = [None] * _parameters(program)
+    for register, tensor in zip(parameters, tensors):  # packed numbers follow
+        given[register] = tensor
+    packed = tensors[len(parameters) :]
+    tensors.clear()
+    return compute(program, given, packed)

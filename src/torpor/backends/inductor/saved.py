@@ -1,0 +1,198 @@
+"""What Inductor made of a piece, as bytes, and back.
+
+For a graph of the CPU Inductor writes a Python module: C++ kernels, which it compiles when the
+module is run, and a function that calls them. Kept are the shared libraries of the kernels and as
+much of the module as that function needs. So a later process needs no C++ compiler, and neither
+Inductor's lowerings nor its imports, which alone take longer than all the rest. What this cannot
+express (graphs of the GPU, with their Triton kernels) is kept as Inductor's own cache keeps it.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import BuiltinFunctionType, ModuleType, SimpleNamespace
+from typing import Any, Final
+
+import torch
+
+from torpor import _torch
+from torpor.backend.blobs import pack, unpack
+from torpor.backends.fx.program import Compiled
+
+_ENTRY: Final = "call"  # the function that a module is made for
+_EXTERN: Final = "extern_kernels"  # where it finds eager's kernels
+_COMPILES: Final = "async_compile"  # what compiles its own
+
+Restored = tuple[Compiled, Callable[[], str]]
+Inputs = Callable[[], tuple[list[torch.Tensor], Any]]
+
+
+def dump_code(code: Any) -> bytes | None:
+    """`code`, which Inductor made; None if it cannot be kept."""
+    made = _torch.inductor_module(code)
+    slim = None if made is None else _slim(*made)
+    if slim is not None:
+        return slim.packed()
+    pickled = _torch.inductor_pickle(code)
+    return None if pickled is None else pack({"pickled": pickled})
+
+
+def load_code(saved: bytes, inputs: Inputs) -> Restored:
+    """The code of `dump_code`; `inputs()` are fake ones with their mode, for code of the GPU."""
+    blobs = unpack(saved)
+    if "pickled" in blobs:
+        code = _torch.inductor_unpickle(blobs["pickled"], *inputs())
+        return code, lambda: str(code.source_code)
+    return _restored(blobs)
+
+
+# -- modules for the CPU ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Slim:
+    """A module of Inductor's without what it needs to compile its kernels."""
+
+    source: str
+    whole: str  # the module as it was, for people
+    kernels: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> module, function
+    extern: dict[str, str] = field(default_factory=dict)  # eager's kernels, as torch names them
+    libraries: dict[str, bytes] = field(default_factory=dict)  # by module
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def packed(self) -> bytes:
+        facts = {"kernels": self.kernels, "extern": self.extern}
+        blobs = {"facts": json.dumps(facts).encode(), "source": self.source.encode()}
+        blobs["whole"] = zlib.compress(self.whole.encode(), 1)
+        blobs |= {f"library {name}": library for name, library in self.libraries.items()}
+        if self.constants:
+            stream = io.BytesIO()
+            torch.save(self.constants, stream)
+            blobs["constants"] = stream.getvalue()
+        return pack(blobs)
+
+
+def _slim(source: str, names: dict[str, Any], constants: dict[str, torch.Tensor]) -> _Slim | None:
+    """The part of a module that its entry needs; None if that is not understood."""
+    slim = _Slim("", source, constants=constants)
+    makers: dict[str, ast.stmt] = {}
+    for statement in ast.parse(source).body:
+        defined = _defined(statement)
+        if defined is None or defined & makers.keys():
+            return None
+        makers |= dict.fromkeys(defined, statement)
+    needed = _needed(makers, {name for name, thing in names.items() if _library(thing)})
+    for name in needed:
+        library = _library(names.get(name))
+        if library is not None:
+            slim.kernels[name] = (library.__name__, names[name].__name__)
+            slim.libraries[library.__name__] = Path(str(library.__file__)).read_bytes()
+    if _COMPILES in needed or _ENTRY not in needed:
+        return None
+    kept = [s for s in dict.fromkeys(makers.values()) if _defined(s) & needed - {*slim.kernels}]  # type: ignore[operator]  # none is None
+    if _EXTERN in needed:
+        extern = _extern(kept, names[_EXTERN])
+        if extern is None:
+            return None
+        slim.extern = extern
+        kept = [s for s in kept if _defined(s) != {_EXTERN}]
+    slim.source = "\n".join(map(ast.unparse, kept))
+    return slim
+
+
+def _defined(statement: ast.stmt) -> set[str] | None:
+    """The names that a statement of a module defines; None if it does something else as well."""
+    match statement:
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return {(alias.asname or alias.name).partition(".")[0] for alias in names}
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return {name}
+        case ast.Expr(value=ast.Constant()) | ast.If(test=ast.Compare(left=ast.Name("__name__"))):
+            return set()
+        case ast.Expr() | ast.Delete() if _names_in(statement) <= {_COMPILES, "globals"}:
+            return set()
+    return None
+
+
+def _needed(makers: dict[str, ast.stmt], kernels: set[str]) -> set[str]:
+    """The names that the entry needs, by way of others; how kernels are made does not count."""
+    needed: set[str] = set()
+    waiting = [_ENTRY]
+    while waiting:
+        name = waiting.pop()
+        if name in makers and name not in needed:
+            needed.add(name)
+            waiting += [] if name in kernels else _names_in(makers[name])
+    return needed
+
+
+def _names_in(statement: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+
+
+def _library(thing: Any) -> ModuleType | None:
+    """The shared library of a kernel; None for everything that is not one."""
+    owner = thing.__self__ if isinstance(thing, BuiltinFunctionType) else None
+    if isinstance(owner, ModuleType) and owner.__name__.endswith(f".{thing.__name__}"):
+        return owner if getattr(owner, "__file__", None) else None
+    return None
+
+
+def _extern(statements: list[ast.stmt], kernels: Any) -> dict[str, str] | None:
+    """The kernels of eager's that are called, by name; None if one is not torch's own function."""
+    found: dict[str, str] = {}
+    for attribute in _extern_used(statements):
+        function = getattr(kernels, attribute, None)
+        name = getattr(function, "__name__", "")
+        if function is None or getattr(torch, name, None) is not function:
+            return None
+        found[attribute] = name
+    return found
+
+
+def _extern_used(statements: list[ast.stmt]) -> Iterator[str]:
+    for statement in statements:
+        for node in ast.walk(statement):
+            match node:
+                case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name == _EXTERN:
+                    yield attribute
+
+
+def _restored(blobs: dict[str, bytes]) -> Restored:
+    """Run a slim module, with its kernels loaded."""
+    facts = json.loads(blobs["facts"])
+    libraries = {
+        name.removeprefix("library "): blob
+        for name, blob in blobs.items()
+        if name.startswith("library ")
+    }
+    loaded = _load_libraries(libraries)
+    names: dict[str, Any] = {"__name__": "torpor_cached_module"}
+    for name, (library, function) in facts["kernels"].items():
+        names[name] = getattr(loaded[library], function)
+    extern = {name: getattr(torch, function) for name, function in facts["extern"].items()}
+    names[_EXTERN] = SimpleNamespace(**extern)
+    if "constants" in blobs:
+        names |= torch.load(io.BytesIO(blobs["constants"]), weights_only=True)
+    exec(compile(blobs["source"], "<torpor cache>", "exec"), names)
+    return names[_ENTRY], lambda: zlib.decompress(blobs["whole"]).decode()
+
+
+def _load_libraries(libraries: dict[str, bytes]) -> dict[str, ModuleType]:
+    """Load shared libraries; their files are needed no longer than that takes."""
+    loaded: dict[str, ModuleType] = {}
+    with tempfile.TemporaryDirectory(prefix="torpor-") as folder:
+        for number, (name, library) in enumerate(libraries.items()):
+            path = Path(folder, f"{number}.so")
+            path.write_bytes(library)
+            loaded[name] = _torch.load_kernel(name, str(path))
+    return loaded

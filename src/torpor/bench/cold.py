@@ -1,0 +1,157 @@
+"""What a program costs before it is warm: compiled from nothing, one process for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torpor.bench.processes import Worker, WorkerError, command, environment, fresh_folder
+from torpor.bench.report import Table, shortened
+from torpor.bench.results import facts
+from torpor.bench.runners import Spec
+from torpor.bench.worker import Limits
+
+FEW, MANY = 2, 24  # layers
+MOST_FOR_MANY = 2.0  # times what few layers take
+MOST_OF_COMPILE = 0.6  # of what torch.compile takes
+WORKLOADS = {"cpu": "gpt", "cuda": "gpt2"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, and how."""
+
+    device: str
+    threads: int
+    backend: str = "inductor"
+    options: tuple[tuple[str, Any], ...] = ()  # of the backend
+    scale: str = "full"
+    few: int = FEW
+    many: int = MANY
+    timeout: float = 600.0
+
+    @property
+    def workload(self) -> str:
+        return WORKLOADS[self.device]
+
+    @property
+    def starts(self) -> list[Start]:
+        """In this order: what is compared stands side by side."""
+        ours, theirs = f"torpor ({self.backend})", "compile"
+        sizes = [(self.few, ours), (self.many, ours), (0, theirs), (0, ours)]
+        return [Start(self.workload, layers, runner) for layers, runner in sizes]
+
+
+@dataclass
+class Start:
+    """One program with one runner."""
+
+    workload: str
+    layers: int  # 0: as many as it has
+    runner: str
+    compile_s: float = 0.0  # by which steps that compiled took longer than a warm one
+    cold_s: float = 0.0  # all steps up to the last one that compiled
+    cpu_s: float = 0.0  # the same, all threads and processes together
+    step_ms: float = 0.0
+    graphs: int = 0
+    error: str = ""
+
+    @property
+    def program(self) -> str:
+        return f"{self.workload}, {self.layers} layers" if self.layers else self.workload
+
+
+@dataclass
+class Starts:
+    """All that was measured."""
+
+    rows: list[Start] = field(default_factory=list)
+
+    @property
+    def growth(self) -> float | None:
+        """Many layers as a multiple of few."""
+        return _ratio(self.rows[1], self.rows[0])
+
+    @property
+    def to_compile(self) -> float | None:
+        """As a multiple of what torch.compile takes."""
+        return _ratio(self.rows[3], self.rows[2])
+
+
+def _ratio(one: Start, other: Start) -> float | None:
+    if one.error or other.error or not other.compile_s:
+        return None
+    return one.compile_s / other.compile_s
+
+
+def measure(plan: Plan, advance: Callable[[str], None]) -> Starts:
+    """Each in a process of its own with empty caches; one that fails costs its row."""
+    starts = Starts(plan.starts)
+    for start in starts.rows:
+        try:
+            _measure(plan, start)
+        except WorkerError as error:
+            start.error = str(error)
+        advance(f"{start.program}: {start.runner}")
+    return starts
+
+
+def _measure(plan: Plan, start: Start) -> None:
+    ours = start.runner != "compile"
+    spec = Spec("torpor", plan.device, plan.backend, plan.options) if ours else Spec(
+        "compile", plan.device
+    )  # fmt: skip
+    with fresh_folder() as folder:
+        variables = environment(plan.threads, plan.device, folder)
+        run = command("torpor.bench.worker", spec.needs_torpor)
+        with Worker(run, variables, plan.timeout) as worker:
+            what = {"workload": plan.workload, "scale": plan.scale, "layers": start.layers}
+            worker.ask("build", spec=asdict(spec), **what)
+            warm = worker.ask("warm_up", **asdict(Limits(seconds=plan.timeout / 2)))
+    start.compile_s, start.cold_s, start.cpu_s = warm["compile_s"], warm["cold_s"], warm["cpu_s"]
+    start.step_ms, start.graphs = warm["step_s"][-1] * 1e3, warm["compiles"]
+
+
+def table(starts: Starts) -> Table:
+    """A row for each start."""
+    columns = ["program", "runner", "compile s", "cold s", "CPU s", "step ms", "graphs", "note"]
+    return columns, [_cells(start) for start in starts.rows]
+
+
+def _cells(start: Start) -> list[str]:
+    if start.error:
+        return [start.program, start.runner, *[""] * 5, shortened(start.error)]
+    return [
+        start.program,
+        start.runner,
+        f"{start.compile_s:.1f}",
+        f"{start.cold_s:.1f}",
+        f"{start.cpu_s:.1f}",
+        f"{start.step_ms:.1f}",
+        str(start.graphs),
+        "",
+    ]
+
+
+def checks(plan: Plan, starts: Starts) -> Table:
+    """What is promised."""
+    rows = [
+        (f"compile, {plan.many} layers against {plan.few}", starts.growth, MOST_FOR_MANY),
+        ("compile, against torch.compile", starts.to_compile, MOST_OF_COMPILE),
+    ]
+    return ["what", "measured", "at most"], [
+        [what, "" if found is None else f"{found:.2f} ×", f"{most:.2f} ×"]
+        for what, found, most in rows
+    ]
+
+
+def as_json(plan: Plan, starts: Starts) -> dict[str, Any]:
+    """All of it."""
+    return {
+        **facts(plan.device, plan.threads),
+        "plan": asdict(plan),
+        "starts": [asdict(start) for start in starts.rows],
+        "growth": starts.growth,
+        "to_compile": starts.to_compile,
+    }

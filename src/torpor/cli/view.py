@@ -1,0 +1,84 @@
+"""``torpor view``: a local page of what a program recorded, compiled and ran."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import webbrowser
+from dataclasses import asdict
+from pathlib import Path
+
+NAME = "view"
+HELP = "a local page: timeline, graphs, memory; of a record file or of a running program"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?",
+        help="a file written by torpor.record; without it, what runs with TORPOR_VIEW=1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--html", metavar="OUT.html", type=Path, help="write one file that holds everything"
+    )
+    parser.add_argument("--port", type=int, default=0, help="of 127.0.0.1 (default: a free one)")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument(
+        "--allow", metavar="NAMESPACE", action="append", default=[], help="show these ops too"
+    )
+    parser.add_argument("--json", action="store_true", help="print what the page shows first")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        return _of_programs(arguments) if arguments.file is None else _of_file(arguments)
+    except (RuntimeError, OSError, ValueError, OverflowError) as error:
+        print(f"torpor view: {error}", file=sys.stderr)
+        return 2
+
+
+def _of_file(arguments: argparse.Namespace) -> int:
+    from torpor.debug.view.assets import html_file
+    from torpor.debug.view.sources import FileSource
+
+    source = FileSource(arguments.file, arguments.allow)
+    if arguments.json:
+        print(json.dumps(source.summary().to_json(), indent=2))
+    if arguments.html is not None:
+        arguments.html.write_text(html_file(source), encoding="utf-8")
+        print(f"written: {arguments.html}", file=sys.stderr)
+    if arguments.json or arguments.html is not None:
+        return 0
+    return _serve(arguments, source)
+
+
+def _serve(arguments: argparse.Namespace, source: object) -> int:
+    from torpor.debug.view.server import ViewServer
+
+    with ViewServer(source, arguments.port) as server:  # type: ignore[arg-type]  # a FileSource
+        print(f"{server.address}\nCtrl-C ends it", flush=True)
+        _open(arguments, server.address)
+        server.wait()
+    return 0
+
+
+def _of_programs(arguments: argparse.Namespace) -> int:
+    from torpor.debug.view.live import running
+
+    if arguments.html is not None:
+        raise ValueError("--html needs a FILE; torpor.record writes one")
+    programs = running()
+    if arguments.json:
+        print(json.dumps([asdict(program) for program in programs], indent=2))
+        return 0
+    if not programs:
+        raise RuntimeError("no program is running with TORPOR_VIEW=1, and no FILE was given")
+    for program in programs:
+        print(f"{program.address}  {program.program} (process {program.pid})")
+    _open(arguments, programs[0].address)
+    return 0
+
+
+def _open(arguments: argparse.Namespace, address: str) -> None:
+    if not arguments.no_browser:
+        webbrowser.open(address)

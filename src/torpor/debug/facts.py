@@ -1,0 +1,208 @@
+"""What is known of a program besides its numbers: what happened when, what became of each graph.
+
+The same facts come from a running process and from a record file, which keeps them as JSON.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+from torpor.backend.interface import Backend
+from torpor.debug.file_format import Reader
+from torpor.execute.events import EVENTS
+from torpor.execute.history import GraphRecord
+from torpor.execute.plan import Plan
+from torpor.ir.graph import Graph
+from torpor.ir.node import Node
+
+Scope = tuple[str, str]  # forward, backward or optimizer; and the module's name
+
+MAX_CODE: Final = 4 << 20
+"""Characters of generated code that are kept of one graph."""
+
+_LONGEST: Final = 1000  # of other texts in a file
+_MOST_EVENTS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class EventFact:
+    """One event; `start` in seconds on the clock of its process."""
+
+    kind: str
+    start: float
+    seconds: float
+    name: str = ""
+    site: str = ""
+    thread: int = 0  # threads are numbered in the order they are met
+
+
+@dataclass(slots=True)
+class GraphFacts:
+    """What became of one graph."""
+
+    name: str
+    site: str = ""  # the line that cut or read
+    hits: int = 0
+    runs: int = 0
+    compiled: bool = False
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
+    record_seconds: float = 0.0
+    interpreted_runs: int = 0
+    failure: str = ""
+    why: str = ""  # how it differs from the most similar graph made at the line before
+    backend: str = ""
+    code: str = ""  # what the backend made of it
+    scopes: list[Scope | None] = field(default_factory=list)  # of its nodes
+
+
+@dataclass(slots=True)
+class Facts:
+    """All of it; graphs in the order they were met."""
+
+    events: list[EventFact] = field(default_factory=list)
+    graphs: list[GraphFacts] = field(default_factory=list)
+
+
+# -- of this process ---------------------------------------------------------------------------
+
+
+def events_since(start: float = 0.0) -> list[EventFact]:
+    """What ended after `start`, a reading of `time.perf_counter`; the earliest first."""
+    threads: dict[int, int] = {}
+    found = [
+        EventFact(
+            e.kind, e.start, e.seconds, e.name, e.site, threads.setdefault(e.thread, len(threads))
+        )
+        for e in list(EVENTS)
+        if e.start + e.seconds >= start
+    ]
+    return sorted(found, key=lambda event: event.start)
+
+
+def clock() -> float:
+    """A reading of the clock that events are told by."""
+    return time.perf_counter()
+
+
+def facts_of(record: GraphRecord) -> GraphFacts:
+    """What became of a graph so far, without its code and scopes."""
+    difference = record.difference
+    return GraphFacts(
+        record.name,
+        record.site,
+        record.hits,
+        record.runs,
+        record.compiled or record.loaded,
+        record.compile_seconds,
+        record.run_seconds,
+        record.record_seconds,
+        record.interpreted_runs,
+        record.failure,
+        "" if difference is None else str(difference),
+    )
+
+
+def facts_of_plan(plan: Plan, backend: Backend) -> GraphFacts:
+    """What became of the graph of `plan`, which was made for `backend`."""
+    facts = facts_of(plan.record)
+    facts.backend, facts.code = backend.name, code_of(plan)
+    facts.scopes = scopes_of(plan.graph.nodes)
+    return facts
+
+
+def code_of(plan: Plan) -> str:
+    """What the backend, or the one that stands in for it, made of a graph."""
+    runner = plan.runner if isinstance(plan.runner, Backend) else plan.runner.reference
+    try:
+        return str(runner.computation_text(plan.computation))[:MAX_CODE]
+    except Exception as error:  # any backend's own code; a picture is not worth a failing step
+        return f"{runner.name} cannot show its code: {type(error).__name__}: {error}"
+
+
+def scopes_of(nodes: Sequence[Node]) -> list[Scope | None]:
+    """The modules that recorded them."""
+    return [node.scope for node in nodes]
+
+
+# -- in files ----------------------------------------------------------------------------------
+
+
+def to_json(facts: Facts) -> dict[str, Any]:
+    """As record files keep it."""
+    events = [[getattr(e, f.name) for f in fields(EventFact)] for e in facts.events]
+    return {"events": events, "graphs": [_graph_to_json(graph) for graph in facts.graphs]}
+
+
+def _graph_to_json(graph: GraphFacts) -> dict[str, Any]:
+    numbers: dict[Scope, int] = {}
+    places = [None if s is None else numbers.setdefault(s, len(numbers)) for s in graph.scopes]
+    return {**asdict(graph), "scopes": {"scopes": list(map(list, numbers)), "nodes": places}}
+
+
+def read_facts(reader: Reader, graphs: Sequence[Graph]) -> Facts:
+    """The facts of a file, every field checked; none if it has none."""
+    if "facts" not in reader.manifest:
+        return Facts()
+    where = "facts"
+    found = reader.json(reader.manifest["facts"], where)
+    events = reader.list_of("events", found, where)
+    entries = reader.list_of("graphs", found, where)
+    if len(entries) != len(graphs) or len(events) > _MOST_EVENTS:
+        reader.fail(f"{where}: {len(entries)} graphs and {len(events)} events")
+    return Facts(
+        [_read_event(reader, event, where) for event in events],
+        [
+            _read_graph(reader, entry, graph, f"{where}: graph {i}")
+            for i, (entry, graph) in enumerate(zip(entries, graphs, strict=True))
+        ],
+    )
+
+
+def _read_event(reader: Reader, event: Any, where: str) -> EventFact:
+    kinds = [str, float, float, str, str, int]
+    names = [f.name for f in fields(EventFact)]
+    if not isinstance(event, list) or len(event) != len(kinds):
+        reader.fail(f"{where}: an event has {len(kinds)} parts")
+    values = dict(zip(names, event, strict=True))
+    return EventFact(*(_checked(reader, n, k, values, where) for n, k in zip(names, kinds)))
+
+
+def _read_graph(reader: Reader, entry: Any, graph: Graph, where: str) -> GraphFacts:
+    empty = GraphFacts("")
+    found = {
+        f.name: _checked(reader, f.name, type(getattr(empty, f.name)), entry, where)
+        for f in fields(GraphFacts)
+        if f.name != "scopes"
+    }
+    return GraphFacts(**found, scopes=_read_scopes(reader, entry, graph, where))
+
+
+def _checked(reader: Reader, name: str, kind: type, within: Any, where: str) -> Any:
+    if kind is float and isinstance(within, dict) and type(within.get(name)) is int:
+        within = {**within, name: float(min(within[name], 1 << 60))}
+    found = reader.field(name, kind, within, where)
+    if kind is str:
+        return found[: MAX_CODE if name == "code" else _LONGEST]
+    if kind in (int, float) and not 0 <= found < 1 << 60:
+        reader.fail(f"{where}: {name!r} cannot be {found}")
+    return found
+
+
+def _read_scopes(reader: Reader, entry: Any, graph: Graph, where: str) -> list[Scope | None]:
+    where = f"{where}: scopes"
+    table = reader.field("scopes", dict, entry, where)
+    known: list[Scope] = []
+    for scope in reader.list_of("scopes", table, where):
+        match scope:
+            case [str(phase), str(path)]:
+                known.append((phase[:_LONGEST], path[:_LONGEST]))
+            case _:
+                reader.fail(f"{where}: a scope is two texts")
+    places = reader.list_of("nodes", table, where)
+    if len(places) != len(graph.nodes):
+        reader.fail(f"{where}: {len(places)} for {len(graph.nodes)} nodes")
+    return [None if p is None else known[reader.index(p, known, where)] for p in places]

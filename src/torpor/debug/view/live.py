@@ -1,0 +1,114 @@
+"""The page of a program while it runs: `TORPOR_VIEW=1 python train.py`.
+
+The address is printed once, and left in a folder that only this user can read, where `torpor view`
+finds it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import multiprocessing
+import os
+import stat
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from torpor import config
+from torpor.debug.view.server import ViewServer
+from torpor.debug.view.sources import LiveSource, program_name
+
+_PRIVATE: Final = 0o700
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that is running and can be looked at."""
+
+    pid: int
+    program: str
+    address: str
+
+
+def start() -> ViewServer | None:
+    """Serve the page of this process, and say where; None in a process that another one started."""
+    if multiprocessing.parent_process() is not None:
+        return None
+    source = LiveSource()
+    server = _server(source).start()
+    _leave_address(Program(os.getpid(), program_name(), server.address))
+    print(f"torpor view: {server.address}", file=sys.stderr, flush=True)  # noqa: T201  # asked for
+    return server
+
+
+def _server(source: LiveSource) -> ViewServer:
+    try:
+        return ViewServer(source, config.view_port)
+    except OSError:  # the port is taken, as by the other processes of a job
+        return ViewServer(source)
+
+
+# -- addresses ---------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(), f"torpor-view-{user}")
+
+
+def _private_folder() -> Path | None:
+    """The folder, if it is ours and nobody else can look into it."""
+    folder = _folder()
+    try:
+        folder.mkdir(mode=_PRIVATE, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    ours = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+    private = os.name == "nt" or not found.st_mode & 0o077
+    return folder if stat.S_ISDIR(found.st_mode) and ours and private else None
+
+
+def _leave_address(program: Program) -> None:
+    folder = _private_folder()
+    if folder is None:
+        return
+    path = folder / f"{program.pid}.json"
+    path.unlink(missing_ok=True)
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(number, "w", encoding="utf-8") as file:
+        json.dump(asdict(program), file)
+    atexit.register(_remove_address, path, program.pid)
+
+
+def _remove_address(path: Path, pid: int) -> None:
+    if os.getpid() == pid:  # a forked process has this handler too
+        path.unlink(missing_ok=True)
+
+
+def running() -> list[Program]:
+    """Programs of this user that can be looked at, the latest first."""
+    folder = _private_folder()
+    found: list[tuple[float, Program]] = []
+    for path in [] if folder is None else folder.glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # ends while we look, or is torn
+            program = Program(**json.loads(path.read_text(encoding="utf-8")))
+            if _is_alive(program.pid):
+                found.append((path.stat().st_mtime, program))
+            else:
+                path.unlink(missing_ok=True)
+    return [program for _, program in sorted(found, key=lambda item: -item[0])]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,375 @@
+"""Entries on disk: bytes under keys, for every process of one user.
+
+    <directory>/secret              32 random bytes, made by the first process
+    <directory>/entries/<key>       one entry
+
+An entry is written to a file of another name, brought to the disk and then renamed, so nobody ever
+sees half of one; two processes that write the same entry write the same. It is signed with the
+secret: what is damaged, cut short, from another user or from another cache is not there, for
+whoever looks it up, and is replaced by what is written next. A directory or a file that others can
+write to is not used at all. What goes wrong with the disk costs a warning and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import stat
+import struct
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torpor import config, metrics
+from torpor.errors import TorporWarning
+
+MAGIC: Final = b"torpor cache entry 1\n"
+_SIGNATURE_BYTES: Final = 32
+_SECRET_BYTES: Final = 32
+_LENGTH: Final = struct.Struct("<I")
+_HEAD_BYTES: Final = len(MAGIC) + _SIGNATURE_BYTES + _LENGTH.size
+_LONGEST_HEADER: Final = 1 << 16
+_KEY: Final = re.compile(r"[0-9a-f]{64}")
+_UNFINISHED: Final = ".unfinished-"
+_UNFINISHED_SECONDS: Final = 3600
+"""How old a file must be that a process began and did not finish, before another removes it."""
+
+
+class NotUsable(Exception):
+    """A directory or a file must not be used; the message says why."""
+
+
+class Damaged(Exception):
+    """An entry is not what was once written; the message says what is wrong."""
+
+
+def key_of(*parts: str) -> str:
+    """The key of what `parts` describe in full."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(_LENGTH.pack(len(data)) + data)
+    return digest.hexdigest()
+
+
+def is_key(text: str) -> bool:
+    """`text` can be the key of an entry."""
+    return _KEY.fullmatch(text) is not None
+
+
+def default_directory() -> Path:
+    """Where entries are kept unless the user says otherwise."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    return root / "torpor"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry as it is listed, not looked into."""
+
+    key: str
+    path: Path
+    nbytes: int
+    used: float  # when it was last used, in seconds since 1970
+
+
+class Store:
+    """The entries in one directory."""
+
+    def __init__(self, directory: Path, max_bytes: int | None = None) -> None:
+        self.directory = directory
+        self.max_bytes = max_bytes  # None: as `config.cache_bytes` says
+        self.writable = True  # until the disk says otherwise
+        self._secret: bytes | None = None
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def read(self, key: str) -> bytes | None:
+        """What was written under `key`; None if it is not there, or is not what was written."""
+        path = self._path(key)
+        try:
+            if not path.exists():
+                return None
+            _, payload = self.load(path)
+        except FileNotFoundError:  # another process has removed it meanwhile
+            return None
+        except (Damaged, NotUsable) as problem:
+            metrics.count("DiskCacheRefused")
+            self.remove(key)
+            if isinstance(problem, NotUsable):
+                _warn_once(f"an entry of the cache of compiled graphs is not used: {problem}")
+            return None
+        except OSError as error:
+            _warn_once(f"the cache of compiled graphs cannot be read: {error}")
+            return None
+        with contextlib.suppress(OSError):  # a disk that cannot be written to keeps no order
+            os.utime(path)
+        return payload
+
+    def load(self, path: Path) -> tuple[dict[str, Any], bytes]:
+        """What the entry at `path` says of itself, and its contents; an error if it is not good."""
+        data = _read_ours(path)
+        if not data.startswith(MAGIC) or len(data) < _HEAD_BYTES:
+            raise Damaged("it does not begin as an entry does")
+        signature = data[len(MAGIC) : len(MAGIC) + _SIGNATURE_BYTES]
+        signed = memoryview(data)[len(MAGIC) + _SIGNATURE_BYTES :]
+        if not hmac.compare_digest(signature, self._sign(signed)):
+            raise Damaged("its signature is wrong: it is damaged, or was not written here")
+        (length,) = _LENGTH.unpack_from(signed)
+        about = json.loads(bytes(signed[_LENGTH.size : _LENGTH.size + length]))
+        if about["key"] != path.name:
+            raise Damaged("it is the entry of another key")
+        return about, bytes(signed[_LENGTH.size + length :])
+
+    def about(self, entry: Entry) -> dict[str, Any]:
+        """What an entry says of itself, for people: unread and unchecked beyond that."""
+        with contextlib.suppress(OSError, ValueError, struct.error), open(entry.path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+            (length,) = _LENGTH.unpack(head[-_LENGTH.size :])
+            found = json.loads(file.read(min(length, _LONGEST_HEADER)))
+            if head.startswith(MAGIC) and isinstance(found, dict):
+                return found
+        return {}
+
+    def entries(self) -> list[Entry]:
+        """Every entry, the least recently used first."""
+        found = []
+        for item in self._files():
+            if is_key(item.name):
+                with contextlib.suppress(FileNotFoundError):
+                    facts = item.stat(follow_symlinks=False)
+                    found.append(Entry(item.name, Path(item), facts.st_size, facts.st_mtime))
+        return sorted(found, key=lambda entry: (entry.used, entry.key))
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def write(self, key: str, about: Mapping[str, Any], payload: bytes) -> bool:
+        """Keep `payload` under `key`, with a few words about it; False if that cannot be."""
+        if not self.writable:
+            return False
+        try:
+            data = self._entry(key, about, payload)
+            if len(data) > self._limit():
+                return False
+            _make_directory(self._folder)
+            _place(self._path(key), data)
+            self.trim()
+        except (OSError, NotUsable) as error:
+            self.writable = False
+            _warn_once(f"compiled graphs are not kept in {self.directory}: {error}")
+            return False
+        return True
+
+    def remove(self, key: str) -> None:
+        """Let an entry be gone, if it is there and the disk lets it."""
+        with contextlib.suppress(OSError):
+            self._path(key).unlink()
+
+    def clear(self) -> int:
+        """Remove every entry; how many there were."""
+        entries = self.entries()
+        for entry in entries:
+            self.remove(entry.key)
+        self._remove_unfinished(older_than=0.0)
+        return len(entries)
+
+    def trim(self) -> None:
+        """Remove what was not used for the longest time, until all fits; and what was left over."""
+        entries = self.entries()
+        total = sum(entry.nbytes for entry in entries)
+        for entry in entries:
+            if total <= self._limit():
+                break
+            self.remove(entry.key)
+            total -= entry.nbytes
+        self._remove_unfinished(older_than=_UNFINISHED_SECONDS)
+
+    def _remove_unfinished(self, older_than: float) -> None:
+        """Remove what processes began to write that were killed before they had finished."""
+        now = time.time()
+        for item in self._files():
+            if item.name.startswith(_UNFINISHED):
+                with contextlib.suppress(OSError):  # finished, or removed, by another
+                    if now - item.stat().st_mtime >= older_than:
+                        os.unlink(item)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    @property
+    def _folder(self) -> Path:
+        return self.directory / "entries"
+
+    def _path(self, key: str) -> Path:
+        if not is_key(key):
+            raise ValueError(f"a key is 64 hexadecimal digits, not {key!r}")
+        return self._folder / key
+
+    def _files(self) -> Iterator[os.DirEntry[str]]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as found:
+            yield from found
+
+    def _limit(self) -> int:
+        return config.cache_bytes if self.max_bytes is None else self.max_bytes
+
+    def _entry(self, key: str, about: Mapping[str, Any], payload: bytes) -> bytes:
+        header = json.dumps({**about, "key": key}).encode()
+        signed = b"".join((_LENGTH.pack(len(header)), header, payload))
+        return b"".join((MAGIC, self._sign(signed), signed))
+
+    def _sign(self, data: bytes | memoryview) -> bytes:
+        if self._secret is None:
+            self._secret = _secret_in(self.directory)
+        return hmac.digest(self._secret, data, "sha256")
+
+
+# -- files and directories that are the user's own -------------------------------------------------
+
+
+def check_directory(path: Path) -> None:
+    """Refuse a directory that is not the user's, or that others can write to."""
+    facts = os.stat(path)
+    if not stat.S_ISDIR(facts.st_mode):
+        raise NotUsable(f"{path} is not a directory")
+    _check_owner(path, facts)
+
+
+def _check_owner(path: Path, facts: os.stat_result) -> None:
+    if not hasattr(os, "geteuid"):
+        return  # no owners and modes to go by
+    if facts.st_uid != os.geteuid():
+        raise NotUsable(f"{path} belongs to another user")
+    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NotUsable(f"others can write to {path}: chmod go-w it, or name another directory")
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory for the user alone; one that is there has to be that."""
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(path, mode=0o700)
+    check_directory(path)
+
+
+def _read_ours(path: Path) -> bytes:
+    """The contents of a file that is the user's own and no link."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotUsable(f"{path} is a link") from None
+        raise
+    with open(handle, "rb") as file:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise NotUsable(f"{path} is not a plain file")
+        _check_owner(path, facts)
+        return file.read()
+
+
+def _place(path: Path, data: bytes) -> None:
+    """Let `path` have the contents `data`: all of them, or what it had before."""
+    unfinished = path.parent / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        _write_through(unfinished, data)
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    """Make a file that only the user can read, and bring it to the disk."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(handle)
+
+
+def _secret_in(directory: Path) -> bytes:
+    """The secret of a directory; made if there is none, or none that can be one."""
+    path = directory / "secret"
+    found = _read_secret(path)
+    if found is not None:
+        return found
+    _make_directory(directory)
+    _publish(path, secrets.token_bytes(_SECRET_BYTES))
+    found = _read_secret(path)
+    if found is None:
+        raise NotUsable(f"{path} cannot be read back")
+    return found
+
+
+def _read_secret(path: Path) -> bytes | None:
+    """The secret at `path`; None if there is none. One of a wrong length is removed."""
+    with contextlib.suppress(FileNotFoundError):
+        check_directory(path.parent)
+        found = _read_ours(path)
+        if len(found) == _SECRET_BYTES:
+            return found
+        path.unlink()
+    return None
+
+
+def _publish(path: Path, data: bytes) -> None:
+    """Let `path` have the contents `data`, unless another process was faster."""
+    unfinished = path.parent / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        _write_through(unfinished, data)
+        try:
+            os.link(unfinished, path)
+        except FileExistsError:
+            return
+        except OSError:  # no links on this disk
+            os.replace(unfinished, path)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+
+
+# -- the store of this process ---------------------------------------------------------------------
+
+_stores: dict[Path, Store | None] = {}
+_told: set[str] = set()
+
+
+def directory() -> Path:
+    """The directory that is used now."""
+    return Path(config.cache_dir).expanduser() if config.cache_dir else default_directory()
+
+
+def store() -> Store | None:
+    """The store that is used now; None if the user wants none, or there can be none."""
+    if not config.cache:
+        return None
+    where = directory()
+    if where not in _stores:
+        _stores[where] = _open(where)
+    return _stores[where]
+
+
+def _open(where: Path) -> Store | None:
+    try:
+        check_directory(where)
+    except FileNotFoundError:
+        return Store(where)  # made when something is written
+    except (OSError, NotUsable) as error:
+        _warn_once(f"compiled graphs are neither kept nor looked up: {error}")
+        return None
+    return Store(where)
+
+
+def _warn_once(text: str) -> None:
+    if text not in _told:
+        _told.add(text)
+        warnings.warn(text, TorporWarning, stacklevel=2)

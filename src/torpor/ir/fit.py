@@ -1,0 +1,104 @@
+"""Which expression of symbols gives the numbers that were seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import combinations_with_replacement
+from math import prod
+
+from torpor.ir.sizes import Expr, Size, Symbol
+
+_DIVISORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64)
+
+
+def fit(numbers: Sequence[int], symbols: Mapping[Symbol, Sequence[int]]) -> Size | None:
+    """The simplest size that is `numbers[i]` where each symbol is the i-th of its numbers.
+
+    A constant, a product of up to three symbols times a constant, such a product plus a constant,
+    a symbol divided and rounded down, or a polynomial. None if there is no such size.
+    """
+    first = numbers[0]
+    if all(n == first for n in numbers):
+        return first
+    changing = {s: seen for s, seen in symbols.items() if any(v != seen[0] for v in seen)}
+    products = list(_products(changing))
+    for factors, values in products:
+        if all(v and n % v == 0 and n // v == first // values[0] for n, v in zip(numbers, values)):
+            return Expr.of(((first // values[0], factors),))
+    for factors, values in products:
+        size = _line(numbers, factors, values)
+        if size is not None:
+            return size
+    return _rounded(numbers, [p for p in products if len(p[0]) == 1]) or _sum(numbers, products)
+
+
+Product = tuple[tuple[Symbol, ...], list[int]]
+
+
+def _products(symbols: Mapping[Symbol, Sequence[int]]) -> Iterator[Product]:
+    for degree in (1, 2, 3):
+        for factors in combinations_with_replacement(sorted(symbols), degree):
+            yield factors, [prod(row) for row in zip(*(symbols[s] for s in factors))]
+
+
+def _line(numbers: Sequence[int], factors: tuple[Symbol, ...], values: list[int]) -> Expr | None:
+    """`a * product + b`."""
+    run = next(((n, v) for n, v in zip(numbers, values) if v != values[0]), None)
+    if run is None:
+        return None
+    rise, length = run[0] - numbers[0], run[1] - values[0]
+    if rise % length or rise == 0:
+        return None
+    slope = rise // length
+    start = numbers[0] - slope * values[0]
+    if any(n != slope * v + start for n, v in zip(numbers, values)):
+        return None
+    return Expr.of(((slope, factors), (start, ())))
+
+
+def _rounded(numbers: Sequence[int], products: Sequence[Product]) -> Expr | None:
+    """`(symbol + b) // d`: what a stride leaves of a size."""
+    for factors, values in products:
+        for divisor in _DIVISORS:
+            low = max(n * divisor - v for n, v in zip(numbers, values))
+            high = min(n * divisor - v + divisor - 1 for n, v in zip(numbers, values))
+            if low <= high:
+                start = max(low, min(high, 0))
+                terms = ((1, factors), (start, ())) if start else ((1, factors),)
+                return Expr.of(terms, divisor)
+    return None
+
+
+def _sum(numbers: Sequence[int], products: Sequence[Product]) -> Expr | None:
+    """A polynomial of low degree; two numbers more than it has terms must agree."""
+    ones: Product = ((), [1] * len(numbers))
+    for degree in (1, 2, 3):
+        terms = [p for p in products if len(p[0]) <= degree] + [ones]
+        if len(terms) + 2 > len(numbers):
+            return None
+        factors = _solved([list(row) for row in zip(*(p[1] for p in terms))], numbers)
+        if factors is not None:
+            kept = [(f, p[0]) for f, p in zip(factors, terms, strict=True) if f]
+            return Expr.of(tuple(kept))
+    return None
+
+
+def _solved(rows: list[list[int]], numbers: Sequence[int]) -> list[int] | None:
+    """Whole factors that make each row its number; None if there are none, or many."""
+    table = [[Fraction(x) for x in (*row, n)] for row, n in zip(rows, numbers, strict=True)]
+    columns = len(rows[0])
+    for column in range(columns):
+        pivot = next((r for r in range(column, len(table)) if table[r][column]), None)
+        if pivot is None:
+            return None
+        table[column], table[pivot] = table[pivot], table[column]
+        lead = table[column]
+        for r, row in enumerate(table):
+            if r != column and row[column]:
+                ratio = row[column] / lead[column]
+                table[r] = [x - ratio * y for x, y in zip(row, lead, strict=True)]
+    if any(row[-1] for row in table[columns:]):
+        return None
+    found = [table[c][-1] / table[c][c] for c in range(columns)]
+    return [int(x) for x in found] if all(x.denominator == 1 for x in found) else None

@@ -1,0 +1,287 @@
+"""Sizes that change from step to step: symbols, what is computed from them, and when that holds.
+
+A symbol stands for a size of this trace. It is bound to a number when the first tensor with that
+size enters the trace, and keeps it until the trace ends. Types and arguments of nodes hold symbols
+and expressions of them in the place of numbers, so that a step of another size meets the same
+nodes.
+
+A node may be right for some sizes only: `x[:50]` has 50 rows if `x` has more. Such a node stands in
+its table while its conditions hold, and is out of it otherwise; nobody who looks things up has to
+know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from weakref import WeakSet
+
+MAX_CONDITIONS = 512
+"""Conditions remembered; what stands under the least recently used is forgotten."""
+
+
+class Symbol:
+    """A size that is known anew in every trace."""
+
+    __slots__ = ("conditions", "epoch", "exact", "expr", "followers", "index", "name", "value")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.name = f"s{index}"
+        self.value = 0
+        self.epoch = -1  # the trace it was bound in
+        self.followers: WeakSet[Any] = WeakSet()  # types that show numbers: told when it changes
+        self.conditions: list[Condition] = []  # those that are not about one number
+        self.exact: dict[int, Condition] = {}
+        self.expr = Expr.of(((1, (self,)),))
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __lt__(self, other: Symbol) -> bool:
+        return self.index < other.index
+
+    def bind(self, value: int, epoch: int) -> None:
+        """In the trace `epoch` it is `value`."""
+        self.epoch = epoch
+        if self.value == value:
+            return
+        before, self.value = self.value, value
+        Expr.version += 1
+        for follower in self.followers:
+            follower.refresh()
+        for number in (before, value):
+            condition = self.exact.get(number)
+            if condition is not None:
+                condition.refresh()
+        for condition in self.conditions:
+            condition.refresh()
+
+
+Term = tuple[int, tuple[Symbol, ...]]
+
+
+class Expr:
+    """A sum of products of symbols, perhaps divided; interned, so equality is `is`."""
+
+    __slots__ = ("_seen", "_value", "divisor", "symbols", "terms")
+
+    version = 0  # counts changes of symbols
+    _known: dict[Any, Expr] = {}  # noqa: RUF012  # one for all
+
+    _seen: int  # the version of which `_value` is
+    _value: int
+    terms: tuple[Term, ...]  # factor, symbols
+    divisor: int  # the sum is divided by it and rounded down
+    symbols: tuple[Symbol, ...]
+
+    @staticmethod
+    def of(terms: Sequence[Term], divisor: int = 1) -> Expr:
+        """The one expression with these terms."""
+        key = (tuple(terms), divisor)
+        found = Expr._known.get(key)
+        if found is None:
+            found = object.__new__(Expr)
+            found.terms, found.divisor = key
+            found.symbols = tuple(sorted({s for _, factors in terms for s in factors}))
+            found._seen, found._value = -1, 0
+            Expr._known[key] = found
+        return found
+
+    @property
+    def value(self) -> int:
+        """The number it is in this trace."""
+        if self._seen != Expr.version:
+            self._value = self.at({symbol: symbol.value for symbol in self.symbols})
+            self._seen = Expr.version
+        return self._value
+
+    def at(self, values: Mapping[Symbol, Any]) -> Any:
+        """The number it is for these sizes."""
+        total: Any = 0
+        for factor, symbols in self.terms:
+            product: Any = factor
+            for symbol in symbols:
+                product = product * values[symbol]
+            total = total + product
+        return total // self.divisor if self.divisor != 1 else total
+
+    def is_bound(self, epoch: int) -> bool:
+        """All its symbols have numbers in the trace `epoch`."""
+        return all(symbol.epoch == epoch for symbol in self.symbols)
+
+    def __repr__(self) -> str:
+        text = " + ".join(map(_term, self.terms)).replace("+ -", "- ")
+        if self.divisor != 1:
+            return f"({text})//{self.divisor}"
+        return text if len(self.terms) == 1 else f"({text})"
+
+
+def _term(term: Term) -> str:
+    factor, symbols = term
+    names = "*".join(symbol.name for symbol in symbols)
+    if not names:
+        return str(factor)
+    return names if factor == 1 else f"{factor}*{names}"
+
+
+Size = int | Expr
+
+
+def number(size: Any, values: Mapping[Symbol, Any]) -> Any:
+    """`size` for these values of its symbols; what is no size stays what it is."""
+    return size.at(values) if type(size) is Expr else size
+
+
+def present(arg: Any) -> Any:
+    """An argument with the numbers of this trace in the place of expressions."""
+    if type(arg) is Expr:
+        return arg.value
+    if type(arg) is tuple and any(type(item) is Expr for item in arg):
+        return tuple([item.value if type(item) is Expr else item for item in arg])
+    return arg
+
+
+def symbols_in(items: Iterable[Any]) -> list[Symbol]:
+    """The symbols in arguments, in the order of their numbers."""
+    found: set[Symbol] = set()
+    for item in items:
+        if type(item) is Expr:
+            found.update(item.symbols)
+        elif type(item) is tuple:
+            found.update(symbols_in(item))
+    return sorted(found)
+
+
+_symbols: list[Symbol] = []
+
+
+def symbol(index: int) -> Symbol:
+    """The symbol of that number."""
+    while len(_symbols) <= index:
+        _symbols.append(Symbol(len(_symbols)))
+    return _symbols[index]
+
+
+def bound(epoch: int) -> dict[Symbol, int]:
+    """The symbols that have numbers in the trace `epoch`."""
+    return {s: s.value for s in _symbols if s.epoch == epoch}
+
+
+# -- conditions ------------------------------------------------------------------------------------
+
+
+class Condition:
+    """Something about symbols that holds in this trace or does not."""
+
+    __slots__ = ("entries", "holds", "symbols", "test", "text")
+
+    def __init__(self, text: str, symbols: tuple[Symbol, ...], test: Callable[..., bool]) -> None:
+        self.text = text
+        self.symbols = symbols
+        self.test = test
+        self.entries: list[Entry] = []
+        self.holds = self.now()
+
+    def now(self) -> bool:
+        """Whether it holds in this trace."""
+        return bool(self.test(*[symbol.value for symbol in self.symbols]))
+
+    def at(self, values: Mapping[Symbol, int]) -> bool:
+        """Whether it holds for these sizes."""
+        return bool(self.test(*[values[symbol] for symbol in self.symbols]))
+
+    def refresh(self) -> None:
+        """A symbol has another number."""
+        holds = self.now()
+        if holds is not self.holds:
+            self.holds = holds
+            for entry in self.entries:
+                entry.refresh()
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Entry:
+    """Something that stands in a table while its conditions hold."""
+
+    __slots__ = ("conditions", "item", "key", "table")
+
+    def __init__(
+        self, table: dict[Any, Any], key: Any, item: Any, conditions: tuple[Condition, ...]
+    ) -> None:
+        self.table, self.key, self.item, self.conditions = table, key, item, conditions
+
+    def refresh(self) -> None:
+        """Put it into its table, or take it out."""
+        if all(condition.holds for condition in self.conditions):
+            self.table[self.key] = self.item
+        elif self.table.get(self.key) is self.item:
+            del self.table[self.key]
+
+
+_conditions: OrderedDict[str, Condition] = OrderedDict()
+
+
+def condition(text: str) -> Condition:
+    """The condition of that text, Python on the names of symbols."""
+    found = _conditions.get(text)
+    if found is None:
+        names = sorted(set(re.findall(r"\bs\d+\b", text)), key=lambda name: int(name[1:]))
+        symbols = tuple(symbol(int(name[1:])) for name in names)
+        test = eval(
+            f"lambda {', '.join(names)}: {text}", {"Max": max, "Min": min}
+        )  # text is torch's or ours
+        found = _conditions[text] = Condition(text, symbols, test)
+        for each in symbols:
+            each.conditions.append(found)
+        _forget_old_conditions()
+    _conditions.move_to_end(text)
+    return found
+
+
+def exactly(symbol: Symbol) -> Condition:
+    """`symbol` is what it is in this trace."""
+    found = symbol.exact.get(symbol.value)
+    text = f"{symbol.name} == {symbol.value}"
+    if found is None:
+        value = symbol.value
+        found = Condition(text, (symbol,), lambda now: bool(now == value))
+        symbol.exact[value] = _conditions[text] = found
+        _forget_old_conditions()
+    _conditions.move_to_end(text)
+    return found
+
+
+def _forget_old_conditions() -> None:
+    while len(_conditions) > MAX_CONDITIONS:
+        _, old = _conditions.popitem(last=False)
+        for each in old.symbols:
+            if old in each.conditions:
+                each.conditions.remove(old)
+            for value in [v for v, c in each.exact.items() if c is old]:
+                del each.exact[value]
+        for entry in old.entries:
+            if entry.table.get(entry.key) is entry.item:
+                del entry.table[entry.key]
+
+
+def stands_while(
+    conditions: Iterable[Condition], table: dict[Any, Any], key: Any, item: Any
+) -> None:
+    """`item`, which is in `table` now, is there only while the conditions hold."""
+    held = tuple(conditions)
+    entry = Entry(table, key, item, held)
+    for each in held:
+        each.entries.append(entry)
+
+
+def forget_conditions() -> None:
+    """Forget all of them, and what stands under them; for tests and for a change of backend."""
+    for each in _symbols:
+        each.conditions.clear()
+        each.exact.clear()
+    _conditions.clear()

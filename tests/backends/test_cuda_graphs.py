@@ -1,0 +1,290 @@
+"""When compiled code is replayed as a CUDA graph, with a graph that is none: a CPU stands in."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+import torpor
+from torpor.backend.draws import DRAWING
+from torpor.backends.fx.program import Program
+from torpor.backends.inductor import graphs
+from torpor.backends.inductor.graphs import PATIENCE, Captured, Replayed
+
+
+class Stage:
+    """Captures by running once with nothing written, replays by running for good."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.graphs: weakref.WeakSet[Captured] = weakref.WeakSet()
+        self.serial = 0
+        self.current = True
+        self.dry = False
+        self.failure: Exception | None = None
+
+    def is_current(self) -> bool:
+        return self.current
+
+    def capture(
+        self, run: Callable[[], Sequence[Tensor]]
+    ) -> tuple[list[Tensor], Callable[[], object]]:
+        if self.failure is not None:
+            raise self.failure
+        self.dry = True
+        results = [torch.full_like(tensor, -1) for tensor in run()]
+        self.dry = False
+
+        def replay() -> None:
+            for result, made in zip(results, run(), strict=True):
+                result.copy_(made)
+
+        return results, replay
+
+
+class Code:
+    """Twice each input; with `writes`, the first one grows by 1."""
+
+    def __init__(self, stage: Stage, writes: bool = False) -> None:
+        self.stage, self.writes = stage, writes
+
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+        if self.writes and not self.stage.dry:
+            inputs[0].add_(1)
+        return [tensor * 2 for tensor in inputs]
+
+
+def numbers(*starts: float) -> list[Tensor]:
+    return [torch.arange(4.0) + start for start in starts]
+
+
+def make(stage: Stage, written: Sequence[int] = ()) -> Replayed:
+    return Replayed(Code(stage, bool(written)), written, lambda: stage)
+
+
+def replays() -> int:
+    return torpor.metrics.counters().get("CudaGraphReplayed", 0)
+
+
+@pytest.fixture(autouse=True)
+def _counted_from_here() -> None:
+    torpor.metrics.reset()
+
+
+def run(replayed: Replayed, inputs: list[Tensor], times: int = 1) -> None:
+    """Run and compare; nothing of a run outlives it."""
+    for _ in range(times):
+        expected = [tensor * 2 for tensor in inputs]
+        results = replayed(list(inputs))
+        assert all(map(torch.equal, results, expected))
+        del results
+
+
+def test_inputs_that_stay_are_read_where_they_are() -> None:
+    replayed, inputs = make(Stage()), numbers(0, 10)
+    run(replayed, inputs, 2)
+    assert replayed.state() == "no CUDA graph yet"
+    run(replayed, inputs, 3)
+    inputs[0].fill_(7)
+    run(replayed, inputs, 2)
+    assert replays() == 5
+    assert replayed.state() == "replayed as a CUDA graph"
+    assert replayed.graph is not None
+    assert replayed.graph.copied == []
+
+
+def moving(count: int) -> list[Tensor]:
+    """As many tensors, all at once, so that no address comes back."""
+    return [torch.arange(4.0) + start for start in range(count)]
+
+
+def test_an_input_that_never_comes_to_rest_is_copied() -> None:
+    replayed, (still,) = make(Stage()), numbers(0)
+    for other in moving(10):
+        run(replayed, [still, other])
+    assert replays() == 10 - PATIENCE
+    assert replayed.graph is not None
+    assert replayed.graph.copied == [1]
+
+
+def test_an_input_may_come_to_rest_first() -> None:
+    replayed, inputs = make(Stage()), moving(3)
+    for other in inputs:
+        run(replayed, [other])
+    run(replayed, [inputs[-1]], 3)
+    assert replays() == 2
+    assert replayed.graph is not None
+    assert replayed.graph.copied == []
+
+
+def test_more_than_is_worth_copying_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST_COPIED", 8)
+    replayed = make(Stage())
+    for other in moving(PATIENCE + 2):
+        run(replayed, [other])
+    assert replays() == 0
+    assert replayed.state() == "no CUDA graph: inputs of 0 MiB come at new addresses"
+
+
+def test_what_is_written_to_is_written_to_once_and_never_a_copy() -> None:
+    replayed, (state,) = make(Stage(), written=[0]), numbers(0)
+    for step in range(6):
+        results = replayed([state])
+        assert torch.equal(state, torch.arange(4.0) + step + 1)
+        assert torch.equal(results[0], state * 2)
+        del results
+    assert replays() == 4
+    kept = []
+    for _ in range(4):
+        kept.append(torch.zeros(4))
+        replayed([kept[-1]])
+        assert kept[-1].tolist() == [1, 1, 1, 1]
+    assert replays() == 4
+
+
+def test_a_parameter_that_moved_is_followed() -> None:
+    replayed, inputs = make(Stage()), numbers(0, 10)
+    run(replayed, inputs, 4)
+    assert replays() == 2
+    elsewhere = numbers(20, 30)
+    run(replayed, elsewhere, 12)
+    assert replays() > 4
+    assert torpor.metrics.counters()["CudaGraphCaptured"] == 2
+
+
+def test_a_result_that_is_held_is_not_written_over() -> None:
+    replayed, (x,) = make(Stage()), numbers(0)
+    run(replayed, [x], 3)
+    (held,) = replayed([x])
+    part = held[1:]
+    del held
+    x.fill_(5)
+    (other,) = replayed([x])
+    assert part.tolist() == [2, 4, 6]
+    assert other.tolist() == [10] * 4
+    assert torpor.metrics.counters()["CudaGraphInUse"] == 1
+    before = replays()
+    del part, other
+    run(replayed, [x])
+    assert replays() == before + 1
+
+
+def test_a_result_that_is_always_held_is_copied() -> None:
+    replayed, (x,) = make(Stage()), numbers(0)
+    held = []
+    for step in range(20):
+        x.fill_(step)
+        held += replayed([x])
+    assert [int(result[0]) for result in held] == [2 * step for step in range(20)]
+    assert replayed.kept == {0}
+    assert replays() > 8
+
+
+def test_single_numbers_are_always_copies() -> None:
+    replayed, x = make(Stage()), torch.zeros(())
+    held = []
+    for step in range(8):
+        x.fill_(step)
+        held += replayed([x])
+    assert [int(result) for result in held] == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert replays() == 6
+
+
+def test_a_graph_writes_over_what_later_graphs_return_but_not_over_what_earlier_ones_do() -> None:
+    stage = Stage()
+    first, second = make(stage), make(stage)
+    (x,), (y,) = numbers(0), numbers(10)
+    for _ in range(4):
+        run(first, [x])
+        run(second, [y])
+    before = replays()
+    held = first([x])
+    second([y])
+    assert replays() == before + 2
+    del held
+    held = second([y])
+    first([x])
+    assert replays() == before + 3
+    assert held[0].tolist() == [20, 22, 24, 26]
+
+
+def test_a_capture_that_fails_is_told_and_costs_nothing_but_the_graph() -> None:
+    stage = Stage()
+    stage.failure = RuntimeError("operation not permitted\nwhen stream is capturing")
+    replayed, inputs = make(stage), numbers(0)
+    run(replayed, inputs, 6)
+    assert replays() == 0
+    assert replayed.state() == "no CUDA graph: RuntimeError: operation not permitted"
+    assert torpor.metrics.counters()["CudaGraphsGivenUp"] == 1
+
+
+def test_on_another_stream_nothing_is_replayed() -> None:
+    stage = Stage()
+    replayed, inputs = make(stage), numbers(0)
+    run(replayed, inputs, 4)
+    before = replays()
+    stage.current = False
+    run(replayed, inputs, 2)
+    assert replays() == before
+
+
+def test_a_graph_that_is_dropped_leaves_its_results_to_those_who_hold_them() -> None:
+    replayed, (x,) = make(Stage()), numbers(3)
+    run(replayed, [x], 3)
+    (held,) = replayed([x])
+    replayed.graph = None
+    assert held.tolist() == [6, 8, 10, 12]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """The programs that Inductor is asked to replay."""
+    found: list[Program] = []
+    inductor = pytest.importorskip("torpor.backends.inductor.compile")
+    monkeypatch.setattr(inductor, "replayed", found.append)
+    monkeypatch.setattr(torpor.config, "compile_after", 0)
+    return found
+
+
+@pytest.mark.parametrize(("wanted", "asked"), [(True, 1), (False, 0)])
+def test_graphs_are_the_users_choice(wanted: bool, asked: int, compiled: list[Program]) -> None:
+    with torpor.using("inductor", cuda_graphs=wanted):
+        (torpor.lazy(torch.ones(3)) * 2 + 1).tolist()
+    assert len(compiled) == asked
+
+
+def test_what_runs_elsewhere_or_draws_is_not_safe(compiled: list[Program]) -> None:
+    with torpor.using("inductor"):
+        (torpor.lazy(torch.ones(3)) * 2 + 1).tolist()
+    with torpor.using("inductor", rng="fast"):
+        torch.nn.functional.dropout(torpor.lazy(torch.ones(3))).tolist()
+    plain, drawing = compiled[0], compiled[-1]
+    assert graphs.unsafe(plain) == "it runs on cpu"
+    for program in (plain, drawing):
+        program.device = torch.device("cuda", 0)
+    assert graphs.unsafe(plain) == "a tensor is on cpu"
+    anywhere = torch.device("lazy", 0)
+    for program in (plain, drawing):
+        program.types = {
+            register: type_.on(anywhere) if isinstance(type_, torpor.ir.TensorType) else type_
+            for register, type_ in program.types.items()
+        }
+    assert graphs.unsafe(plain) is None
+    assert "draws random numbers" in str(graphs.unsafe(drawing))
+
+
+def test_an_op_that_runs_at_once_waits_for_whoever_swaps_generators() -> None:
+    x = torpor.lazy(torch.ones(3))
+    drawn: list[Tensor] = []
+    thread = threading.Thread(target=lambda: drawn.append(x.bernoulli(0.5)))
+    with DRAWING:
+        thread.start()
+        thread.join(0.2)
+        assert not drawn
+    thread.join(10)
+    assert len(drawn) == 1

@@ -1,0 +1,290 @@
+"""What repeats is found, cut where little is lost, and computes what it did before."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torpor.backend.data import BackendData
+from torpor.backend.lowering import Computation
+from torpor.backends.dynamo import DynamoBackend
+from torpor.backends.fx import repeats
+from torpor.backends.fx.lanes import Lanes, in_lanes, whole_again
+from torpor.backends.fx.pieces import cut
+from torpor.backends.fx.program import CompiledPiece, Program
+from torpor.backends.fx.repeats import Repeat, find_repeats
+from torpor.backends.reference import ReferenceBackend
+from torpor.backends.reference.lowering import Instruction, registers_in
+from torpor.execute.compilation import compile_graph
+from torpor.ops.text import parse
+
+
+def found(text: str, lost: dict[int, float] | None = None) -> list[Repeat]:
+    costs = [0.0] * (len(text) + 1)
+    for place, cost in (lost or {}).items():
+        costs[place] = cost
+    return find_repeats([ord(c) for c in text], costs)
+
+
+LAYER = "".join(map(chr, range(1000, 1100)))  # a hundred ops, no two alike
+
+
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cut pays."""
+    monkeypatch.setattr(repeats, "PART", 0.0)
+    monkeypatch.setattr(repeats, "CALL", 0.0)
+    monkeypatch.setitem(repeats.BYTE, "cpu", 0.0)
+    monkeypatch.setattr(repeats, "SEED", 2)
+
+
+# -- finding ---------------------------------------------------------------------------------------
+
+
+def test_layers_between_a_beginning_and_an_end_are_found() -> None:
+    (repeat,) = found("first" + 6 * LAYER + "last")
+    assert (repeat.start, repeat.length, repeat.count) == (5, 100, 6)
+
+
+def test_forward_and_backward_layers_are_found() -> None:
+    back = LAYER[::-1]
+    one, two = found("first" + 6 * LAYER + "loss" + 6 * back + "last")
+    assert (one.start, one.length, one.count) == (5, 100, 6)
+    assert (two.start, two.length, two.count) == (5 + 600 + 4, 100, 6)
+
+
+def test_layers_of_two_kinds_in_turn_are_one_repeat() -> None:
+    other = "".join(map(chr, range(2000, 2080)))
+    (repeat,) = found(4 * (LAYER + other))
+    assert (repeat.start, repeat.length, repeat.count) == (0, 180, 4)
+
+
+def test_stages_of_different_layers_are_found_one_by_one() -> None:
+    other = "".join(map(chr, range(2000, 2080)))
+    one, two = found(4 * LAYER + "between" + 5 * other)
+    assert (one.start, one.length, one.count) == (0, 100, 4)
+    assert (two.start, two.length, two.count) == (407, 80, 5)
+
+
+def test_the_cut_falls_where_nothing_is_lost() -> None:
+    text = 6 * LAYER
+    lost = {place: 1e-3 for place in range(len(text) + 1) if place % 100 != 30}
+    (repeat,) = found(text, lost)
+    assert repeat.start == 30
+    assert repeat.count == 5  # at the price of a copy
+
+
+def test_small_copies_are_called_several_at_a_time() -> None:
+    (repeat,) = found(400 * "abcdefgh")
+    assert repeat.length % 8 == 0
+    assert repeat.length >= 80
+    assert repeat.length * repeat.count > 2800
+
+
+@pytest.mark.parametrize("text", ["", "a", LAYER, 2 * LAYER, 8 * "abcdefgh", LAYER + LAYER[::-1]])
+def test_what_does_not_pay_is_not_cut(text: str) -> None:
+    assert found(text) == []
+
+
+def test_what_is_lost_in_every_run_may_not_pay() -> None:
+    text = 6 * LAYER
+    assert found(text)
+    assert found(text, dict.fromkeys(range(len(text) + 1), 1e-3)) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.text("abcd", min_size=1, max_size=40), st.integers(1, 30)),
+        max_size=5,
+    )
+)
+def test_repeats_are_repeats_and_do_not_overlap(blocks: list[tuple[str, int]]) -> None:
+    text = "".join(block * times for block, times in blocks)
+    repeated = found(text)
+    for repeat in repeated:
+        copies = {text[a:b] for a, b in itertools.pairwise(repeat.borders)}
+        assert len(copies) == 1
+        assert repeat.count >= 2
+        assert 0 <= repeat.start < repeat.end <= len(text)
+    for one, two in itertools.pairwise(repeated):
+        assert one.end <= two.start
+
+
+# -- lanes -----------------------------------------------------------------------------------------
+
+UPDATES = """
+graph(%0 = leaf 0 : float32[4] @cpu, %1 = leaf 1 : float32[4] @cpu,
+      %2 = leaf 2 : float32[4] @cpu, %3 = leaf 3 : float32[4] @cpu) {
+  %4, %5 = aten._foreach_mul_.Scalar([%0, %1], 0.5) : float32[4] @cpu, float32[4] @cpu
+  %6, %7 = aten._foreach_sqrt.default([%2, %3]) : float32[4] @cpu, float32[4] @cpu
+  %8, %9 = aten._foreach_add_.List([%4, %5], [%6, %7]) : float32[4] @cpu, float32[4] @cpu
+  return %8, %9
+}
+"""
+
+
+def instructions_of(text: str) -> list[Instruction]:
+    return list(program_of(text).reference[0])
+
+
+def program_of(text: str) -> Program:
+    program: Program = compiled(text).program
+    return program
+
+
+def compiled(text: str, aliases: dict[int, int] | None = None, **options: Any) -> Computation:
+    backend = DynamoBackend("eager", **options)
+    device = backend.backend_device(torch.device("cpu"))
+    return compile_graph(parse(text), "graph", backend, device, aliases or {})
+
+
+def test_lanes_stand_together() -> None:
+    units = in_lanes(instructions_of(UPDATES))
+    assert [unit.lane for unit in units] == [0, 0, 0, 1, 1, 1]
+    assert [unit.instruction.spec.target._opname for unit in units[:3]] == [
+        "_foreach_mul_", "_foreach_sqrt", "_foreach_add_",
+    ]  # fmt: skip
+
+
+def test_all_lanes_together_are_the_instructions_themselves() -> None:
+    instructions = instructions_of(UPDATES)
+    assert whole_again(in_lanes(instructions)) == instructions
+
+
+def test_some_lanes_are_instructions_on_shorter_lists() -> None:
+    instructions = instructions_of(UPDATES)
+    half = whole_again(in_lanes(instructions)[:3])
+    assert all(isinstance(instruction, Lanes) for instruction in half)
+    assert [i.outputs for i in half] == [i.outputs[:1] for i in instructions]
+    assert [len(i.node.outputs) for i in half] == [1, 1, 1]
+    assert half[2].args[:2] == [[half[0].outputs[0]], [half[1].outputs[0]]]
+
+
+def test_lanes_wait_no_longer_than_somebody_reads_one() -> None:
+    text = UPDATES.replace(
+        "  return %8, %9",
+        "  %10 = aten.sin.default(%8) : float32[4] @cpu\n"
+        "  %11, %12 = aten._foreach_exp.default([%9, %10]) : float32[4] @cpu, float32[4] @cpu\n"
+        "  return %11, %12",
+    )
+    units = in_lanes(instructions_of(text))
+    assert [unit.lane for unit in units] == [0, 0, 0, 1, 1, 1, None, 0, 1]
+
+
+# -- views -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cheap")
+def test_views_are_computed_where_they_are_read() -> None:
+    layer = """
+  %{a} = aten.t.default(%0) : float32[4,4] stride [1,4] @cpu
+  %{b} = aten.mm.default(%{x}, %{a}) : float32[4,4] @cpu
+  %{c} = aten.sin.default(%{b}) : float32[4,4] @cpu
+"""
+    forward = [layer.format(a=3 * i + 1, b=3 * i + 2, c=3 * i + 3, x=3 * i) for i in range(4)]
+    body = "".join(forward) + "  %13 = aten.mm.default(%12, %1) : float32[4,4] @cpu\n"
+    text = f"graph(%0 = leaf 0 : float32[4,4] @cpu) {{{body}  return %13\n}}"
+    program = program_of(text)
+    steps = cut(
+        program.reference[0], program.results, program.types, 1000, lambda _: False, program.device
+    )
+    assert len(steps) > 2
+    for step in steps:
+        assert not isinstance(step, Instruction)
+        views = {r for i in step.instructions if repeats.is_view(i) for r in i.outputs}
+        assert not views & {*step.inputs, *step.outputs}
+
+
+# -- the rewritten program -------------------------------------------------------------------------
+
+OPS = ("sin", "add", "mul", "t", "mm", "foreach", "add_")
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[str, dict[int, int]]:
+    """A body of random ops, several times in a row, each on what the one before made."""
+    body = draw(st.lists(st.tuples(st.sampled_from(OPS), *[st.integers(0, 9)] * 2), min_size=2,
+                         max_size=6))  # fmt: skip
+    lines: list[str] = []
+    registers = [0, 1, 2]
+    for _ in range(draw(st.integers(1, 6))):
+        for op, one, two in body:
+            x, y = registers[-1 - one % len(registers)], registers[-1 - two % len(registers)]
+            registers += _line(lines, op, x, y, registers[-1] + 1)
+    wanted = draw(st.sets(st.sampled_from(registers[3:]), min_size=1))
+    results = ", ".join(f"%{r}" for r in sorted(wanted))
+    head = ", ".join(f"%{i} = leaf {i} : float32[3,3] @cpu" for i in range(3))
+    aliases = {0: draw(st.integers(0, len(wanted) - 1))} if draw(st.booleans()) else {}
+    return f"graph({head}) {{\n" + "\n".join(lines) + f"\n  return {results}\n}}", aliases
+
+
+def _line(lines: list[str], op: str, x: int, y: int, made: int) -> list[int]:
+    plain = "float32[3,3] @cpu"
+    if op == "foreach":
+        head = f"%{made}, %{made + 1} = aten._foreach_add.List([%{x}, %{y}], [%{y}, %{x}])"
+        lines.append(f"  {head} : {plain}, {plain}")
+        return [made, made + 1]
+    if op == "t":  # and a copy, so that all have the same strides
+        lines.append(f"  %{made} = aten.t.default(%{x}) : float32[3,3] stride [1,3] @cpu")
+        lines.append(f"  %{made + 1} = aten.mm.default(%{made}, %{y}) : {plain}")
+        return [made + 1]
+    call = {
+        "sin": f"aten.sin.default(%{x})",
+        "add": f"aten.add.Tensor(%{x}, %{y})",
+        "mul": f"aten.mul.Tensor(%{x}, 0.5)",
+        "mm": f"aten.mm.default(%{x}, %{y})",
+        "add_": f"aten.add_.Tensor(%{x}, %{y})",
+    }[op]
+    lines.append(f"  %{made} = {call} : {plain}")
+    return [made]
+
+
+def execute(backend: Any, computation: Computation, arguments: list[Tensor]) -> list[Tensor]:
+    data = [
+        BackendData(computation.device, type_, given)
+        for given, type_ in zip(arguments, computation.parameter_types, strict=True)
+    ]
+    results = [r.wait().tensor for r in backend.execute(computation, data, computation.device)]
+    assert all(tensor is not None for tensor in results)
+    return results
+
+
+@pytest.mark.usefixtures("cheap")
+@settings(max_examples=40, deadline=None)
+@given(programs())
+def test_cut_or_not_a_program_computes_the_same(program: tuple[str, dict[int, int]]) -> None:
+    text, aliases = program
+    straight = ReferenceBackend()
+    device = straight.backend_device(torch.device("cpu"))
+    expected = compile_graph(parse(text), "graph", straight, device, {})
+    rewritten = compiled(text, aliases, equal_subgraphs=True)
+    torch.manual_seed(0)
+    count = len(expected.parameter_types)
+    arguments = [torch.randn(3, 3) / 3 for _ in range(count)]
+    wanted = execute(straight, expected, [a.clone() for a in arguments])
+    got = execute(DynamoBackend("eager"), rewritten, arguments)
+    for one, two in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, two, equal_nan=True)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_equal_pieces_are_compiled_once() -> None:
+    lines: list[str] = []
+    made = 1
+    for _ in range(8):
+        for op in ("mm", "sin", "add"):
+            (made,) = _line(lines, op, made - 1, 0, made)
+            made += 1
+    text = "graph(%0 = leaf 0 : float32[3,3] @cpu) {\n" + "\n".join(lines)
+    steps = compiled(f"{text}\n  return %{made - 1}\n}}", equal_subgraphs=True).program.steps
+    assert len(steps) > 2
+    assert all(isinstance(step, CompiledPiece) for step in steps)
+    assert len({id(step.run) for step in steps}) < len(steps)
+    read = [r for step in steps for i in step.piece.instructions for r in registers_in(i.args)]
+    assert len(read) >= 8 * 5
