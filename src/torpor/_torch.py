@@ -538,7 +538,7 @@ def accept_lazy_losses(
 
 def memory_of(tensor: torch.Tensor) -> int:
     """What names the memory of a plain tensor while it lives; see `users_of`."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 users_of: Callable[[int], int] = _C._storage_Use_Count
@@ -595,6 +595,12 @@ def _watch_cuda_states() -> None:
         return None
 
     torch.cuda.set_rng_state = set_rng_state
+
+
+def cuda_stream(device: int) -> int:
+    """The address of the stream on which this thread's kernels run; no object is made for it."""
+    stream: int = _C._cuda_getCurrentRawStream(device)  # in builds for CUDA
+    return stream
 
 
 def end_allocating_to_pool(device: int, pool: Any) -> None:
@@ -701,6 +707,7 @@ def last_traced_node() -> torch.fx.Node:
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """The ops that Inductor wants to be taken apart while tracing."""
+    import torch._inductor.lowering  # noqa: F401  # some decompositions take it to be there
     from torch._inductor.decomposition import select_decomp_table
 
     return select_decomp_table()
@@ -1056,9 +1063,12 @@ class OpenSizes:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Runs the body on fake tensors, below autograd."""
-        with without_torch_function(), torch.no_grad(), quiet_fakes(), self.mode:
-            yield
+        """Runs the body on fake tensors, below autograd; kernels that know symbols go first."""
+        from torch._dispatch.python import enable_python_dispatcher
+
+        with without_torch_function(), torch.no_grad(), quiet_fakes():
+            with enable_python_dispatcher(), self.mode:
+                yield
 
     def tensor(self, type_: Any, device: torch.device) -> torch.Tensor:
         """A fake tensor of that type, whose sizes may be symbols."""

@@ -32,7 +32,7 @@ class Stage:
         return self.current
 
     def capture(
-        self, run: Callable[[], Sequence[Tensor]]
+        self, run: Callable[[], Sequence[Tensor]], draws: bool
     ) -> tuple[list[Tensor], Callable[[], object]]:
         if self.failure is not None:
             raise self.failure
@@ -246,7 +246,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
     """The programs that Inductor is asked to replay."""
     found: list[Program] = []
     inductor = pytest.importorskip("torpor.backends.inductor.compile")
-    monkeypatch.setattr(inductor, "replayed", found.append)
+    monkeypatch.setattr(inductor, "replayed", lambda program, may_draw: found.append(program))
     monkeypatch.setattr(torpor.config, "compile_after", 0)
     return found
 
@@ -264,18 +264,19 @@ def test_what_runs_elsewhere_or_draws_is_not_safe(compiled: list[Program]) -> No
     with torpor.using("inductor", rng="fast"):
         torch.nn.functional.dropout(torpor.lazy(torch.ones(3))).tolist()
     plain, drawing = compiled[0], compiled[-1]
-    assert graphs.unsafe(plain) == "it runs on cpu"
+    assert graphs.unsafe(plain, False) == "it runs on cpu"
     for program in (plain, drawing):
         program.device = torch.device("cuda", 0)
-    assert graphs.unsafe(plain) == "a tensor is on cpu"
+    assert graphs.unsafe(plain, False) == "a tensor is on cpu"
     anywhere = torch.device("lazy", 0)
     for program in (plain, drawing):
         program.types = {
             register: type_.on(anywhere) if isinstance(type_, torpor.ir.TensorType) else type_
             for register, type_ in program.types.items()
         }
-    assert graphs.unsafe(plain) is None
-    assert "draws random numbers" in str(graphs.unsafe(drawing))
+    assert graphs.unsafe(plain, False) is None
+    assert "draws random numbers" in str(graphs.unsafe(drawing, False))
+    assert graphs.unsafe(drawing, True) is None
 
 
 def test_an_op_that_runs_at_once_waits_for_whoever_swaps_generators() -> None:

@@ -24,10 +24,10 @@ from torpor.backends import provenance
 from torpor.backends.agreement import same_bits
 from torpor.backends.fx import saved as fx_saved
 from torpor.backends.fx.backend import FxBackend
-from torpor.backends.inductor import InductorBackend, saved
+from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
 from torpor.backends.reference.lowering import Instruction
-from torpor.execute import disk
+from torpor.execute import disk, persistent
 from torpor.execute.compilation import compile_graph
 from torpor.execute.persistent import Store
 from torpor.ir.graph import Graph
@@ -95,6 +95,8 @@ def start(cache: Path, inductor: Path, before: str = "", **variables: str) -> su
         "TORPOR_CACHE_DIR": str(cache),
         "TORPOR_COMPILE_AFTER": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(inductor),
+        "TRITON_CACHE_DIR": str(inductor / "triton"),
+        "CUDA_VISIBLE_DEVICES": "",
         **variables,
     }
     return subprocess.Popen(
@@ -188,6 +190,7 @@ def test_switched_off_nothing_is_found_or_kept(cold: Cold, cache: Path) -> None:
     assert outcome.losses == cold.outcome.losses
 
 
+@pytest.mark.slow
 def test_eight_processes_at_once_agree(cold: Cold, tmp_path: Path) -> None:
     crowd = [start(tmp_path / "cache", cold.inductor) for _ in range(8)]
     outcomes = [finish(process) for process in crowd]
@@ -202,10 +205,33 @@ def test_eight_processes_at_once_agree(cold: Cold, tmp_path: Path) -> None:
     assert after.digest == outcomes[0].digest
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_second_process_compiles_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    visible = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    cold = run(tmp_path / "cache", tmp_path / "first", **visible)
+    warm = run(tmp_path / "cache", tmp_path / "second", **visible)
+    assert warm.counted("UncachedCompile") == 0
+    assert warm.counted("DiskCacheHit") == cold.counted("DiskCacheWrite") >= 1
+    assert warm.warnings == cold.warnings == []
+    assert warm.losses == cold.losses
+    with capsys.disabled():
+        print(
+            f"\nfirst step: {warm.first:.3f} s, {warm.first / cold.first:.1%} of {cold.first:.3f}"
+        )
+
+
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "foreign"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "damage", ["flipped", pytest.param("cut", marks=SLOW), pytest.param("foreign", marks=SLOW)]
+)
 def test_damaged_entries_are_compiled_anew_and_replaced(
     cold: Cold, cache: Path, tmp_path: Path, damage: str
 ) -> None:
@@ -531,12 +557,27 @@ def test_shared_code_is_kept_once(inductor: InductorBackend) -> None:
 def test_what_inductor_alone_can_keep_comes_back(
     inductor: InductorBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saved, "_slim", lambda *_: None)
+    monkeypatch.setattr(_torch, "inductor_module", lambda code: None)  # as for a GPU
     _, again, graph = there_and_back(inductor, (lazy(4, 4) @ lazy(4, 4)).relu())
     (result,) = inductor.execute(again, arguments(graph), again.device)
     one, other = (data.tensor for data in arguments(graph))
     torch.testing.assert_close(result.tensor, (one @ other).relu())
     assert "kernel(" in inductor.computation_text(again)
+
+
+def test_a_module_that_is_not_understood_is_not_kept(
+    inductor: InductorBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def puzzling(code: Any, real: Any = _torch.inductor_module) -> Any:
+        source, names, constants = real(code)
+        return f"{source}\nfor _ in (): pass\n", names, constants
+
+    graph = Graph.of([value_of((lazy(4) * 2).relu())])  # type: ignore[arg-type]  # lazy
+    device = inductor.backend_device(torch.device("lazy"))
+    computation = compile_graph(graph, "puzzling", inductor, device)
+    assert inductor.dump(computation) is not None
+    monkeypatch.setattr(_torch, "inductor_module", puzzling)
+    assert inductor.dump(computation) is None
 
 
 def test_a_graph_that_was_not_compiled_whole_is_not_kept(
@@ -623,6 +664,7 @@ def test_a_backend_that_cannot_keep_a_graph_goes_on(
         raise ValueError("no bytes today")
 
     backend = torpor.use("inductor")
+    monkeypatch.setattr(persistent, "_told", set())
     monkeypatch.setattr(backend, "dump", fail)
     with pytest.warns(torpor.errors.TorporWarning, match="no bytes today"):
         found = compute()

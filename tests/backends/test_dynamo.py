@@ -139,11 +139,11 @@ def test_a_graph_that_cannot_be_taken_runs_eagerly_with_a_warning(
 
 
 def test_random_numbers_are_eagers_in_the_order_of_the_program() -> None:
-    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         late = torch.rand_like(x.sin().sum(0))
-        return late + 1, torch.rand(3) * x.sum()
+        return late + 1, torch.rand(3) * x.sum(), torch.nn.functional.dropout(x.cos(), 0.5)
 
-    for name in ("reference", "dynamo:eager"):
+    for name in ("reference", "dynamo:eager", "inductor"):
         torch.compiler.reset()
         fast = torch.compile(function, backend=dynamo.torpor, options={"backend": name})
         x = torch.randn(2, 3)

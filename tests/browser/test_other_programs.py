@@ -61,6 +61,37 @@ def test_a_program_that_runs_is_followed(open_page: Open, tmp_path: Path) -> Non
     opened.wrong = [text for text in opened.wrong if "net::ERR_" not in text]
 
 
+# -- two graphs --------------------------------------------------------------------------------
+
+
+def test_two_graphs_are_compared_node_by_node(open_page: Open, tmp_path: Path) -> None:
+    torpor.use("reference")
+    x = torch.ones(3).to("lazy")
+    with torpor.record(tmp_path / "f"):
+        ((x * 2).cos() + 1).sum().tolist()
+        ((x * 2).exp().sin() + 1).sum().tolist()
+        ((x * 3).cos() + 1).mean().tolist()
+    with ViewServer(FileSource(tmp_path / "f")) as server:
+        page = open_page(f"{server.address}#diff").page
+        before, after = page.get_by_label("Before"), page.get_by_label("After")
+        told = page.get_by_role("tabpanel", name="Diff").get_by_role("status")
+        rows = page.locator(".diff tbody tr")
+        before.select_option("0")
+        after.select_option("1")
+        expect(told).to_have_text("Nodes: 2 added, 1 removed, 3 the same.")
+        expect(rows).to_have_text([
+            re.compile("same.*mul"), re.compile("removed.*cos"), re.compile("added.*exp"),
+            re.compile("added.*sin"), re.compile("same.*add"), re.compile("same.*sum"),
+        ])  # fmt: skip
+        after.select_option("2")
+        expect(told).to_have_text("Nodes: 2 added, 2 removed, 2 the same.")
+        expect(page.get_by_label("What differs first")).to_contain_text("aten.")
+        page.get_by_role("button", name="Swap").click()
+        expect(before).to_have_value("2")
+        rows.filter(has_text="removed").first.get_by_role("button").click()
+        expect(page.get_by_role("complementary", name="Details")).to_contain_text("aten.mul.Tensor")
+
+
 # -- hostile files -----------------------------------------------------------------------------
 
 HOSTILE = [

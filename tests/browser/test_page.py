@@ -181,7 +181,7 @@ def check_difference(page: Page) -> None:
     expect(panel.get_by_role("status")).to_contain_text("added")
     expect(page.get_by_label("What differs first")).not_to_be_empty()
     after.select_option(index=0)
-    expect(panel.get_by_role("status")).to_have_text(re.compile("^0 nodes added, 0 removed"))
+    expect(panel.get_by_role("status")).to_have_text(re.compile("^Nodes: 0 added, 0 removed"))
     after.select_option(index=1)
 
 

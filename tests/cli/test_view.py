@@ -188,6 +188,13 @@ def test_the_port_can_be_chosen_and_may_be_taken(folder):
     assert f":{port}/" in again
 
 
+def test_a_port_that_cannot_be_does_not_stop_a_program(folder):
+    process, address = running(folder, TORPOR_VIEW_PORT="70000")
+    process.communicate("")
+    assert ":70000" not in address
+    assert process.returncode == 0
+
+
 def test_a_program_that_died_is_forgotten(folder, capsys):
     process, _ = running(folder)
     process.kill()

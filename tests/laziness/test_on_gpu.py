@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import torpor
+import torpor.compat.dynamo
 
 pytestmark = [
     pytest.mark.gpu,
@@ -116,3 +118,71 @@ def test_compiling_leaves_the_generator_and_cudnns_dropout_alone() -> None:
         before = torch.cuda.get_rng_state()
         torpor.lazy(torch.ones(3, device="cuda")).sin().add(1).tolist()
         assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+# -- steps replayed as CUDA graphs -----------------------------------------------------------------
+
+
+def _replays() -> int:
+    return torpor.metrics.counters().get("CudaGraphReplayed", 0)
+
+
+def _train_on(place: Callable[[Any], Any], steps: int = 30) -> tuple[Tensor, Tensor]:
+    """The losses, and the state of the generator: each step has dropout and a fresh batch."""
+    torch.manual_seed(0)
+    batches = torch.Generator().manual_seed(1)
+    model = place(mlp().cuda())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(steps):
+        x = place(torch.randn(6, 320, generator=batches).cuda())
+        target = place(torch.randint(8, (6,), generator=batches).cuda())
+        loss = nn.functional.cross_entropy(model(x), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack([loss.cpu() for loss in losses]), torch.cuda.get_rng_state()
+
+
+def test_a_step_that_is_replayed_is_eagers_step() -> None:
+    torpor.metrics.reset()
+    expected, state = _train_on(lambda thing: thing)
+    with torpor.using("inductor"):
+        actual, state_after = _train_on(torpor.lazy)
+    assert _replays() > 8
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(state, state_after)
+
+
+def test_what_a_graph_returned_stays_as_it_was() -> None:
+    torpor.metrics.reset()
+    model = nn.Linear(64, 64).cuda().requires_grad_(False)
+    inputs = [torch.randn(8, 64, device="cuda") for _ in range(4)]
+    expected = [model(inputs[step % 4]) for step in range(40)]
+    lazy, held = torpor.lazy(model), []
+    with torpor.using("inductor"), torch.no_grad():
+        for step in range(40):
+            held.append(lazy(torpor.lazy(inputs[step % 4])))
+        actual = [t.cpu() for t in held]
+    assert _replays() > 8
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other.cpu())
+
+
+def test_compiled_by_torch_a_graph_draws_eagers_numbers() -> None:
+    torpor.metrics.reset()
+    model = mlp().cuda()
+    options = {"backend": "inductor"}
+    fast = torch.compile(model, backend=torpor.compat.dynamo.torpor, options=options)
+    x = torch.randn(6, 320, device="cuda")
+    for seed in range(16):
+        torch.manual_seed(seed)
+        expected, state = model(x), torch.cuda.get_rng_state()
+        torch.manual_seed(seed)
+        actual = fast(x)
+        actual.sum().backward()
+        torch.testing.assert_close(actual, expected)
+        assert torch.equal(torch.cuda.get_rng_state(), state)
+        del actual
+    assert _replays() > 8

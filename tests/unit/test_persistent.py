@@ -503,6 +503,18 @@ def test_the_directory_is_the_users_to_choose(
     assert persistent.directory() == tmp_path / "kept"
 
 
+def test_a_user_without_a_home_has_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(config, "cache", True)
+    monkeypatch.setattr(config, "cache_dir", "")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.warns(TorporWarning, match="home directory"):
+        assert persistent.store() is None
+
+
 def test_switched_off_there_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "cache", False)
     assert persistent.store() is None

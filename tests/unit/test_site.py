@@ -8,6 +8,7 @@ import torch
 
 import torpor
 from tests.comparison import line_below
+from torpor.cli.char_gpt import CharGPT, Shape
 from torpor.ir.node import TABLE, Node
 from torpor.trace.site import Site, site
 from torpor.trace.tensor import LazyTensor
@@ -64,3 +65,11 @@ def test_a_node_met_again_keeps_its_first_line(fresh_table: None) -> None:
     second = x.exp()
     assert node_of(second) is node_of(first)
     assert str(node_of(second).site).startswith(expected)
+
+
+def test_lines_of_the_programs_that_come_with_torpor_are_lines_of_a_user(
+    fresh_table: None,
+) -> None:
+    model = CharGPT(Shape(5, layers=1, heads=1, width=4, length=4)).to("lazy")
+    scores = model(torch.zeros(1, 4, dtype=torch.int64, device="lazy"))
+    assert str(node_of(scores).site).startswith("char_gpt.py:")

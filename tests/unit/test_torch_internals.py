@@ -989,6 +989,14 @@ def test_set_cuda_states_by_copies_is_what_inductor_meets() -> None:
     assert hasattr(torch.Generator, "clone_state")
 
 
+def test_cuda_stream_is_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "_cuda_getCurrentRawStream"
+    if torch.cuda.is_available():
+        assert _torch.cuda_stream(0) == torch.cuda.current_stream(0).cuda_stream
+    monkeypatch.setattr(torch._C, name, lambda device: 7 + device, raising=False)
+    assert _torch.cuda_stream(1) == 8
+
+
 def test_end_allocating_to_pool_says_so_to_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Any] = []
     names = ("_cuda_endAllocateToPool", "_cuda_releasePool")

@@ -106,11 +106,11 @@ function facts(rows: [string, string | Node][]): HTMLElement {
 }
 
 function shapes(type: string): string {
-  return [...type.matchAll(/\w+(\[[\d,]*\])/g)].filter((m) => !m[0].startsWith("stride")).map((m) => m[1]).join(", ") || "none";
+  return [...type.matchAll(/\w+(\[[^\]]*\])/g)].map((m) => m[1]).join(", ") || "none";
 }
 
 function dtypes(type: string): string {
-  const found = [...type.matchAll(/(\w+)\[[\d,]*\]/g)].map((m) => m[1]);
+  const found = [...type.matchAll(/(\w+)\[[^\]]*\]/g)].map((m) => m[1]);
   return found.join(", ") || type;
 }
 

@@ -66,7 +66,7 @@ export class Differences implements Panel {
     if (!one || !other) return fill(this.counts, "One of the graphs is no longer known.");
     const found = changes(keys(one), keys(other));
     const gone = found.filter((c) => c.kind === "-").length, come = found.filter((c) => c.kind === "+").length;
-    fill(this.counts, `${count(come)} nodes added, ${count(gone)} removed, ${count(found.length - come - gone)} the same.`);
+    fill(this.counts, `Nodes: ${count(come)} added, ${count(gone)} removed, ${count(found.length - come - gone)} the same.`);
     fill(this.words, a === b ? "They are one graph." : (words ?? "Choose the earlier graph as the first one to have it in words."));
     this.rows = hunks(found).map((change) => this.row(change, one, other));
     this.shown = PAGE;

@@ -46,7 +46,7 @@ export function shortOp(op: string): string {
 
 /** `float32[8,48] stride [1,8] @lazy:0` -> `float32[8,48]` */
 export function shortType(type: string): string {
-  return type.replace(/ (stride|offset) (\[[^\]]*\]|\d+)| conj| neg| @[\w:]+/g, "");
+  return type.replace(/ (stride \[[^\]]*\]|offset \S+)| conj| neg| @[\w:]+/g, "");
 }
 
 export function shortened(text: string, longest: number): string {

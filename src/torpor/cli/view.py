@@ -8,6 +8,10 @@ import sys
 import webbrowser
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torpor.debug.view.model import Source
 
 NAME = "view"
 HELP = "a local page: timeline, graphs, memory; of a record file or of a running program"
@@ -52,10 +56,10 @@ def _of_file(arguments: argparse.Namespace) -> int:
     return _serve(arguments, source)
 
 
-def _serve(arguments: argparse.Namespace, source: object) -> int:
+def _serve(arguments: argparse.Namespace, source: Source) -> int:
     from torpor.debug.view.server import ViewServer
 
-    with ViewServer(source, arguments.port) as server:  # type: ignore[arg-type]  # a FileSource
+    with ViewServer(source, arguments.port) as server:
         print(f"{server.address}\nCtrl-C ends it", flush=True)
         _open(arguments, server.address)
         server.wait()

@@ -197,7 +197,7 @@ class _Builder:
             raise UnsupportedError(f"{node.target} is no operator")
         spec = spec_of(node.target)
         kinds = {returned.kind for returned in spec.returns}
-        if spec.mutated or not kinds <= {ReturnKind.FRESH, ReturnKind.VIEW}:
+        if spec.mutated or not kinds <= {ReturnKind.FRESH, ReturnKind.VIEW, ReturnKind.OTHER}:
             raise UnsupportedError(f"{node.target} is no function from tensors to tensors")
         bound = spec.bind(self._arguments(node.args), self._arguments(node.kwargs))
         made = node.meta["val"]
@@ -205,6 +205,7 @@ class _Builder:
         types = [
             None if t is None else _type(t)
             for r, result in zip(spec.returns, results, strict=True)
+            if r.kind is not ReturnKind.OTHER
             for t in (result if r.is_list else (result,))
         ]
         args = tuple(tuple(a) if isinstance(a, list) else a for a in bound)
@@ -234,6 +235,8 @@ def _structure(node: Node, made: Any) -> Any:
     def take(item: Any) -> Any:
         if isinstance(item, (list, tuple)):
             return [take(part) for part in item]
+        if isinstance(item, (int, float)):  # the sizes were fixed: it is a constant
+            return item
         return next(outputs)
 
     return take(made)

@@ -118,7 +118,6 @@ class Recording:
     # -- what is known of the whole ------------------------------------------------------------
 
     def _manifest(self, writer: Writer) -> dict[str, Any]:
-        facts = Facts(events_since(self._began), [facts_of_plan(*plan) for plan in self._plans])
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -127,9 +126,19 @@ class Recording:
             "data": self.data,
             "generators": self._start,
             "graphs": self._entries,
-            "facts": writer.add(json.dumps(to_json(facts), allow_nan=False).encode()),
             "runs": self.runs,
+            **self._facts(writer),
         }
+
+    def _facts(self, writer: Writer) -> dict[str, int]:
+        """What `torpor view` shows besides; a file without it can be replayed all the same."""
+        try:
+            facts = Facts(events_since(self._began), [facts_of_plan(*plan) for plan in self._plans])
+            return {"facts": writer.add(json.dumps(to_json(facts), allow_nan=False).encode())}
+        except Exception as error:
+            text = f"{self.path} holds no timeline: {type(error).__name__}: {error}"
+            warnings.warn(text, TorporWarning, stacklevel=6)
+            return {}
 
     def _generators(self, writer: Writer) -> dict[str, Any]:
         found = {"cpu": (torch.initial_seed(), torch.get_rng_state())}

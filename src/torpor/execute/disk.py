@@ -9,7 +9,6 @@ process, or if inputs carry data of their own.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -18,9 +17,9 @@ from torpor import metrics
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
-from torpor.errors import CompileError, RegistrationError, TorporWarning
+from torpor.errors import CompileError, RegistrationError
 from torpor.execute.compilation import for_backend
-from torpor.execute.persistent import Store, key_of, store
+from torpor.execute.persistent import Store, key_of, store, tell_once
 from torpor.ir.canonical import NotCanonical, canonical_text
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF
@@ -86,12 +85,8 @@ def keep(place: DiskPlace, computation: Computation, backend: Backend, seconds: 
     try:
         saved = backend.dump(computation)
     except Exception as error:
-        warnings.warn(
-            f"backend {backend.name!r} could not keep {computation.name}: "
-            f"{type(error).__name__}: {error}",
-            TorporWarning,
-            stacklevel=2,
-        )
+        reason = f"{type(error).__name__}: {error}"
+        tell_once(f"backend {backend.name!r} could not keep a compiled graph: {reason}")
         return
     about = {
         "backend": backend.name,

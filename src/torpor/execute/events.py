@@ -26,7 +26,7 @@ class Event:
     __slots__ = ("kind", "name", "seconds", "site", "start", "thread")
 
     def __init__(self, kind: str, start: float, name: str = "", site: str = "") -> None:
-        self.kind = kind  # "record", "compile", "run", "sync" or "fallback"
+        self.kind = kind  # "record", "compile", "load", "keep", "run", "sync" or "fallback"
         self.start = start
         self.seconds = time.perf_counter() - start
         self.name = name

@@ -107,10 +107,10 @@ class Store:
             metrics.count("DiskCacheRefused")
             self.remove(key)
             if isinstance(problem, NotUsable):
-                _warn_once(f"an entry of the cache of compiled graphs is not used: {problem}")
+                tell_once(f"an entry of the cache of compiled graphs is not used: {problem}")
             return None
         except OSError as error:
-            _warn_once(f"the cache of compiled graphs cannot be read: {error}")
+            tell_once(f"the cache of compiled graphs cannot be read: {error}")
             return None
         with contextlib.suppress(OSError):  # a disk that cannot be written to keeps no order
             os.utime(path)
@@ -166,7 +166,7 @@ class Store:
             self.trim()
         except (OSError, NotUsable) as error:
             self.writable = False
-            _warn_once(f"compiled graphs are not kept in {self.directory}: {error}")
+            tell_once(f"compiled graphs are not kept in {self.directory}: {error}")
             return False
         return True
 
@@ -352,7 +352,11 @@ def store() -> Store | None:
     """The store that is used now; None if the user wants none, or there can be none."""
     if not config.cache:
         return None
-    where = directory()
+    try:
+        where = directory()
+    except RuntimeError as error:  # a user without a home
+        tell_once(f"compiled graphs are neither kept nor looked up: {error}")
+        return None
     if where not in _stores:
         _stores[where] = _open(where)
     return _stores[where]
@@ -364,12 +368,13 @@ def _open(where: Path) -> Store | None:
     except FileNotFoundError:
         return Store(where)  # made when something is written
     except (OSError, NotUsable) as error:
-        _warn_once(f"compiled graphs are neither kept nor looked up: {error}")
+        tell_once(f"compiled graphs are neither kept nor looked up: {error}")
         return None
     return Store(where)
 
 
-def _warn_once(text: str) -> None:
+def tell_once(text: str) -> None:
+    """Warn of something that the program can do without; once for each text."""
     if text not in _told:
         _told.add(text)
         warnings.warn(text, TorporWarning, stacklevel=2)

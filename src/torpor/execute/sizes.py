@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torpor import config, metrics
-from torpor.ir.fit import fit
+from torpor.ir.fit import fit, fit_strides, times
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, Node, Value
 from torpor.ir.sizes import Expr, Size, Symbol, bound, present, symbol
@@ -348,14 +348,10 @@ def _marked(slot: int, type_: TensorType, dims: set[int]) -> TensorType:
         if type_.shape[dim] > 1:
             sizes[dim] = _symbol_at(slot, dim).expr
     steps: list[Size] = []
-    product = 1
-    factors: tuple[Symbol, ...] = ()
+    step: Size = 1
     for size in reversed(sizes):
-        steps.insert(0, Expr.of(((product, factors),)) if factors else product)
-        if type(size) is Expr:
-            factors = tuple(sorted((*factors, *size.symbols)))
-        else:
-            product *= max(type_.shape[len(sizes) - len(steps)], 1)
+        steps.insert(0, step)
+        step = times(step, size)
     return SymbolicType.with_sizes(tuple(sizes), tuple(steps), 0, type_)
 
 
@@ -377,11 +373,12 @@ class LeafSizes:
             if size is None:
                 return None
             sizes.append(size)
-        steps = [fit(numbers, self.symbols) for numbers in zip(*(t.stride for t in types))]
+        shapes, strides = [t.shape for t in types], [t.stride for t in types]
+        steps = fit_strides(shapes, strides, sizes, self.symbols)
         offset = fit([type_.offset for type_ in types], self.symbols)
-        if None in steps or offset is None:
+        if steps is None or offset is None:
             return None
-        return SymbolicType.with_sizes(tuple(sizes), tuple(steps), offset, first)  # type: ignore[arg-type]  # no None
+        return SymbolicType.with_sizes(tuple(sizes), tuple(steps), offset, first)
 
     def _size(self, numbers: tuple[int, ...], where: tuple[int, int]) -> Size | None:
         if all(n == numbers[0] for n in numbers):

@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations_with_replacement
 from math import prod
+from typing import Any
 
 from torpor.ir.sizes import Expr, Size, Symbol
 
 _DIVISORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64)
 
 
-def fit(numbers: Sequence[int], symbols: Mapping[Symbol, Sequence[int]]) -> Size | None:
+def fit(numbers: Sequence[int], symbols: Mapping[Any, Sequence[int]]) -> Size | None:
     """The simplest size that is `numbers[i]` where each symbol is the i-th of its numbers.
+
+    Expressions may stand among the symbols.
 
     A constant, a product of up to three symbols times a constant, such a product plus a constant,
     a symbol divided and rounded down, or a polynomial. None if there is no such size.
@@ -33,16 +36,72 @@ def fit(numbers: Sequence[int], symbols: Mapping[Symbol, Sequence[int]]) -> Size
     return _rounded(numbers, [p for p in products if len(p[0]) == 1]) or _sum(numbers, products)
 
 
-Product = tuple[tuple[Symbol, ...], list[int]]
+def fit_strides(
+    shapes: Sequence[Sequence[int]],
+    strides: Sequence[Sequence[int]],
+    sizes: Sequence[Size],
+    symbols: Mapping[Any, Sequence[int]],
+) -> list[Size] | None:
+    """Strides for these samples of shapes and strides, whose sizes are `sizes`; None if none fit.
+
+    Of a tensor without holes, in whatever order of dimensions, they are products of its sizes.
+    """
+    order = sorted(range(len(sizes)), key=lambda dim: (strides[0][dim], -dim))
+    if all(_is_dense_in(order, *sample) for sample in zip(shapes, strides, strict=True)):
+        found: list[Size] = [1] * len(sizes)
+        step: Size = 1
+        for dim in order:
+            found[dim] = step
+            step = times(step, sizes[dim])
+        return found
+    fitted = [fit(numbers, symbols) for numbers in zip(*strides, strict=True)]
+    return None if None in fitted else fitted  # type: ignore[return-value]  # no None
 
 
-def _products(symbols: Mapping[Symbol, Sequence[int]]) -> Iterator[Product]:
+def _is_dense_in(order: Sequence[int], shape: Sequence[int], stride: Sequence[int]) -> bool:
+    step = 1
+    for dim in order:
+        if stride[dim] != step:
+            return False
+        step *= max(shape[dim], 1)
+    return True
+
+
+def times(one: Size, other: Size) -> Size:
+    """The product of two sizes."""
+    if not isinstance(one, Expr) or not isinstance(other, Expr):
+        if isinstance(one, int) and isinstance(other, int):
+            return one * other
+        number, size = (one, other) if isinstance(one, int) else (other, one)
+        factor, factors = _monomial(size)
+        return Expr.of(((number * factor, factors),))  # type: ignore[operator]  # a number
+    (a, these), (b, those) = _monomial(one), _monomial(other)
+    return Expr.of(((a * b, tuple(sorted((*these, *those), key=_order))),))
+
+
+def _monomial(size: Any) -> tuple[int, tuple[Any, ...]]:
+    """A size as a number times factors."""
+    if size.divisor == 1 and len(size.terms) == 1:
+        return size.terms[0]  # type: ignore[no-any-return]  # of an expression
+    return 1, (size,)
+
+
+def _order(factor: Any) -> tuple[bool, int, str]:
+    """Symbols before expressions."""
+    is_symbol = isinstance(factor, Symbol)
+    return (not is_symbol, factor.index if is_symbol else 0, repr(factor))
+
+
+Product = tuple[tuple[Any, ...], list[int]]
+
+
+def _products(symbols: Mapping[Any, Sequence[int]]) -> Iterator[Product]:
     for degree in (1, 2, 3):
-        for factors in combinations_with_replacement(sorted(symbols), degree):
+        for factors in combinations_with_replacement(sorted(symbols, key=_order), degree):
             yield factors, [prod(row) for row in zip(*(symbols[s] for s in factors))]
 
 
-def _line(numbers: Sequence[int], factors: tuple[Symbol, ...], values: list[int]) -> Expr | None:
+def _line(numbers: Sequence[int], factors: tuple[Any, ...], values: list[int]) -> Expr | None:
     """`a * product + b`."""
     run = next(((n, v) for n, v in zip(numbers, values) if v != values[0]), None)
     if run is None:

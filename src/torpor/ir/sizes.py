@@ -43,6 +43,15 @@ class Symbol:
     def __lt__(self, other: Symbol) -> bool:
         return self.index < other.index
 
+    @property
+    def symbols(self) -> tuple[Symbol]:
+        """Itself, as an expression has symbols."""
+        return (self,)
+
+    def at(self, values: Mapping[Symbol, Any]) -> Any:
+        """The number it is for these sizes."""
+        return values[self]
+
     def bind(self, value: int, epoch: int) -> None:
         """In the trace `epoch` it is `value`."""
         self.epoch = epoch
@@ -60,7 +69,7 @@ class Symbol:
             condition.refresh()
 
 
-Term = tuple[int, tuple[Symbol, ...]]
+Term = tuple[int, tuple[Any, ...]]  # a number, and factors: symbols, and expressions of them
 
 
 class Expr:
@@ -85,7 +94,8 @@ class Expr:
         if found is None:
             found = object.__new__(Expr)
             found.terms, found.divisor = key
-            found.symbols = tuple(sorted({s for _, factors in terms for s in factors}))
+            met = {s for _, factors in terms for factor in factors for s in factor.symbols}
+            found.symbols = tuple(sorted(met))
             found._seen, found._value = -1, 0
             Expr._known[key] = found
         return found
@@ -101,10 +111,10 @@ class Expr:
     def at(self, values: Mapping[Symbol, Any]) -> Any:
         """The number it is for these sizes."""
         total: Any = 0
-        for factor, symbols in self.terms:
+        for factor, others in self.terms:
             product: Any = factor
-            for symbol in symbols:
-                product = product * values[symbol]
+            for each in others:
+                product = product * each.at(values)
             total = total + product
         return total // self.divisor if self.divisor != 1 else total
 
@@ -121,7 +131,7 @@ class Expr:
 
 def _term(term: Term) -> str:
     factor, symbols = term
-    names = "*".join(symbol.name for symbol in symbols)
+    names = "*".join(map(repr, symbols))
     if not names:
         return str(factor)
     return names if factor == 1 else f"{factor}*{names}"

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from torpor import _torch, config
-from torpor.ir.fit import fit
+from torpor.ir.fit import fit, fit_strides
 from torpor.ir.node import Value
-from torpor.ir.sizes import Condition, Symbol, condition, number, symbols_in
+from torpor.ir.sizes import Condition, Expr, Symbol, condition, number, symbols_in
 from torpor.ir.types import SymbolicType, TensorType
+from torpor.ops import type_rules
 from torpor.ops.infer import Physical, Types, infer, types_in
 from torpor.ops.keys import key_of
 from torpor.ops.spec import OpSpec
@@ -39,6 +40,8 @@ def infer_sizes(
     for types, conditions in known:
         if all(c.now() for c in conditions):
             return types, conditions
+    if spec.name in type_rules.TRIED:  # by its kernel, which made-up sizes may not fit
+        return None
     symbols = symbols_of(key)
     now = {symbol: symbol.value for symbol in symbols}
     present = _infer_at(spec, bound, sample, to, now)
@@ -185,9 +188,16 @@ def fit_type(column: tuple[Any, ...], symbols: Mapping[Symbol, list[int]]) -> An
     if any(type_ is None or len(type_.shape) != len(first.shape) for type_ in column):
         return NO_FIT
     sizes = [fit(numbers, symbols) for numbers in zip(*(t.shape for t in column))]
-    steps = [fit(numbers, symbols) for numbers in zip(*(t.stride for t in column))]
-    offset = fit([t.offset for t in column], symbols)
-    if None in (*sizes, *steps, offset):
+    if None in sizes:
+        return NO_FIT
+    known: dict[Any, Any] = dict(symbols)
+    for size, numbers in zip(sizes, zip(*(t.shape for t in column))):
+        if type(size) is Expr and size.divisor != 1:
+            known[size] = numbers
+    shapes, strides = [t.shape for t in column], [t.stride for t in column]
+    steps = fit_strides(shapes, strides, sizes, known)  # type: ignore[arg-type]  # no None
+    offset = fit([t.offset for t in column], known)
+    if steps is None or offset is None:
         return NO_FIT
     return SymbolicType.with_sizes(tuple(sizes), tuple(steps), offset, first)  # type: ignore[arg-type]  # no None
 

@@ -11,6 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 import torpor
 from tests.unit.debug.steps import training_step
 from tests.unit.debug.test_replay import tampered
+from torpor.backend import register
+from torpor.backends.reference import ReferenceBackend
 from torpor.debug.facts import EventFact
 from torpor.debug.file_format import Reader
 from torpor.debug.view import folding
@@ -21,7 +23,7 @@ from torpor.debug.view.model import NODE_FIELDS, graph_document
 from torpor.debug.view.repeats import Repeat, Structure
 from torpor.debug.view.sources import FileSource, LiveSource
 from torpor.debug.view.steps import steps
-from torpor.errors import RecordFileError
+from torpor.errors import RecordFileError, TorporWarning
 from torpor.execute.history import HISTORY
 from torpor.execute.memory import predict
 from torpor.ir.graph import Graph
@@ -178,7 +180,6 @@ def convolution(x, w):
         (torch.bmm, [(2, 3, 4), (2, 4, 5)]),
         (torch.baddbmm, [(2, 3, 5), (2, 3, 4), (2, 4, 5)]),
         (torch.nn.functional.linear, [(2, 3, 4), (5, 4), (5,)]),
-        (torch.nn.functional.scaled_dot_product_attention, [(1, 2, 3, 4)] * 3),
         (convolution, [(1, 2, 5, 5), (3, 2, 3, 3)]),
     ],
 )
@@ -362,6 +363,35 @@ def with_facts(path, change):
         facts = reader.json(number, "facts")
     change(facts)
     return tampered(path, path.parent, lambda m: None, {number: json.dumps(facts).encode()})
+
+
+class Speechless(ReferenceBackend):
+    """A backend that cannot show its code."""
+
+    def computation_text(self, computation):
+        raise ZeroDivisionError("no words")
+
+
+def test_a_backend_that_cannot_show_its_code_is_recorded(tmp_path):
+    register("speechless", Speechless)
+    x = torch.ones(3).to("lazy")
+    with torpor.using("speechless"), torpor.record(tmp_path / "f"):
+        (x * 2).tolist()
+    code = FileSource(tmp_path / "f").graph(0).code
+    assert code == "speechless cannot show its code: ZeroDivisionError: no words"
+
+
+def test_a_file_is_written_even_if_there_is_nothing_to_show(tmp_path, monkeypatch):
+    def fail(plan, backend):
+        raise ZeroDivisionError("no facts")
+
+    monkeypatch.setattr("torpor.debug.record.facts_of_plan", fail)
+    x = torch.ones(3).to("lazy")
+    with pytest.warns(TorporWarning, match="no timeline: ZeroDivisionError"):  # noqa: SIM117
+        with torpor.record(tmp_path / "f"):
+            (x * 2).tolist()
+    assert torpor.replay(tmp_path / "f").ok
+    assert len(FileSource(tmp_path / "f").graph(0).nodes) == 1
 
 
 def test_a_file_without_facts_can_be_shown(file):

@@ -33,8 +33,8 @@ from torpor.ir.types import TensorType
 from torpor.ops.spec import Mode, ReturnKind
 
 RUNS: Final = 10_000
-NODE: Final = 0.02  # seconds to compile a node
-PART: Final = 1.0  # seconds to compile a part, however small
+NODE: Final = 0.03  # seconds to compile a node
+PART: Final = 0.4  # seconds to compile a part, however small
 CALL: Final = 20e-6  # seconds to call a part
 BYTE: Final = {"cpu": 2 / 100e9, "cuda": 2 / 3e12}  # seconds to write it and read it again
 

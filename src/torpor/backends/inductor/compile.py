@@ -99,7 +99,8 @@ class InductorBackend(FxBackend):
 
     def _replay(self, program: Program) -> None:
         if self.cuda_graphs and not program.sizes:
-            program.replayed = replayed(program)
+            # exact numbers are drawn when recorded: what draws later is TorchDynamo's, in its turn
+            program.replayed = replayed(program, may_draw=not self.draws)
 
     # -- graphs kept on disk -----------------------------------------------------------------------
 

@@ -50,7 +50,9 @@ class Memory(Protocol):
     def is_current(self) -> bool:
         """Whoever calls would run kernels in the order of the graphs."""
 
-    def capture(self, run: Callable[[], Sequence[torch.Tensor]]) -> tuple[Tensors, Replay]:
+    def capture(
+        self, run: Callable[[], Sequence[torch.Tensor]], draws: bool
+    ) -> tuple[Tensors, Replay]:
         """What `run` returns, without contents yet, and what gives them their contents."""
 
 
@@ -85,9 +87,14 @@ class Replayed:
     """Compiled code that becomes a CUDA graph once its inputs have come to rest."""
 
     def __init__(
-        self, code: Compiled, written: Collection[int], memory: Callable[[], Memory]
+        self,
+        code: Compiled,
+        written: Collection[int],
+        memory: Callable[[], Memory],
+        draws: bool = False,
     ) -> None:
         self.code = code
+        self.draws = draws  # random numbers, from the generator of the device
         self.written = frozenset(written)  # inputs that the code writes to: they have to stay
         self.find_memory = memory
         self.memory: Memory | None = None
@@ -168,7 +175,7 @@ class Replayed:
             given[i] = clone_strided(inputs[i])
         buffers = [given[i] for i in copied]
         try:
-            results, replay = memory.capture(lambda: self.code(list(given)))
+            results, replay = memory.capture(lambda: self.code(list(given)), self.draws)
         except Exception as error:
             self._give_up(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return None
@@ -217,8 +224,11 @@ class Replayed:
         return results
 
 
-def unsafe(program: Program) -> str | None:
-    """Why a program cannot be a CUDA graph; None if it may be one."""
+def unsafe(program: Program, may_draw: bool) -> str | None:
+    """Why a program cannot be a CUDA graph; None if it may be one.
+
+    What runs when its turn in the program has come may draw: a graph draws what its kernels would.
+    """
     device = program.device
     if device.type != "cuda":
         return f"it runs on {device}"
@@ -227,13 +237,16 @@ def unsafe(program: Program) -> str | None:
             where = device if type_.device.type == "lazy" else type_.device
             if where != device:
                 return f"a tensor is on {where}"
-    for instruction in program.reference[0]:
-        if instruction.spec.draws(instruction.args):
-            return f"{instruction.node.op.name} draws random numbers"
+    if _draws(program) and not may_draw:
+        return "it draws random numbers, while the program does"
     for step in program.steps:
         if isinstance(step, Instruction) and _has_numbers(step, program.types):
             return f"{step.node.op.name}, which runs by itself, takes a number that changes"
     return None
+
+
+def _draws(program: Program) -> bool:
+    return any(i.spec.draws(i.args) for i in program.reference[0])
 
 
 def _has_numbers(instruction: Instruction, types: dict[int, Any]) -> bool:
@@ -258,10 +271,12 @@ class CudaMemory:
 
     def is_current(self) -> bool:
         """The stream is the one on which the caller's kernels run, and nobody captures it."""
-        current = torch.cuda.current_stream(self.device)
-        return current.cuda_stream == self.stream and not torch.cuda.is_current_stream_capturing()
+        here = _torch.cuda_stream(self.device) == self.stream
+        return here and not torch.cuda.is_current_stream_capturing()
 
-    def capture(self, run: Callable[[], Sequence[torch.Tensor]]) -> tuple[Tensors, Replay]:
+    def capture(
+        self, run: Callable[[], Sequence[torch.Tensor]], draws: bool
+    ) -> tuple[Tensors, Replay]:
         """Run nothing, and note every kernel that `run` wants to launch."""
         graph = torch.cuda.CUDAGraph()
         keep = list(self.in_pool)
@@ -271,23 +286,27 @@ class CudaMemory:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             with torch.cuda.stream(self.side):
-                self._begin(graph)
+                self._begin(graph, draws)
                 try:
                     results = list(run())
+                    graph.capture_end()
                 except BaseException:
                     self._abandon(graph)
                     raise
-                graph.capture_end()
         self.in_pool.add(graph)
         del keep
-        return results, functools.partial(self._replay, graph)
+        return results, graph.replay
 
-    def _begin(self, graph: Any) -> None:
-        """Begin, without a hold on the generator: a graph marks its state as captured."""
+    def _begin(self, graph: Any, draws: bool) -> None:
+        """Begin, without a hold on the generator unless the graph draws.
+
+        A graph marks the generator's state as captured, and others may not draw from it then.
+        """
         generator = torch.cuda.default_generators[self.device]
         with DRAWING:
             own = generator.graphsafe_get_state()
-            generator.graphsafe_set_state(own.clone_state())
+            if not draws:
+                generator.graphsafe_set_state(own.clone_state())
             try:
                 graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             finally:
@@ -296,12 +315,8 @@ class CudaMemory:
     def _abandon(self, graph: Any) -> None:
         try:
             graph.capture_end()
-        except RuntimeError:  # it was spoilt by what went wrong
+        except RuntimeError:  # what went wrong has ended it
             _torch.end_allocating_to_pool(self.device, self.pool)
-
-    def _replay(self, graph: Any) -> None:
-        with torch.cuda.device(self.device):
-            graph.replay()
 
 
 @contextmanager
@@ -323,7 +338,7 @@ _finding = threading.Lock()
 def cuda_memory(device: torch.device) -> CudaMemory:
     """The memory for graphs that are replayed on the current stream of `device`."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    key = index, torch.cuda.current_stream(index).cuda_stream
+    key = index, _torch.cuda_stream(index)
     with _finding:
         found = _memories.get(key)
         if found is None:
@@ -331,14 +346,15 @@ def cuda_memory(device: torch.device) -> CudaMemory:
     return found
 
 
-def replayed(program: Program) -> Replayed | None:
+def replayed(program: Program, may_draw: bool) -> Replayed | None:
     """All steps of `program` as one CUDA graph; None where that cannot be."""
-    if unsafe(program) is not None:
+    if unsafe(program, may_draw) is not None:
         return None
     parameters = [r for r in range(_parameters(program)) if not is_number(program.types[r])]
     written = [parameters.index(parameter) for parameter in program.donated]
     run = functools.partial(_computed, program, parameters)
-    return Replayed(run, written, functools.partial(cuda_memory, program.device))
+    memory = functools.partial(cuda_memory, program.device)
+    return Replayed(run, written, memory, _draws(program))
 
 
 def _parameters(program: Program) -> int:

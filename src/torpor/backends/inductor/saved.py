@@ -3,8 +3,9 @@
 For a graph of the CPU Inductor writes a Python module: C++ kernels, which it compiles when the
 module is run, and a function that calls them. Kept are the shared libraries of the kernels and as
 much of the module as that function needs. So a later process needs no C++ compiler, and neither
-Inductor's lowerings nor its imports, which alone take longer than all the rest. What this cannot
-express (graphs of the GPU, with their Triton kernels) is kept as Inductor's own cache keeps it.
+Inductor's lowerings nor its imports, which alone take longer than all the rest. A module that is
+not understood is not kept. Graphs of the GPU, with their Triton kernels, are kept as Inductor's own
+cache keeps them.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ Inputs = Callable[[], tuple[list[torch.Tensor], Any]]
 def dump_code(code: Any) -> bytes | None:
     """`code`, which Inductor made; None if it cannot be kept."""
     made = _torch.inductor_module(code)
-    slim = None if made is None else _slim(*made)
-    if slim is not None:
-        return slim.packed()
+    if made is not None:
+        slim = _slim(*made)
+        return None if slim is None else slim.packed()
     pickled = _torch.inductor_pickle(code)
     return None if pickled is None else pack({"pickled": pickled})
 

@@ -21,10 +21,11 @@ def flops(node: Node) -> int:
     if is_view(node):
         return 0
     count = flop_registry.get(getattr(node.op.target, "overloadpacket", None))
-    if count is not None and node.outputs and isinstance(node.outputs[0].type, TensorType):
+    if count is not None:
         shapes, named = _shapes(node)
+        made = [None if value.type is None else _shape(value) for value in node.outputs]
         try:
-            return int(count(*shapes, **named, out_val=node.outputs[0].type.shape))
+            return int(count(*shapes, **named, out_val=made[0] if len(made) == 1 else made))
         except _NOT_COUNTED:  # a form of the op that torch's formula was not written for
             return _elements(node)
     return _elements(node)

@@ -38,18 +38,29 @@ def start() -> ViewServer | None:
     """Serve the page of this process, and say where; None in a process that another one started."""
     if multiprocessing.parent_process() is not None:
         return None
-    source = LiveSource()
-    server = _server(source).start()
+    server = _server(LiveSource())
+    if server is None:
+        return None
+    server.start()
     _leave_address(Program(os.getpid(), program_name(), server.address))
-    print(f"torpor view: {server.address}", file=sys.stderr, flush=True)  # noqa: T201  # asked for
+    _say(f"torpor view: {server.address}")
     return server
 
 
-def _server(source: LiveSource) -> ViewServer:
-    try:
-        return ViewServer(source, config.view_port)
-    except OSError:  # the port is taken, as by the other processes of a job
-        return ViewServer(source)
+def _server(source: LiveSource) -> ViewServer | None:
+    """A server on the port that was chosen, or on any: the processes of a job want the same one."""
+    problem: Exception | None = None
+    for port in (config.view_port, 0):
+        try:
+            return ViewServer(source, port)
+        except (OSError, OverflowError) as error:
+            problem = error
+    _say(f"torpor view: cannot listen on 127.0.0.1: {problem}")
+    return None
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201  # what was asked for
 
 
 # -- addresses ---------------------------------------------------------------------------------
@@ -78,10 +89,13 @@ def _leave_address(program: Program) -> None:
     if folder is None:
         return
     path = folder / f"{program.pid}.json"
-    path.unlink(missing_ok=True)
-    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(number, "w", encoding="utf-8") as file:
-        json.dump(asdict(program), file)
+    try:
+        path.unlink(missing_ok=True)
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            json.dump(asdict(program), file)
+    except OSError:  # a full disk: the address was printed, and the program goes on
+        return
     atexit.register(_remove_address, path, program.pid)
 
 
