@@ -1066,9 +1066,9 @@ class OpenSizes:
         """Runs the body on fake tensors, below autograd; kernels that know symbols go first."""
         from torch._dispatch.python import enable_python_dispatcher
 
-        with without_torch_function(), torch.no_grad(), quiet_fakes():
-            with enable_python_dispatcher(), self.mode:
-                yield
+        quietly = (without_torch_function(), torch.no_grad(), quiet_fakes())
+        with quietly[0], quietly[1], quietly[2], enable_python_dispatcher(), self.mode:
+            yield
 
     def tensor(self, type_: Any, device: torch.device) -> torch.Tensor:
         """A fake tensor of that type, whose sizes may be symbols."""
@@ -1098,7 +1098,7 @@ def samples_of(
     numbers: Sequence[Any], symbols: Sequence[Any]
 ) -> Iterator[tuple[list[int], list[int]]]:
     """What `numbers`, made of torch's `symbols`, are for some values of these: values, numbers."""
-    import sympy  # type: ignore[import-untyped]  # has no types
+    import sympy
 
     for row in range(5):
         values = [7 + 6 * row * row + 5 * place + row * place for place in range(len(symbols))]

@@ -61,6 +61,15 @@ queue_bytes: int = _env_int("QUEUE_BYTES", 1 << 29)
 compile_after: int = _env_int("COMPILE_AFTER", -1)
 """Runs of a graph on the reference backend before it is compiled; -1: as the backend says."""
 
+compile_async: bool = _env_bool("COMPILE_ASYNC", False)
+"""Compile on a thread beside the program; the reference backend runs the graph until it is there."""
+
+compile_timeout: float = float(_env_int("COMPILE_TIMEOUT", 1800))
+"""Seconds after which a compile beside the program is given up."""
+
+progress: bool = _env_bool("PROGRESS", True)
+"""Show on a terminal what is being compiled beside the program."""
+
 cache: bool = _env_bool("CACHE", True)
 """Keep compiled graphs on disk for later processes, and use those that are there."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -63,8 +64,19 @@ def numbers(*starts: float) -> list[Tensor]:
     return [torch.arange(4.0) + start for start in starts]
 
 
-def make(stage: Stage, written: Sequence[int] = ()) -> Replayed:
-    return Replayed(Code(stage, bool(written)), written, lambda: stage)
+class Running(Replayed):
+    """With the code that it calls."""
+
+    def __init__(self, stage: Stage, written: Sequence[int]) -> None:
+        super().__init__(written, lambda: stage)
+        self.code = Code(stage, bool(written))
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Tensor]:
+        return self(self.code, inputs)
+
+
+def make(stage: Stage, written: Sequence[int] = ()) -> Running:
+    return Running(stage, written)
 
 
 def replays() -> int:
@@ -76,11 +88,11 @@ def _counted_from_here() -> None:
     torpor.metrics.reset()
 
 
-def run(replayed: Replayed, inputs: list[Tensor], times: int = 1) -> None:
+def run(replayed: Running, inputs: list[Tensor], times: int = 1) -> None:
     """Run and compare; nothing of a run outlives it."""
     for _ in range(times):
         expected = [tensor * 2 for tensor in inputs]
-        results = replayed(list(inputs))
+        results = replayed.run(list(inputs))
         assert all(map(torch.equal, results, expected))
         del results
 
@@ -134,7 +146,7 @@ def test_more_than_is_worth_copying_is_not_copied(monkeypatch: pytest.MonkeyPatc
 def test_what_is_written_to_is_written_to_once_and_never_a_copy() -> None:
     replayed, (state,) = make(Stage(), written=[0]), numbers(0)
     for step in range(6):
-        results = replayed([state])
+        results = replayed.run([state])
         assert torch.equal(state, torch.arange(4.0) + step + 1)
         assert torch.equal(results[0], state * 2)
         del results
@@ -142,7 +154,7 @@ def test_what_is_written_to_is_written_to_once_and_never_a_copy() -> None:
     kept = []
     for _ in range(4):
         kept.append(torch.zeros(4))
-        replayed([kept[-1]])
+        replayed.run([kept[-1]])
         assert kept[-1].tolist() == [1, 1, 1, 1]
     assert replays() == 4
 
@@ -160,11 +172,11 @@ def test_a_parameter_that_moved_is_followed() -> None:
 def test_a_result_that_is_held_is_not_written_over() -> None:
     replayed, (x,) = make(Stage()), numbers(0)
     run(replayed, [x], 3)
-    (held,) = replayed([x])
+    (held,) = replayed.run([x])
     part = held[1:]
     del held
     x.fill_(5)
-    (other,) = replayed([x])
+    (other,) = replayed.run([x])
     assert part.tolist() == [2, 4, 6]
     assert other.tolist() == [10] * 4
     assert torpor.metrics.counters()["CudaGraphInUse"] == 1
@@ -179,7 +191,7 @@ def test_a_result_that_is_always_held_is_copied() -> None:
     held = []
     for step in range(20):
         x.fill_(step)
-        held += replayed([x])
+        held += replayed.run([x])
     assert [int(result[0]) for result in held] == [2 * step for step in range(20)]
     assert replayed.kept == {0}
     assert replays() > 8
@@ -190,7 +202,7 @@ def test_single_numbers_are_always_copies() -> None:
     held = []
     for step in range(8):
         x.fill_(step)
-        held += replayed([x])
+        held += replayed.run([x])
     assert [int(result) for result in held] == [0, 2, 4, 6, 8, 10, 12, 14]
     assert replays() == 6
 
@@ -203,12 +215,12 @@ def test_a_graph_writes_over_what_later_graphs_return_but_not_over_what_earlier_
         run(first, [x])
         run(second, [y])
     before = replays()
-    held = first([x])
-    second([y])
+    held = first.run([x])
+    second.run([y])
     assert replays() == before + 2
     del held
-    held = second([y])
-    first([x])
+    held = second.run([y])
+    first.run([x])
     assert replays() == before + 3
     assert held[0].tolist() == [20, 22, 24, 26]
 
@@ -236,7 +248,7 @@ def test_on_another_stream_nothing_is_replayed() -> None:
 def test_a_graph_that_is_dropped_leaves_its_results_to_those_who_hold_them() -> None:
     replayed, (x,) = make(Stage()), numbers(3)
     run(replayed, [x], 3)
-    (held,) = replayed([x])
+    (held,) = replayed.run([x])
     replayed.graph = None
     assert held.tolist() == [6, 8, 10, 12]
 
@@ -256,6 +268,32 @@ def test_graphs_are_the_users_choice(wanted: bool, asked: int, compiled: list[Pr
     with torpor.using("inductor", cuda_graphs=wanted):
         (torpor.lazy(torch.ones(3)) * 2 + 1).tolist()
     assert len(compiled) == asked
+
+
+def test_the_memory_of_graphs_goes_with_their_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages: list[weakref.ref[Stage]] = []
+
+    def stage(device: torch.device) -> Stage:
+        made = Stage()
+        stages.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(graphs, "unsafe", lambda program, may_draw: None)
+    monkeypatch.setattr(graphs, "cuda_memory", stage)
+    x = torpor.lazy(torch.ones(3, 3))
+    gc.disable()
+    try:
+        with torpor.using("inductor", compile_after=0):
+            for _ in range(6):
+                y = (x @ x).relu()
+                torpor.sync()
+                del y
+            torpor.wait()
+        torpor.explain()
+    finally:
+        gc.enable()
+    assert replays() > 0
+    assert [made() for made in stages] == [None]
 
 
 def test_what_runs_elsewhere_or_draws_is_not_safe(compiled: list[Program]) -> None:

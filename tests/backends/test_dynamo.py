@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torpor
 from torpor.backend import registry
@@ -153,3 +155,19 @@ def test_random_numbers_are_eagers_in_the_order_of_the_program() -> None:
             torch.manual_seed(seed)
             for one, other in zip(expected, fast(x)):
                 torch.testing.assert_close(other, one)
+
+
+def test_numbers_that_follow_from_sizes_are_constants() -> None:
+    attention = torch.ops.aten._scaled_dot_product_cudnn_attention
+
+    def function(q: Tensor) -> list[Tensor]:
+        made = attention(q, q, q, None, True, 0.1, True)
+        return [made[0] + made[4]]  # the longest query
+
+    with FakeTensorMode():
+        q = torch.empty(2, 4, 16, 64, device="cuda", dtype=torch.bfloat16)
+        builder = dynamo._Builder(make_fx(function)(q))
+    (result,) = builder.computed
+    assert result.node.op.name == "aten.add.Tensor"
+    assert result.node.args[0].node.op.name == str(attention.default)
+    assert result.node.args[1] == 16

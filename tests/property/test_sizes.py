@@ -180,7 +180,7 @@ def test_random_sizes(name: str, sizes: list[Sizes]) -> None:
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"lstm", "gru"}))
 def test_sizes_settle(name: str) -> None:
-    """After some steps no size makes a new graph; a recurrent net's loop is as long as its words."""
+    """After some steps no size makes a new graph; a recurrent net's loop follows its words."""
     torpor.sync(wait=True)
     PLANS.clear()
     SIZES.clear()

@@ -130,7 +130,9 @@ def damaged(data: bytes, how: str, place: int, byte: int) -> bytes:
     return data[:place] if how == "cut" else data[:place] + bytes([byte]) + data[place:]
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(damage=st.one_of(FLIPS, CUTS, INSERTIONS))
 def test_every_damaged_entry_is_a_miss_and_is_replaced(
     store: Store, damage: tuple[str, int, int]

@@ -55,6 +55,10 @@ class Backend(abc.ABC):
     """Its graphs may have symbols in the place of sizes: `Graph.symbols` are inputs after all
     others, and the arguments of nodes hold expressions of them (`torpor.ir.sizes.Expr`)."""
 
+    compiles_beside: bool = True
+    """`compile` may run on a thread of its own while the program goes on (`config.compile_async`):
+    it draws no random numbers and changes nothing that others see."""
+
     takes_donations: bool = False
     """Writes results over donated parameters (`Computation.aliases`); the core gives it some."""
 

@@ -28,7 +28,7 @@ from torpor.execute.compilation import compile_graph
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value, leaf
 from torpor.ir.types import TensorType
-from torpor.ops.spec import ReturnKind, spec_of
+from torpor.ops.spec import Return, ReturnKind, spec_of
 
 
 def torpor(
@@ -196,12 +196,11 @@ class _Builder:
         if not isinstance(node.target, OpOverload):
             raise UnsupportedError(f"{node.target} is no operator")
         spec = spec_of(node.target)
-        kinds = {returned.kind for returned in spec.returns}
-        if spec.mutated or not kinds <= {ReturnKind.FRESH, ReturnKind.VIEW, ReturnKind.OTHER}:
-            raise UnsupportedError(f"{node.target} is no function from tensors to tensors")
-        bound = spec.bind(self._arguments(node.args), self._arguments(node.kwargs))
         made = node.meta["val"]
         results = made if len(spec.returns) > 1 else (made,)
+        if spec.mutated or not all(map(_is_known, spec.returns, results)):
+            raise UnsupportedError(f"{node.target} is no function from tensors to tensors")
+        bound = spec.bind(self._arguments(node.args), self._arguments(node.kwargs))
         types = [
             None if t is None else _type(t)
             for r, result in zip(spec.returns, results, strict=True)
@@ -226,6 +225,13 @@ class _Builder:
             else:
                 self.returned.append(("computed", places.setdefault(value, len(places))))
         self.computed = list(places)
+
+
+def _is_known(returned: Return, result: Any) -> bool:
+    """A result is computed, or a number that the sizes alone decide."""
+    if returned.kind is ReturnKind.OTHER:
+        return type(result) in (int, float, bool)
+    return returned.kind in (ReturnKind.FRESH, ReturnKind.VIEW)
 
 
 def _structure(node: Node, made: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.errors import CompileError
+from torpor.execute.background import COMPILER, Job
 from torpor.execute.compilation import NOTHING_DONATED, StandIn, compile_graph, warn_once
 from torpor.execute.disk import DiskPlace, keep, load, place_of
 from torpor.execute.events import STEP, span
@@ -165,7 +166,7 @@ class PlanCache:
 class Draft:
     """A graph that may be compiled: at once, or after it was run some times by the reference."""
 
-    __slots__ = ("backend", "device", "donated", "graph", "left", "place", "record", "structure")
+    __slots__ = ("backend", "device", "donated", "graph", "job", "left", "place", "record", "structure")
 
     def __init__(
         self,
@@ -183,6 +184,7 @@ class Draft:
         self.device = device
         self.donated = donated
         self.place: DiskPlace | None = None  # where it is kept on disk
+        self.job: Job | None = None  # that compiles it beside the program
         chosen = config.compile_after
         self.left = backend.compile_after if chosen < 0 else chosen
 
@@ -199,6 +201,8 @@ class Draft:
 
     def is_due(self) -> bool:
         """It was met often enough; asked once each time it is met."""
+        if self.job is not None:
+            return self.job.is_over()
         self.left -= 1
         if self.structure is None or self.backend.name == "reference":
             return self.left < 0
@@ -225,17 +229,25 @@ class Draft:
 
     def compiled(self) -> Plan:
         """A plan on the backend; on the reference, with a warning, where that cannot compile it."""
-        return self.loaded() or self._compiled_here()
-
-    def _compiled_here(self) -> Plan:
+        if self.job is not None:
+            return self._plan_of(self.job.result)
+        found = self.loaded()
+        if found is not None:
+            return found
         before_compile(self.record)
         if self.structure is not None:
             self.structure.compiled += 1
         metrics.count("UncachedCompile")
+        if config.compile_async and self.backend.compiles_beside and self.record.size:
+            label = f"{self.record.name} ({self.record.size:,} ops)"
+            self.job = COMPILER.submit(label, self._compile_beside)
+            return self.interpreted()
+        return self._plan_of(self._compile_here)
+
+    def _plan_of(self, compile_: Callable[[], Computation]) -> Plan:
         graph, backend, record = self.graph, self.backend, self.record
         try:
-            with _timed("Compile", "compile", record):
-                computation = self._compile()
+            computation = compile_()
             record.was_compiled()
         except CompileError as error:
             metrics.count("CompileFailed")
@@ -245,12 +257,26 @@ class Draft:
             record.failure = str(error).partition("\n")[0]
             warn_once(backend, error)
             return Plan(stand_in.computation, graph, backend, stand_in, record)
-        if self.place is not None:
-            with _timed("DiskCache", "keep", record):
-                keep(self.place, computation, backend, record.compile_seconds)
         plan = Plan(computation, graph, backend, backend, record)
         plan.source = self
         return plan
+
+    def _compile_here(self) -> Computation:
+        with _timed("Compile", "compile", self.record):
+            computation = self._compile()
+        if self.place is not None:
+            with _timed("DiskCache", "keep", self.record):
+                keep(self.place, computation, self.backend, self.record.compile_seconds)
+        return computation
+
+    def _compile_beside(self) -> Computation:
+        """The same while the program goes on, which loses no time."""
+        start = time.perf_counter()
+        with metrics.timer("CompileBeside"):
+            computation = self._compile()
+        if self.place is not None:
+            keep(self.place, computation, self.backend, time.perf_counter() - start)
+        return computation
 
     def _compile(self, saved: bytes | None = None) -> Computation:
         name = self.record.name

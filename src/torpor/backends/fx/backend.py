@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from torpor import _torch, config, metrics
+from torpor.backend.beside import is_beside
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
@@ -130,8 +131,9 @@ class FxBackend(Backend):
 
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
         for computation in computations:
-            in_fresh_thread(functools.partial(self._compile_quietly, computation.program))
-        while self.complaints:
+            compile_ = self._compile_program if is_beside() else self._compile_quietly
+            in_fresh_thread(functools.partial(compile_, computation.program))
+        while self.complaints and not is_beside():
             warnings.warn(self.complaints.pop(0), TorporWarning, stacklevel=2)
         return list(computations)
 

@@ -16,7 +16,7 @@ import torch
 from torpor import _torch
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
-from torpor.backends.fx.trace import PACKED, Piece
+from torpor.backends.fx.trace import PACKED, Piece, is_number
 from torpor.backends.layout import storages_of, with_layout
 from torpor.backends.reference.lowering import Instruction
 from torpor.backends.reference.runtime import run as run_reference
@@ -27,6 +27,9 @@ from torpor.ir.types import TensorType
 
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """Takes a list of tensors, which it may clear, and returns tensors."""
+
+Replays = Callable[[Compiled, list[torch.Tensor]], Sequence[torch.Tensor]]
+"""Takes a function, and what it is to be called with."""
 
 ReferenceProgram = tuple[list[Instruction], int, list[int]]
 
@@ -65,7 +68,7 @@ class Program:
     hints: dict[Symbol, int] = field(default_factory=dict)  # sizes when it was compiled
     conditions: list[Condition] = field(default_factory=list)  # sizes for which it was
     broken: BaseException | None = None  # compiled code failed where the reference did not
-    replayed: Compiled | None = None  # runs `compute` on tensors and packed numbers, or its like
+    replayed: Replays | None = None  # runs a function on the tensors it is given, or its like
 
     @property
     def results(self) -> list[int]:
@@ -114,7 +117,7 @@ def function(
             return slowly(tensors)
         try:
             with _torch.kernels():
-                made = list((program.replayed or plainly)(list(tensors)))
+                made = list((program.replayed or _called)(plainly, list(tensors)))
         except Exception:
             return slowly(tensors)
         for place, fix in enumerate(fixes):
@@ -126,6 +129,10 @@ def function(
         return compute(program, tensors, ())
 
     return run
+
+
+def _called(run: Compiled, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return run(tensors)
 
 
 def _run_again(
@@ -151,19 +158,38 @@ def _run_steps(program: Program, arguments: Sequence[Any]) -> list[Any]:
     given = [a.tensor if isinstance(a, BackendData) else a for a in arguments]
     with _torch.kernels():
         packed = [t for step in program.steps for t in _packed(step, given, program.device)]
-        replayed = program.replayed
-        rest = iter(
-            compute(program, given, packed)
-            if replayed is None
-            else replayed([*given_tensors(given), *packed])
-        )
+        if program.replayed is None:
+            rest = iter(compute(program, given, packed))
+        else:
+            tensors = [argument for argument in given if isinstance(argument, torch.Tensor)]
+            rest = iter(program.replayed(on_tensors(program), [*tensors, *packed]))
     over = {result: given[parameter] for parameter, result in program.donated.items()}
     return [over[r] if r in over else next(rest) for r in program.results]
 
 
-def given_tensors(given: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors among what a program is given, which may also be numbers."""
-    return [argument for argument in given if isinstance(argument, torch.Tensor)]
+def on_tensors(program: Program) -> Compiled:
+    """`compute` as a function of the tensors that a program is given, packed numbers after them."""
+
+    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        parameters = tensor_parameters(program)
+        given: list[Any] = [None] * parameters_of(program)
+        for register, tensor in zip(parameters, tensors):  # packed numbers follow
+            given[register] = tensor
+        packed = tensors[len(parameters) :]
+        tensors.clear()
+        return compute(program, given, packed)
+
+    return run
+
+
+def parameters_of(program: Program) -> int:
+    """How many parameters a program has: the first registers."""
+    return len(program.types) - sum(len(i.outputs) for i in program.reference[0])
+
+
+def tensor_parameters(program: Program) -> list[int]:
+    """The registers of parameters that are tensors."""
+    return [r for r in range(parameters_of(program)) if not is_number(program.types[r])]
 
 
 def compute(

@@ -63,6 +63,7 @@ class InductorBackend(FxBackend):
         self.cuda_graphs = cuda_graphs
         self.compile_after = compile_after
         self.settings = settings
+        self.compiles_beside = not any("autotune" in name for name in settings)  # which draws
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         return decompositions()

@@ -25,7 +25,7 @@ import torch
 
 from torpor import _torch, metrics
 from torpor.backend.draws import DRAWING
-from torpor.backends.fx.program import Compiled, Program, compute
+from torpor.backends.fx.program import Compiled, Program, tensor_parameters
 from torpor.backends.fx.trace import is_number
 from torpor.backends.layout import clone_strided
 from torpor.backends.reference.lowering import Instruction, registers_in
@@ -84,16 +84,11 @@ class Captured:
 
 
 class Replayed:
-    """Compiled code that becomes a CUDA graph once its inputs have come to rest."""
+    """Calls compiled code, always the same; as a CUDA graph once its inputs have come to rest."""
 
     def __init__(
-        self,
-        code: Compiled,
-        written: Collection[int],
-        memory: Callable[[], Memory],
-        draws: bool = False,
+        self, written: Collection[int], memory: Callable[[], Memory], draws: bool = False
     ) -> None:
-        self.code = code
         self.draws = draws  # random numbers, from the generator of the device
         self.written = frozenset(written)  # inputs that the code writes to: they have to stay
         self.find_memory = memory
@@ -107,12 +102,12 @@ class Replayed:
         self.kept: set[int] = set()  # results that outlive the next run: copied
         self.pressure = 0  # how often results were still in use
 
-    def __call__(self, inputs: Tensors) -> Sequence[torch.Tensor]:
+    def __call__(self, code: Compiled, inputs: Tensors) -> Sequence[torch.Tensor]:
         if self.off is not None:
-            return self.code(inputs)
+            return code(inputs)
         addresses = [tensor.data_ptr() for tensor in inputs]
-        results = self._by_graph(inputs, addresses)
-        return self.code(inputs) if results is None else results
+        results = self._by_graph(code, inputs, addresses)
+        return code(inputs) if results is None else results
 
     def state(self) -> str:
         """What became of the graph, for people."""
@@ -129,18 +124,20 @@ class Replayed:
             self.addresses = addresses
         self.runs += 1
 
-    def _by_graph(self, inputs: Tensors, addresses: list[int]) -> Tensors | None:
+    def _by_graph(self, code: Compiled, inputs: Tensors, addresses: list[int]) -> Tensors | None:
         """The results by the graph; None if it cannot be replayed now."""
         memory = self.memory = self.memory or self.find_memory()
         with memory.lock:
             if not memory.is_current():
                 return None
-            graph = self._fitting(memory, inputs, addresses)
+            graph = self._fitting(memory, code, inputs, addresses)
             if graph is None or self._in_use(memory, graph):
                 return None
             return self._replayed(memory, graph, inputs)
 
-    def _fitting(self, memory: Memory, inputs: Tensors, addresses: list[int]) -> Captured | None:
+    def _fitting(
+        self, memory: Memory, code: Compiled, inputs: Tensors, addresses: list[int]
+    ) -> Captured | None:
         graph = self.graph
         if graph is not None and [addresses[i] for i in graph.stay] == graph.addresses:
             return graph
@@ -150,7 +147,7 @@ class Replayed:
         if graph is not None:  # it was captured too early: wait longer this time
             self.graph, self.steady = None, min(2 * self.steady, MOST_STEADY)
             return None
-        return self._captured(memory, inputs)
+        return self._captured(memory, code, inputs)
 
     def _at_rest(self, inputs: Tensors) -> bool:
         """Every input stays where it is, or may be copied."""
@@ -167,7 +164,7 @@ class Replayed:
             return False
         return True
 
-    def _captured(self, memory: Memory, inputs: Tensors) -> Captured | None:
+    def _captured(self, memory: Memory, code: Compiled, inputs: Tensors) -> Captured | None:
         copied = [i for i, streak in enumerate(self.streaks) if streak < self.steady]
         stay = [i for i, streak in enumerate(self.streaks) if streak >= self.steady]
         given = list(inputs)
@@ -175,7 +172,7 @@ class Replayed:
             given[i] = clone_strided(inputs[i])
         buffers = [given[i] for i in copied]
         try:
-            results, replay = memory.capture(lambda: self.code(list(given)), self.draws)
+            results, replay = memory.capture(lambda: code(list(given)), self.draws)
         except Exception as error:
             self._give_up(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return None
@@ -350,21 +347,7 @@ def replayed(program: Program, may_draw: bool) -> Replayed | None:
     """All steps of `program` as one CUDA graph; None where that cannot be."""
     if unsafe(program, may_draw) is not None:
         return None
-    parameters = [r for r in range(_parameters(program)) if not is_number(program.types[r])]
+    parameters = tensor_parameters(program)
     written = [parameters.index(parameter) for parameter in program.donated]
-    run = functools.partial(_computed, program, parameters)
     memory = functools.partial(cuda_memory, program.device)
-    return Replayed(run, written, memory, _draws(program))
-
-
-def _parameters(program: Program) -> int:
-    return len(program.types) - sum(len(i.outputs) for i in program.reference[0])
-
-
-def _computed(program: Program, parameters: list[int], tensors: Tensors) -> Tensors:
-    given: list[Any] = [None] * _parameters(program)
-    for register, tensor in zip(parameters, tensors):  # packed numbers follow
-        given[register] = tensor
-    packed = tensors[len(parameters) :]
-    tensors.clear()
-    return compute(program, given, packed)
+    return Replayed(written, memory, _draws(program))
