@@ -68,6 +68,7 @@ def in_a_process(workload: str, inductor: Path, torpor: Path | None) -> Run:
         "TORPOR_CACHE": "0" if torpor is None else "1",
         "TORPOR_CACHE_DIR": "" if torpor is None else str(torpor),
         "TORPOR_COMPILE_AFTER": "0",
+        "TORPOR_COMPILE_ASYNC": "0",
         "PYTHONWARNINGS": "ignore",
     }
     command = [sys.executable, "-m", "benchmarks.second_process", "--here", workload]

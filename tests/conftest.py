@@ -27,6 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xfail(strict=True, reason=reason))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def failures_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What cannot be compiled is not written to the user's directory."""
+    where = str(tmp_path_factory.mktemp("failures"))
+    os.environ["TORPOR_FAILURES_DIR"] = torpor.config.failures_dir = where
+
+
 @pytest.fixture(autouse=True)
 def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend under test runs its own graphs from the first time on."""

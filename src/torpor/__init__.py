@@ -11,6 +11,7 @@ import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from torpor import backend, config, errors, ir, metrics, ops
+from torpor.backend import failures as _failures
 from torpor.backend import registry as _registry
 from torpor.backend.registry import use
 from torpor.backends import builtin as _builtin  # noqa: F401  # registers the backends
@@ -33,6 +34,7 @@ from torpor.trace.tensor import is_lazy
 if _TYPE_CHECKING:
     import os as _os
     from collections.abc import Collection as _Collection
+    from pathlib import Path as _Path
     from typing import Any as _Any
 
     from torpor.debug.check import Check
@@ -133,6 +135,15 @@ def explain() -> Explanation:
     from torpor.debug.explain import explain as answer
 
     return answer()
+
+
+def _write_failure(failure: _failures.Failure) -> _Path:
+    from torpor.debug.failure import write
+
+    return write(failure)
+
+
+_failures.on_failure(_write_failure)
 
 
 def _explain_at_exit() -> None:

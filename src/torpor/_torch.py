@@ -556,11 +556,14 @@ def shares_memory(tensor: torch.Tensor) -> bool:
     return users_of(tensor.untyped_storage()._cdata) > _users_of_one()
 
 
-class _ByCopies(threading.local):
-    on = False
+class _Generators(threading.local):
+    """What becomes of states that compilers set on this thread."""
+
+    by_copies = False
+    ignored = False
 
 
-_by_copies = _ByCopies()
+_generators = _Generators()
 
 
 @contextmanager
@@ -570,31 +573,53 @@ def set_cuda_states_by_copies() -> Iterator[None]:
     It has the numbers asked for; to set the numbers of the old state, as Inductor does after each
     compile, would start the dropout of cuDNN's recurrent networks anew.
     """
-    _watch_cuda_states()
-    before, _by_copies.on = _by_copies.on, True
+    _watch_states()
+    before, _generators.by_copies = _generators.by_copies, True
     try:
         yield
     finally:
-        _by_copies.on = before
+        _generators.by_copies = before
+
+
+@contextmanager
+def leave_states_alone() -> Iterator[None]:
+    """On this thread no generator gets a state: others draw meanwhile, and would draw that again.
+
+    Inductor sets after each compile what it found before it.
+    """
+    _watch_states()
+    before, _generators.ignored = _generators.ignored, True
+    try:
+        yield
+    finally:
+        _generators.ignored = before
 
 
 @functools.cache
-def _watch_cuda_states() -> None:
-    original = torch.cuda.set_rng_state
+def _watch_states() -> None:
+    original, original_of_cuda = torch.random.set_rng_state, torch.cuda.set_rng_state
 
     @functools.wraps(original)
-    def set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
-        if not _by_copies.on:
-            return original(new_state, device)
+    def set_rng_state(new_state: torch.Tensor) -> None:
+        if not _generators.ignored:
+            original(new_state)
+
+    @functools.wraps(original_of_cuda)
+    def set_rng_state_of_cuda(new_state: torch.Tensor, device: Any = "cuda") -> None:
+        if _generators.ignored:
+            return
+        if not _generators.by_copies:
+            original_of_cuda(new_state, device)
+            return
         where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         index = torch.cuda.current_device() if where.index is None else where.index
         generator = torch.cuda.default_generators[index]
         state = generator.clone_state()
         state.set_state(new_state)
         generator.graphsafe_set_state(state)
-        return None
 
-    torch.cuda.set_rng_state = set_rng_state
+    torch.random.set_rng_state = set_rng_state
+    torch.cuda.set_rng_state = set_rng_state_of_cuda
 
 
 def cuda_stream(device: int) -> int:
@@ -672,6 +697,17 @@ def script_as_drawn() -> Iterator[None]:
         yield
     finally:
         _C._set_graph_executor_optimize(before)
+
+
+def source_of_op(name: str) -> str | None:
+    """The Python file that defines the op `namespace::name`; None where C++ does."""
+    from torch._library.custom_ops import OPDEFS
+
+    told = OPDEFS.get(name)
+    if told is not None:
+        return str(told._init_fn.__code__.co_filename)
+    found = re.search(r"^debug: registered at (.+\.py):\d+", _C._dispatch_dump(name), re.MULTILINE)
+    return None if found is None else found[1]
 
 
 def op_table() -> list[Any]:
@@ -1081,6 +1117,20 @@ class OpenSizes:
             made = made.conj()
         return made._neg_view() if type_.neg else made
 
+    def formula(self, number: Any) -> Any:
+        """What a number is made of: an int, or a sum of products of names and of other formulas.
+
+        A formula is `(terms, divisor)`, a term `(number, factors)`; the sum is divided and rounded
+        down. None if the number is no such thing.
+        """
+        return _formula(number.node.expr, self._names) if type(number) is torch.SymInt else number
+
+    def at(self, number: Any, values: dict[str, int]) -> int:
+        """What a number is for these values of the names."""
+        if type(number) is not torch.SymInt:
+            return int(number)
+        return int(number.node.expr.xreplace({s: values[n] for s, n in self._names.items()}))
+
     def conditions(self) -> list[str]:
         """What was assumed about sizes, as Python on their names."""
         import sympy  # type: ignore[import-untyped]  # has no types
@@ -1092,6 +1142,34 @@ class OpenSizes:
             for guard in self.environment.guards
         ]
         return list(dict.fromkeys(texts))
+
+
+def _formula(expression: Any, names: dict[Any, str]) -> Any:
+    import sympy
+
+    terms = []
+    for term in sympy.Add.make_args(sympy.expand(expression, deep=False)):
+        factor, others = 1, []
+        for part in sympy.Mul.make_args(term):
+            base, power = part.as_base_exp()
+            if part.is_Integer:
+                factor *= int(part)
+                continue
+            one = names.get(base) if base.is_Symbol else _rounded_down(base, names)
+            if one is None or not power.is_Integer or power < 1:
+                return None
+            others += [one] * int(power)
+        terms.append((factor, tuple(others)))
+    return tuple(terms), 1
+
+
+def _rounded_down(expression: Any, names: dict[Any, str]) -> Any:
+    from torch.utils._sympy.functions import FloorDiv
+
+    if not isinstance(expression, FloorDiv) or not expression.args[1].is_Integer:
+        return None
+    inside, divisor = _formula(expression.args[0], names), int(expression.args[1])
+    return None if inside is None or divisor < 1 else (inside[0], divisor)
 
 
 def samples_of(

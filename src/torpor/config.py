@@ -62,7 +62,7 @@ compile_after: int = _env_int("COMPILE_AFTER", -1)
 """Runs of a graph on the reference backend before it is compiled; -1: as the backend says."""
 
 compile_async: bool = _env_bool("COMPILE_ASYNC", False)
-"""Compile on a thread beside the program; the reference backend runs the graph until it is there."""
+"""Compile on a thread beside the program; until then the reference backend runs the graph."""
 
 compile_timeout: float = float(_env_int("COMPILE_TIMEOUT", 1800))
 """Seconds after which a compile beside the program is given up."""
@@ -78,6 +78,10 @@ cache_dir: str = os.environ.get("TORPOR_CACHE_DIR", "")
 
 cache_bytes: int = _env_int("CACHE_BYTES", 4 << 30)
 """Bytes of compiled graphs kept on disk; the least recently used go first."""
+
+failures_dir: str = os.environ.get("TORPOR_FAILURES_DIR", "")
+"""Where programs are written that show what could not be compiled; empty: `torpor-failures` in the
+user's cache directory."""
 
 on_recompile: str = _env_choice("ON_RECOMPILE", "ignore", "warn", "raise")
 """What happens when a graph is compiled at a line that had one compiled before."""

@@ -36,6 +36,8 @@ class BackendError(TorporError):
 class CompileError(BackendError):
     """A backend could not compile a graph."""
 
+    failure: object = None  # the graph, or the piece of it, that shows it alone
+
 
 class RegistrationError(TorporError):
     """What was told of an op of somebody's own is missing, twice there, or not true."""

@@ -289,7 +289,6 @@ def test_the_memory_of_graphs_goes_with_their_plans(monkeypatch: pytest.MonkeyPa
                 torpor.sync()
                 del y
             torpor.wait()
-        torpor.explain()
     finally:
         gc.enable()
     assert replays() > 0

@@ -94,6 +94,7 @@ def start(cache: Path, inductor: Path, before: str = "", **variables: str) -> su
         "TORPOR_CACHE": "1",
         "TORPOR_CACHE_DIR": str(cache),
         "TORPOR_COMPILE_AFTER": "0",
+        "TORPOR_COMPILE_ASYNC": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(inductor),
         "TRITON_CACHE_DIR": str(inductor / "triton"),
         "CUDA_VISIBLE_DEVICES": "",

@@ -63,6 +63,11 @@ def fail_to_find_a_device() -> None:
         torch.ones(2, device="lazy:99")
 
 
+def other_sizes() -> None:
+    for length in (3, 5, 7, 9):
+        (torch.arange(float(length)).to("lazy") + 1).tolist()
+
+
 PROGRAMS: dict[str, Callable[[], object]] = {
     "backend_device": lazy,
     "compilation_devices": read,
@@ -74,6 +79,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "devices": fail_to_find_a_device,
     "eager_fallback_device_type": fall_back,
     "execute": read,
+    "fits": other_sizes,
     "lowering_context": read,
     "memory_info": torpor.memory,
     "metric_report": torpor.metrics.report,

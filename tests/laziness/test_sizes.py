@@ -344,4 +344,4 @@ def test_a_growing_cache(put: Put) -> None:
         other = (lazy @ lazy.transpose(1, 2)).softmax(-1)[:, -1]
         torpor.sync()
         assert torch.equal(one, other.cpu())
-    assert graphs() <= 4
+    assert graphs() <= 6

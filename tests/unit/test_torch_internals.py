@@ -981,6 +981,19 @@ def test_set_cuda_states_by_copies_leaves_the_old_state_as_it_was(
     assert old == [1, 2]
 
 
+def test_leave_states_alone_holds_for_this_thread() -> None:
+    from torch._dynamo.utils import preserve_rng_state
+
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(5))
+    torch.manual_seed(5)
+    with _torch.leave_states_alone(), preserve_rng_state():
+        first = torch.rand(1)
+    assert torch.equal(torch.cat([first, torch.rand(2)]), expected)
+    with preserve_rng_state():
+        drawn = torch.rand(1)
+    assert torch.equal(torch.rand(1), drawn)
+
+
 def test_set_cuda_states_by_copies_is_what_inductor_meets() -> None:
     from torch._dynamo.utils import preserve_rng_state
 
@@ -1094,6 +1107,19 @@ def test_profiler_span_shows_its_body() -> None:
     ):
         torch.ones(1)
     assert "a span of torpor's" in {event.name for event in profiler.events()}
+
+
+def test_source_of_op() -> None:
+    library = torch.library.Library("tests_internals", "FRAGMENT")
+    library.define("defined_here(Tensor x) -> Tensor")
+    made = torch.library.custom_op("tests_internals::made_here", _made_here, mutates_args=())
+    assert _torch.source_of_op("tests_internals::defined_here") == __file__
+    assert _torch.source_of_op(made._qualname) == __file__
+    assert _torch.source_of_op("aten::add.Tensor") is None
+
+
+def _made_here(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
 
 
 def test_is_size() -> None:

@@ -43,6 +43,11 @@ def register(name: str, factory: Factory, available: Available | None = None) ->
         _available[name] = available
 
 
+def factory_of(name: str) -> Factory | None:
+    """What was registered in this process under `name`, or for its family."""
+    return _factories.get(_listed(name, _factories)[0])
+
+
 def _found() -> dict[str, Factory]:
     found = dict(_factories)
     for point in entry_points(group=ENTRY_POINT_GROUP):

@@ -20,6 +20,7 @@ from torpor import _torch
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
+from torpor.backend.lowering import Computation
 from torpor.backends.agreement import same_bits
 from torpor.backends.kernels import arguments_of, as_promised, copies, outputs_of, run_node
 from torpor.debug.tensors import wide
@@ -63,8 +64,15 @@ def run_graph(
     graph: Graph, arguments: Sequence[Any], backend: Backend, name: str = "replayed"
 ) -> list[torch.Tensor]:
     """What `backend` makes of a graph on tensors and numbers, which it gets copies of."""
+    computation = compile_graph(graph, name, backend, device_of(graph, backend))
+    return run_compiled(computation, graph, arguments, backend)
+
+
+def run_compiled(
+    computation: Computation, graph: Graph, arguments: Sequence[Any], backend: Backend
+) -> list[torch.Tensor]:
+    """What a compiled graph makes of tensors and numbers, which it gets copies of."""
     device = device_of(graph, backend)
-    computation = compile_graph(graph, name, backend, device)
     data = [
         _data(argument, value.type, backend, device)
         for argument, value in zip(arguments, graph.inputs, strict=True)

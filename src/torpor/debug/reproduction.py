@@ -127,17 +127,17 @@ def _program(fault: Fault, part: Part, path: Path) -> str:
     right = _plain_torch(part, trusted) if trusted.exact else _through_torpor(trusted.name)
     return _TEMPLATE.format(
         title=f"{fault.op} computed wrong by {fault.suspect.name}.",
-        story="\n".join(_escaped(line) for line in str(fault).splitlines()),
+        story="\n".join(escaped(line) for line in str(fault).splitlines()),
         suspect=fault.suspect.name,
         allowed=0.0 if fault.exact else part.expected.allowed,
-        graph=_escaped(print_graph(part.graph)),
+        graph=escaped(print_graph(part.graph)),
         data=_data(contents, path),
         inputs="\n".join(f"    {line}," for line in _inputs(part.arguments)),
         right=right,
     )
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Text as it stands between triple quotes."""
     return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
 
@@ -153,7 +153,7 @@ def _inputs(arguments: list[Any]) -> Iterator[str]:
     start = 0
     for argument in arguments:
         if not isinstance(argument, torch.Tensor):
-            yield _constant(argument)
+            yield constant(argument)
             continue
         entry = layout(argument)
         length = len(to_bytes(argument))
@@ -298,12 +298,12 @@ def _argument(arg: Any, names: dict[Value, str], device: BackendDevice) -> str:
         return f"[{', '.join(_argument(item, names, device) for item in arg)}]"
     if type(arg) is torch.device:
         return f"torch.device({str(device.torch_device if arg.type == 'lazy' else arg)!r})"
-    return _constant(arg)
+    return constant(arg)
 
 
-def _constant(arg: Any) -> str:
+def constant(arg: Any) -> str:
     if isinstance(arg, float):
         return repr(arg) if arg == arg and abs(arg) != float("inf") else f"float({str(arg)!r})"
     if isinstance(arg, complex):
-        return f"complex({_constant(arg.real)}, {_constant(arg.imag)})"
+        return f"complex({constant(arg.real)}, {constant(arg.imag)})"
     return repr(arg)

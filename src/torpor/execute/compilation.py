@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
+from torpor.backend.failures import Failure, reproduction
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backend.registry import make
@@ -36,6 +37,7 @@ def compile_graph(
     With `saved`, which the backend's `dump` made of such a graph, it need not be compiled.
     """
     node: Node | None = None
+    sizes = {symbol: symbol.value for symbol in graph.symbols}
     try:
         graph = for_backend(graph, backend)
         context = backend.lowering_context(name, device, graph.nodes)
@@ -55,7 +57,11 @@ def compile_graph(
         return _only(backend.compile([lowered]))
     except Exception as error:
         node = node or getattr(error, "node", None)  # a lowering that was registered, and is wrong
-        raise CompileError(_explain(error, graph, name, backend, node)) from error
+        failed = CompileError(_explain(error, graph, name, backend, node))
+        failed.failure = Failure(graph, backend, error, donated, sizes)
+        if isinstance(error, CompileError) and error.failure is not None:
+            failed.failure = error.failure  # it knows which piece it is
+        raise failed from error
 
 
 def for_backend(graph: Graph, backend: Backend) -> Graph:
@@ -125,6 +131,13 @@ class StandIn:
             return result
         device = self.backend.backend_device(result.type.device)  # `x.cpu()` is not on the graph's
         return self.backend.data_from_tensor(result.tensor, result.type, device)
+
+
+def leave_reproduction(error: CompileError) -> None:
+    """Have a program written that shows the failure alone; the error says where it is."""
+    if isinstance(error.failure, Failure):
+        error.args = (f"{error}\n{reproduction(error.failure)}",)
+        error.failure = None
 
 
 _warned: WeakKeyDictionary[Backend, set[str]] = WeakKeyDictionary()

@@ -18,7 +18,13 @@ from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.errors import CompileError
 from torpor.execute.background import COMPILER, Job
-from torpor.execute.compilation import NOTHING_DONATED, StandIn, compile_graph, warn_once
+from torpor.execute.compilation import (
+    NOTHING_DONATED,
+    StandIn,
+    compile_graph,
+    leave_reproduction,
+    warn_once,
+)
 from torpor.execute.disk import DiskPlace, keep, load, place_of
 from torpor.execute.events import STEP, span
 from torpor.execute.history import HISTORY, GraphRecord, before_compile
@@ -251,6 +257,7 @@ class Draft:
             record.was_compiled()
         except CompileError as error:
             metrics.count("CompileFailed")
+            leave_reproduction(error)
             if config.strict or backend.name == "reference":
                 raise
             stand_in = StandIn(graph, record.name, backend, self.device, error)

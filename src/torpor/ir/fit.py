@@ -36,6 +36,39 @@ def fit(numbers: Sequence[int], symbols: Mapping[Any, Sequence[int]]) -> Size | 
     return _rounded(numbers, [p for p in products if len(p[0]) == 1]) or _sum(numbers, products)
 
 
+def size_of(formula: Any, symbols: Mapping[str, Symbol]) -> Size | None:
+    """The size of a formula on the names of symbols (`_torch.OpenSizes.formula`)."""
+    if formula is None or type(formula) is int:
+        return formula
+    terms, divisor = formula
+    made: list[tuple[int, tuple[Any, ...]]] = []
+    constant = 0
+    for number, factors in terms:
+        parts = [symbols[f] if type(f) is str else size_of(f, symbols) for f in factors]
+        if parts:
+            made.append((number, tuple(sorted(parts, key=_order))))
+        else:
+            constant += number
+    return _summed(sorted(made, key=_term_order), constant, divisor)
+
+
+def _summed(terms: list[tuple[int, tuple[Any, ...]]], constant: int, divisor: int) -> Size:
+    if not terms:
+        return constant // divisor
+    inner = terms[0][1][0]
+    if divisor == 1 and len(terms) == 1 and terms[0] == (1, (inner,)) and type(inner) is Expr:
+        if not constant:
+            return inner
+        inside = [term for term in inner.terms if term[1]]  # a // d + c is (a + c * d) // d
+        rest = sum(number for number, factors in inner.terms if not factors)
+        return _summed(inside, rest + constant * inner.divisor, inner.divisor)
+    return Expr.of((*terms, (constant, ())) if constant else terms, divisor)
+
+
+def _term_order(term: tuple[int, tuple[Any, ...]]) -> tuple[int, list[Any]]:
+    return len(term[1]), [_order(factor) for factor in term[1]]
+
+
 def fit_strides(
     shapes: Sequence[Sequence[int]],
     strides: Sequence[Sequence[int]],

@@ -89,6 +89,10 @@ class Expr:
     @staticmethod
     def of(terms: Sequence[Term], divisor: int = 1) -> Expr:
         """The one expression with these terms."""
+        if divisor == 1 and len(terms) == 1 and terms[0][0] == 1 and len(terms[0][1]) == 1:
+            (only,) = terms[0][1]
+            if type(only) is Expr:
+                return only
         key = (tuple(terms), divisor)
         found = Expr._known.get(key)
         if found is None:
@@ -131,7 +135,7 @@ class Expr:
 
 def _term(term: Term) -> str:
     factor, symbols = term
-    names = "*".join(map(repr, symbols))
+    names = "*".join([f"({s!r})" if type(s) is Expr else repr(s) for s in symbols])
     if not names:
         return str(factor)
     return names if factor == 1 else f"{factor}*{names}"
@@ -166,6 +170,9 @@ def symbols_in(items: Iterable[Any]) -> list[Symbol]:
 
 
 _symbols: list[Symbol] = []
+
+SIZES_OF_TYPES: dict[Expr, None] = {}
+"""Expressions that are sizes of tensors, the first of them first."""
 
 
 def symbol(index: int) -> Symbol:

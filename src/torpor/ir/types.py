@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from torpor import _torch
-from torpor.ir.sizes import Size, Symbol, number, symbols_in
+from torpor.ir.sizes import SIZES_OF_TYPES, Expr, Size, Symbol, number, symbols_in
 
 _waiting_for_complex: list[Callable[[], None]] = []
 
@@ -199,6 +199,7 @@ class SymbolicType(TensorType):
             found.sizes, found.steps, found.at_offset_size = sizes, steps, offset
             found.dtype, found.device, found.conj, found.neg = rest
             found.symbols = symbols
+            SIZES_OF_TYPES.update((size, None) for size in sizes if type(size) is Expr)
             found.refresh()
             with _lock:
                 found = _types.setdefault(key, found)

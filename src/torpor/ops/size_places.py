@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torpor import _torch
-from torpor.ir.fit import fit
+from torpor.ir.fit import fit, times
 from torpor.ir.memo import Memo
 from torpor.ir.node import Value
-from torpor.ir.sizes import Expr, Symbol, symbols_in
+from torpor.ir.sizes import SIZES_OF_TYPES, Expr, Symbol, symbols_in
 from torpor.ir.types import SymbolicType
 from torpor.ops.infer import types_in
 from torpor.ops.spec import OpSpec
@@ -169,6 +169,27 @@ def guess(numbers: Numbers, sizes: Mapping[Symbol, int], types: list[Any]) -> tu
     return tuple([_guess(n, sizes, types) for n in numbers])
 
 
+def _sums(types: list[Any]) -> list[Expr]:
+    """Sizes of operands that are no products of symbols: what is made of them is made of sums."""
+    found: dict[Expr, None] = {}
+    for type_ in types:
+        for size in type_.sizes:
+            if type(size) is Expr and (size.divisor != 1 or len(size.terms) > 1):
+                found[size] = None
+    return list(found)
+
+
+def _flattened(number: int, type_: Any) -> Any:
+    """The product of neighbouring sizes that is `number`, if there is one with symbols in it."""
+    for first in range(len(type_.sizes)):
+        product: Any = type_.sizes[first]
+        for size in type_.sizes[first + 1 :]:
+            product = times(product, size)
+            if type(product) is Expr and product.value == number:
+                return product
+    return None
+
+
 def _guess(number: Any, sizes: Mapping[Symbol, int], types: list[Any]) -> Any:
     if type(number) is not int or number < 2:
         return number
@@ -179,6 +200,13 @@ def _guess(number: Any, sizes: Mapping[Symbol, int], types: list[Any]) -> Any:
     for symbol, value in sizes.items():
         if value == number:
             return symbol.expr
+    for size in list(SIZES_OF_TYPES):
+        if sizes.keys() >= set(size.symbols) and size.value == number:
+            return size
+    for type_ in types:
+        product = _flattened(number, type_)
+        if product is not None:
+            return product
     listed = list(sizes)
     for i, one in enumerate(listed):
         for other in listed[i:]:
@@ -198,23 +226,30 @@ def _guess(number: Any, sizes: Mapping[Symbol, int], types: list[Any]) -> Any:
     return number
 
 
-def fitted(place: Place) -> tuple[Any, ...] | None:
+def fitted(place: Place, types: list[Any]) -> tuple[Any, ...] | None:
     """Expressions that give what was met at a place; None if there are none.
 
     Symbols without a number in this step may be among them.
     """
     kinds = Counter(frozenset(s.sizes) for s in place.samples if s.sizes)
     for symbols, _ in kinds.most_common():
-        found = _fitted(place, symbols)
+        found = _fitted(place, symbols, types)
         if found is not None:
             return found
     return None
 
 
-def _fitted(place: Place, symbols: frozenset[Symbol]) -> tuple[Any, ...] | None:
+def _fitted(
+    place: Place, symbols: frozenset[Symbol], types: list[Any]
+) -> tuple[Any, ...] | None:
     """Expressions of `symbols` that give what was met in steps that had them."""
     seen = [s for s in place.samples if symbols <= set(s.sizes)]
-    known = {s: [sample.sizes[s] for sample in seen] for s in symbols}
+    if len(seen) < 2:
+        return None
+    known: dict[Any, list[int]] = {s: [sample.sizes[s] for sample in seen] for s in symbols}
+    for size in _sums(types):
+        if symbols >= set(size.symbols):
+            known[size] = [size.at(sample.sizes) for sample in seen]
     rows = [sample.numbers for sample in seen]
     made = []
     for column in zip(*rows):
@@ -223,8 +258,8 @@ def _fitted(place: Place, symbols: frozenset[Symbol]) -> tuple[Any, ...] | None:
                 return None
             made.append(column[0])
             continue
-        size = fit(column, known)
-        if size is None:
+        found = fit(column, known)
+        if found is None:
             return None
-        made.append(size)
+        made.append(found)
     return tuple(made)

@@ -74,13 +74,14 @@ def _sizes_at(
     for candidate in place.candidates:
         if _gives(candidate, numbers, True):
             return candidate
-    found = fitted(place)
+    types = _symbolic_types(key)
+    found = fitted(place, types)
     if found is not None and _gives(found, numbers, len(place.samples) > 2):
         if not symbolic and symbols_in(found):
             forget_numbers(spec, place)
         return place.remember(found)
     if symbolic:
-        return place.remember(guess(numbers, now, _symbolic_types(key)))
+        return place.remember(guess(numbers, now, types))
     return None
 
 

@@ -16,9 +16,11 @@ from torpor import _torch, config, metrics
 from torpor.backend.beside import is_beside
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
+from torpor.backend.failures import Failure, reproduction
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backends import provenance
+from torpor.backends.fx.failed import failure_of
 from torpor.backends.fx.pieces import cut, donate, made_by, read_by
 from torpor.backends.fx.program import (
     Compiled,
@@ -131,7 +133,7 @@ class FxBackend(Backend):
 
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
         for computation in computations:
-            compile_ = self._compile_program if is_beside() else self._compile_quietly
+            compile_ = self._compile_beside if is_beside() else self._compile_quietly
             in_fresh_thread(functools.partial(compile_, computation.program))
         while self.complaints and not is_beside():
             warnings.warn(self.complaints.pop(0), TorporWarning, stacklevel=2)
@@ -195,6 +197,11 @@ class FxBackend(Backend):
         _plan(program)
 
     # -- compiling ---------------------------------------------------------------------------------
+
+    def _compile_beside(self, program: Program) -> None:
+        """Compile while the program goes on, and draws."""
+        with _torch.leave_states_alone():
+            self._compile_program(program)
 
     def _compile_quietly(self, program: Program) -> None:
         """Compile without a trace: no warnings about compilers, no random numbers drawn.
@@ -264,7 +271,8 @@ class FxBackend(Backend):
         except Exception as error:
             first = next((i.node.site for i in step.instructions if i.node.site), None)
             where = f"{program.name}, {len(step.instructions)} ops from {first}"
-            self._complain(f"could not compile {where}", error)
+            failure = failure_of(step, program, self, error)
+            self._complain(f"could not compile {where}", error, failure)
             return self._by_eager(step, program)
 
     def _by_eager(self, piece: Piece, program: Program) -> list[CompiledStep]:
@@ -337,11 +345,17 @@ class FxBackend(Backend):
         node = instruction.node
         metrics.count_line(f"fallback::{node.op.name}", str(node.site))
 
-    def _complain(self, what: str, error: BaseException | None) -> None:
+    def _complain(
+        self, what: str, error: BaseException | None, failure: Failure | None = None
+    ) -> None:
         reason = f"{type(error).__name__}: {error}".strip()
         text = f"backend {self.name!r}: {what}: {reason}"
         if config.strict:
-            raise CompileError(text) from error
+            failed = CompileError(text)
+            failed.failure = failure
+            raise failed from error
+        if failure is not None:
+            text = f"{text}\n{reproduction(failure)}"
         hint = "The reference's kernels run it instead; with config.strict this is an error."
         self.complaints.append(f"{text}\n{hint}")
 

@@ -1,0 +1,86 @@
+"""Keeps programs that show what could not be compiled, one file for each failure.
+
+They lie in `config.failures_dir`, the oldest are removed when there are many, and `failure_program`
+says what is in one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Final
+
+from torpor import config
+from torpor.backend.failures import Failure
+from torpor.debug.failure_program import program_of, reason_of
+from torpor.execute.persistent import check_directory, default_directory
+from torpor.ir.graph import Graph
+from torpor.ir.printer import print_graph
+
+MAX_KEPT: Final = 200
+MAX_BYTES: Final = 256 << 20
+"""Programs that are kept, and how long they may be together; the oldest go first."""
+
+_OURS: Final = re.compile(r"torpor-[\w.-]+-[0-9a-f]{16}\.py")
+_ADDRESS: Final = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
+
+
+def write(failure: Failure) -> Path:
+    """Write the program that shows `failure`; the same failure again has the same file."""
+    graph = failure.graph
+    graph = graph.at(failure.sizes) if graph.symbols else graph
+    where = directory()
+    path = where / _name(failure, graph)
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(where, mode=0o700)
+    check_directory(where)
+    _place(path, program_of(failure, graph).encode(errors="backslashreplace"))
+    _trim(where)
+    return path
+
+
+def directory() -> Path:
+    """Where programs are written now."""
+    if config.failures_dir:
+        return Path(config.failures_dir).expanduser().absolute()
+    return default_directory().with_name("torpor-failures")
+
+
+def _name(failure: Failure, graph: Graph) -> str:
+    backend = failure.backend
+    told = repr((backend.name, backend.options, reason_of(failure.reason), print_graph(graph)))
+    told = _ADDRESS.sub("0x", told)  # where something lies by chance
+    digest = hashlib.sha256(told.encode(errors="backslashreplace")).hexdigest()
+    named = re.sub(r"[^\w.-]", "_", backend.name)[:60]
+    return f"torpor-{named}-{digest[:16]}.py"
+
+
+def _place(path: Path, data: bytes) -> None:
+    """Let `path` have the contents `data`: all of them, or what it had before."""
+    unfinished = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    try:
+        unfinished.write_bytes(data)
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def _trim(where: Path) -> None:
+    """Remove the oldest programs, if there are too many; never the last one."""
+    found = []
+    for path in where.iterdir():
+        if _OURS.fullmatch(path.name):
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                facts = path.stat()
+                found.append((facts.st_mtime_ns, facts.st_size, path))
+    total = 0
+    for place, (_, nbytes, path) in enumerate(sorted(found, reverse=True)):
+        total += nbytes
+        if place >= MAX_KEPT or (place and total > MAX_BYTES):
+            path.unlink(missing_ok=True)
