@@ -622,6 +622,10 @@ def _watch_states() -> None:
     torch.cuda.set_rng_state = set_rng_state_of_cuda
 
 
+copy_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
+"""Copies the tensors of a second list over those of a first, with as few kernels as may be."""
+
+
 def cuda_stream(device: int) -> int:
     """The address of the stream on which this thread's kernels run; no object is made for it."""
     stream: int = _C._cuda_getCurrentRawStream(device)  # in builds for CUDA

@@ -1002,6 +1002,12 @@ def test_set_cuda_states_by_copies_is_what_inductor_meets() -> None:
     assert hasattr(torch.Generator, "clone_state")
 
 
+def test_copy_each_copies_one_list_over_another() -> None:
+    targets = [torch.zeros(2), torch.zeros(3, dtype=torch.int64)]
+    _torch.copy_each(targets, [torch.ones(2), torch.tensor([1, 2, 3])])
+    assert [target.tolist() for target in targets] == [[1, 1], [1, 2, 3]]
+
+
 def test_cuda_stream_is_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "_cuda_getCurrentRawStream"
     if torch.cuda.is_available():

@@ -210,7 +210,7 @@ class Replayed:
 
     def _replayed(self, memory: Memory, graph: Captured, inputs: Tensors) -> Tensors:
         if graph.copied:
-            torch._foreach_copy_(graph.buffers, [inputs[i] for i in graph.copied])
+            _torch.copy_each(graph.buffers, [inputs[i] for i in graph.copied])
         inputs.clear()
         graph.replay()
         metrics.count("CudaGraphReplayed")
