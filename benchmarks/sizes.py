@@ -26,7 +26,7 @@ from torpor.bench.models import Block
 from torpor.cli import terminal
 from torpor.execute.sizes import SIZES
 
-LAYERS, WIDTH, HEADS, VOCABULARY, LONGEST = 6, 256, 8, 1000, 128
+LAYERS, WIDTH, HEADS, VOCABULARY, LONGEST = 4, 128, 4, 500, 128
 TIMED = ((8, 128), (4, 64), (2, 24))  # batch, length
 ROUNDS = 11
 

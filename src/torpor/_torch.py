@@ -17,7 +17,7 @@ import pickle
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -1127,7 +1127,22 @@ class OpenSizes:
         A formula is `(terms, divisor)`, a term `(number, factors)`; the sum is divided and rounded
         down. None if the number is no such thing.
         """
-        return _formula(number.node.expr, self._names) if type(number) is torch.SymInt else number
+        if type(number) is not torch.SymInt:
+            return number
+        return _formula(self._without_choices(number.node.expr), self._names)
+
+    def _without_choices(self, expression: Any) -> Any:
+        """The least or greatest in the place of `Min` and `Max`: one more assumption."""
+        from torch.utils._sympy.functions import Max, Min
+
+        while choices := expression.atoms(Min, Max):
+            choice = min(choices, key=lambda one: one.count_ops())  # innermost first
+            found = choice.args[0]
+            for other in choice.args[1:]:
+                less = found <= other if isinstance(choice, Min) else found >= other
+                found = found if self.environment.evaluate_expr(less) else other
+            expression = expression.xreplace({choice: found})
+        return expression
 
     def at(self, number: Any, values: dict[str, int]) -> int:
         """What a number is for these values of the names."""
@@ -1174,21 +1189,3 @@ def _rounded_down(expression: Any, names: dict[Any, str]) -> Any:
         return None
     inside, divisor = _formula(expression.args[0], names), int(expression.args[1])
     return None if inside is None or divisor < 1 else (inside[0], divisor)
-
-
-def samples_of(
-    numbers: Sequence[Any], symbols: Sequence[Any]
-) -> Iterator[tuple[list[int], list[int]]]:
-    """What `numbers`, made of torch's `symbols`, are for some values of these: values, numbers."""
-    import sympy
-
-    for row in range(5):
-        values = [7 + 6 * row * row + 5 * place + row * place for place in range(len(symbols))]
-        known = {s.node.expr: sympy.Integer(v) for s, v in zip(symbols, values, strict=True)}
-        yield (
-            values,
-            [
-                int(n.node.expr.xreplace(known)) if isinstance(n, torch.SymInt) else int(n)
-                for n in numbers
-            ],
-        )

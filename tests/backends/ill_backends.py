@@ -54,6 +54,15 @@ class UnregisteredBackend(IllBackend):
     name = "tests-unregistered"
 
 
+def hidden() -> IllBackend:
+    """One that cannot be found by any name."""
+
+    class Hidden(IllBackend):
+        name = "tests-hidden"
+
+    return Hidden()
+
+
 @torch.library.custom_op("tests_ill::doubled", mutates_args=())
 def doubled(x: torch.Tensor) -> torch.Tensor:
     return x * 2

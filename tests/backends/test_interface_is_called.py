@@ -65,7 +65,13 @@ def fail_to_find_a_device() -> None:
 
 def other_sizes() -> None:
     for length in (3, 5, 7, 9):
-        (torch.arange(float(length)).to("lazy") + 1).tolist()
+        x = torch.arange(float(length)).to("lazy") + 1
+        torpor.sync()
+        x.tolist()
+
+
+def compiled_by_torch() -> None:
+    torch.compile(lambda x: x + 1, backend="torpor")(torch.ones(2))
 
 
 PROGRAMS: dict[str, Callable[[], object]] = {
@@ -80,6 +86,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "eager_fallback_device_type": fall_back,
     "execute": read,
     "fits": other_sizes,
+    "function": compiled_by_torch,
     "lowering_context": read,
     "memory_info": torpor.memory,
     "metric_report": torpor.metrics.report,

@@ -87,7 +87,9 @@ def test_small_copies_are_called_several_at_a_time() -> None:
     assert repeat.length * repeat.count > 2800
 
 
-@pytest.mark.parametrize("text", ["", "a", LAYER, 2 * LAYER[:40], 8 * "abcdefgh", LAYER + LAYER[::-1]])
+@pytest.mark.parametrize(
+    "text", ["", "a", LAYER, 2 * LAYER[:40], 8 * "abcdefgh", LAYER + LAYER[::-1]]
+)
 def test_what_does_not_pay_is_not_cut(text: str) -> None:
     assert found(text) == []
 

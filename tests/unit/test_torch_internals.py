@@ -1148,8 +1148,14 @@ def test_OpenSizes() -> None:
     assert set(opened.conditions()) == {"s0 >= 20", "s0 == 37"}
 
 
-def test_samples_of() -> None:
+def test_OpenSizes_formulas() -> None:
     opened = _torch.OpenSizes({"s0": 37, "s1": 8})
     long, wide = opened.sizes["s0"], opened.sizes["s1"]
-    for (a, b), numbers in _torch.samples_of([long * wide, long + 1, 5], [long, wide]):
-        assert numbers == [a * b, a + 1, 5]
+    assert opened.formula(5) == 5
+    assert opened.formula(3 * long * long + 1) == (((1, ()), (3, ("s0", "s0"))), 1)
+    assert opened.formula((long + 1) // 4) == (((1, ((((1, ()), (1, ("s0",))), 4),)),), 1)
+    assert opened.formula(long % 5) is None
+    assert opened.at((long + 1) // 4 * wide, {"s0": 11, "s1": 2}) == 6
+    assert opened.conditions() == []
+    assert opened.formula(torch.sym_min(long, wide)) == (((1, ("s1",)),), 1)
+    assert opened.conditions() in (["s1 <= s0"], ["s0 >= s1"])

@@ -128,7 +128,7 @@ def program_of(failure: Failure, graph: Graph) -> str:
         story="\n".join(map(_comment, _story(failure, graph, needs))),
         backend=backend.name,
         options=_options(backend.options),
-        reason=reason_of(failure.reason),
+        reason=reason_of(failure.reason).splitlines()[0],  # what follows may name other files
         modules=needs.modules,
         paths=_paths() if needs.modules else [],
         register=_registration(backend, needs),

@@ -172,7 +172,9 @@ class PlanCache:
 class Draft:
     """A graph that may be compiled: at once, or after it was run some times by the reference."""
 
-    __slots__ = ("backend", "device", "donated", "graph", "job", "left", "place", "record", "structure")
+    __slots__ = (
+        "backend", "device", "donated", "graph", "job", "left", "place", "record", "structure",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -190,8 +190,10 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
 def _wait_for(arguments: Sequence[Any]) -> None:
     """Another device's queue may still be at some of them."""
     for argument in arguments:
-        if isinstance(argument, BackendData) and argument.done is not None:
-            argument.done.wait()
+        if isinstance(argument, BackendData):
+            done = argument.done
+            if done is not None and not done.is_set():
+                done.wait()
 
 
 def told(error: BaseException, plan: Plan, backend: Backend) -> BaseException:

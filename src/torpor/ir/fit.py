@@ -8,7 +8,7 @@ from itertools import combinations_with_replacement
 from math import prod
 from typing import Any
 
-from torpor.ir.sizes import Expr, Size, Symbol
+from torpor.ir.sizes import Expr, Size, Symbol, named
 
 _DIVISORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64)
 
@@ -36,7 +36,7 @@ def fit(numbers: Sequence[int], symbols: Mapping[Any, Sequence[int]]) -> Size | 
     return _rounded(numbers, [p for p in products if len(p[0]) == 1]) or _sum(numbers, products)
 
 
-def size_of(formula: Any, symbols: Mapping[str, Symbol]) -> Size | None:
+def size_of(formula: Any) -> Size | None:
     """The size of a formula on the names of symbols (`_torch.OpenSizes.formula`)."""
     if formula is None or type(formula) is int:
         return formula
@@ -44,7 +44,7 @@ def size_of(formula: Any, symbols: Mapping[str, Symbol]) -> Size | None:
     made: list[tuple[int, tuple[Any, ...]]] = []
     constant = 0
     for number, factors in terms:
-        parts = [symbols[f] if type(f) is str else size_of(f, symbols) for f in factors]
+        parts = [named(f) if type(f) is str else size_of(f) for f in factors]
         if parts:
             made.append((number, tuple(sorted(parts, key=_order))))
         else:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torpor import config
+from torpor.ir.sizes import forget_entries
 from torpor.ir.types import SCALAR_TYPES, ScalarType, TensorType
 
 Key = tuple[Any, ...]
@@ -148,6 +149,7 @@ class InternTable:
 
     def rotate(self) -> None:
         """Let the young generation grow old; what was old and not met since is dropped."""
+        forget_entries()
         for kind in self.kinds.values():
             kind.old_nodes = {k: n for k, n in kind.nodes.items() if not n.conditions}
             kind.nodes.clear()  # recorders hold on to this very dictionary

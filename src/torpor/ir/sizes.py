@@ -182,6 +182,11 @@ def symbol(index: int) -> Symbol:
     return _symbols[index]
 
 
+def named(name: str) -> Symbol:
+    """The symbol of that name."""
+    return symbol(int(name[1:]))
+
+
 def bound(epoch: int) -> dict[Symbol, int]:
     """The symbols that have numbers in the trace `epoch`."""
     return {s: s.value for s in _symbols if s.epoch == epoch}
@@ -199,16 +204,22 @@ class Condition:
         self.text = text
         self.symbols = symbols
         self.test = test
-        self.entries: list[Entry] = []
+        self.entries: set[Entry] = set()
         self.holds = self.now()
 
     def now(self) -> bool:
         """Whether it holds in this trace."""
-        return bool(self.test(*[symbol.value for symbol in self.symbols]))
+        return self._is_met([symbol.value for symbol in self.symbols])
 
     def at(self, values: Mapping[Symbol, int]) -> bool:
         """Whether it holds for these sizes."""
-        return bool(self.test(*[values[symbol] for symbol in self.symbols]))
+        return self._is_met([values[symbol] for symbol in self.symbols])
+
+    def _is_met(self, numbers: list[int]) -> bool:
+        try:
+            return bool(self.test(*numbers))
+        except ZeroDivisionError:  # a size it divides by is 0: it was not made for such
+            return False
 
     def refresh(self) -> None:
         """A symbol has another number."""
@@ -225,20 +236,49 @@ class Condition:
 class Entry:
     """Something that stands in a table while its conditions hold."""
 
-    __slots__ = ("conditions", "item", "key", "table")
+    __slots__ = ("conditions", "item", "key", "rivals", "table")
 
     def __init__(
-        self, table: dict[Any, Any], key: Any, item: Any, conditions: tuple[Condition, ...]
+        self,
+        table: dict[Any, Any],
+        key: Any,
+        item: Any,
+        conditions: tuple[Condition, ...],
+        rivals: dict[tuple[Condition, ...], Entry],
     ) -> None:
         self.table, self.key, self.item, self.conditions = table, key, item, conditions
+        self.rivals = rivals  # all under the same key, itself among them
+        for each in conditions:
+            each.entries.add(self)
+
+    @property
+    def stands(self) -> bool:
+        """All its conditions hold."""
+        return all(condition.holds for condition in self.conditions)
 
     def refresh(self) -> None:
-        """Put it into its table, or take it out."""
-        if all(condition.holds for condition in self.conditions):
+        """Put it into its table, or take it out and let another take its place."""
+        if self.stands:
             self.table[self.key] = self.item
         elif self.table.get(self.key) is self.item:
             del self.table[self.key]
+            for rival in self.rivals.values():
+                if rival.stands:
+                    self.table[self.key] = rival.item
 
+    def forget(self) -> None:
+        """It will not stand again."""
+        for condition in self.conditions:
+            condition.entries.discard(self)
+        if self.table.get(self.key) is self.item:
+            del self.table[self.key]
+        self.rivals.pop(self.conditions, None)
+        if not self.rivals:
+            _entries.pop((id(self.table), self.key), None)
+
+
+_entries: dict[tuple[int, Any], dict[tuple[Condition, ...], Entry]] = {}
+"""Entries by table and key, then by conditions."""
 
 _conditions: OrderedDict[str, Condition] = OrderedDict()
 
@@ -248,7 +288,7 @@ def condition(text: str) -> Condition:
     found = _conditions.get(text)
     if found is None:
         names = sorted(set(re.findall(r"\bs\d+\b", text)), key=lambda name: int(name[1:]))
-        symbols = tuple(symbol(int(name[1:])) for name in names)
+        symbols = tuple(map(named, names))
         test = eval(
             f"lambda {', '.join(names)}: {text}", {"Max": max, "Min": min}
         )  # text is torch's or ours
@@ -262,8 +302,8 @@ def condition(text: str) -> Condition:
 
 def exactly(symbol: Symbol) -> Condition:
     """`symbol` is what it is in this trace."""
-    found = symbol.exact.get(symbol.value)
     text = f"{symbol.name} == {symbol.value}"
+    found = symbol.exact.get(symbol.value) or _conditions.get(text)
     if found is None:
         value = symbol.value
         found = Condition(text, (symbol,), lambda now: bool(now == value))
@@ -281,19 +321,34 @@ def _forget_old_conditions() -> None:
                 each.conditions.remove(old)
             for value in [v for v, c in each.exact.items() if c is old]:
                 del each.exact[value]
-        for entry in old.entries:
-            if entry.table.get(entry.key) is entry.item:
-                del entry.table[entry.key]
+        for entry in list(old.entries):
+            entry.forget()
 
 
 def stands_while(
     conditions: Iterable[Condition], table: dict[Any, Any], key: Any, item: Any
 ) -> None:
     """`item`, which is in `table` now, is there only while the conditions hold."""
-    held = tuple(conditions)
-    entry = Entry(table, key, item, held)
-    for each in held:
-        each.entries.append(entry)
+    held = tuple([_known(each) for each in conditions])
+    rivals = _entries.setdefault((id(table), key), {})
+    before = rivals.get(held)
+    if before is not None:
+        for each in held:
+            each.entries.discard(before)
+    rivals[held] = Entry(table, key, item, held, rivals)
+
+
+def _known(old: Condition) -> Condition:
+    """The condition of the same text that is told of other sizes: `old`, if not forgotten."""
+    found = _conditions.get(old.text)
+    if found is None:
+        found = _conditions[old.text] = old
+        for each in old.symbols:
+            each.conditions.append(old)
+        old.refresh()
+        _forget_old_conditions()
+    _conditions.move_to_end(old.text)
+    return found
 
 
 def forget_conditions() -> None:
@@ -302,3 +357,11 @@ def forget_conditions() -> None:
         each.conditions.clear()
         each.exact.clear()
     _conditions.clear()
+    forget_entries()
+
+
+def forget_entries() -> None:
+    """Forget what stands under conditions."""
+    for rivals in list(_entries.values()):
+        for entry in list(rivals.values()):
+            entry.forget()

@@ -158,8 +158,8 @@ class _Call:
                 result = self.spec.target(*positional, **keywords)
         except Exception:  # no fake kernel, or none that knows symbols: not an error of the user's
             return None
-        conditions = tuple(condition(text) for text in opened.conditions())
-        return _Told(conditions, self._outputs(result, opened, list(now)))
+        outputs = self._outputs(result, opened, list(now))
+        return _Told(tuple(condition(text) for text in opened.conditions()), outputs)
 
     def _outputs(
         self, result: Any, opened: _torch.OpenSizes, symbols: list[Symbol]
@@ -181,13 +181,12 @@ def _output(
     if tensor is None or tensor.layout is not torch.strided:
         return None
     numbers = (*tensor.shape, *tensor.stride(), 0 if fresh else tensor.storage_offset())
-    named = {symbol.name: symbol for symbol in symbols}
 
     def at(values: Mapping[Symbol, int]) -> tuple[int, ...]:
         by_name = {symbol.name: values[symbol] for symbol in symbols}
         return tuple([opened.at(n, by_name) for n in numbers])
 
-    return _Output(tuple([size_of(opened.formula(n), named) for n in numbers]), at)
+    return _Output(tuple([size_of(opened.formula(n)) for n in numbers]), at)
 
 
 def _loosely(type_: TensorType, sizes: Mapping[Symbol, Any]) -> TensorType:
@@ -274,7 +273,8 @@ def _agree(
     """A fitted type has the sizes torch tells, also where it was not looked at."""
     if type_ is None or type_ is NO_FIT:
         return True
-    for values in _other_sizes(seen[0]):
+    small = ({**seen[0], symbol: size} for symbol in seen[0] for size in (2, 3, 4, 5, 8, 16))
+    for values in (*small, *_other_sizes(seen[0])):
         if all(c.at(values) for c in conditions):
             shape = type_at(type_, values).shape
             if shape != output.at(values)[: len(shape)]:

@@ -94,6 +94,9 @@ def node_with_numbers(
         return found
     blank = _blanked(key, bound, positions)
     place = _place((spec.kind, *blank))
+    if len(place.promoted) == len(positions):  # nothing is left to learn here
+        _promotions["epoch"] = TRACE.epoch
+        return _promoted_node(spec, bound, place)
     like = _place((spec.kind, *types_in(blank)))
     is_new = not place.keys
     changed = place.meet(key, positions)
@@ -134,6 +137,14 @@ def _promote(spec: OpSpec, place: Place, changed: set[int]) -> None:
         spec.kind.old_nodes.pop(key, None)
 
 
+def _are_one(numbers: tuple[Any, ...]) -> bool:
+    """All are the same number, as those of an optimizer are that takes all steps alike."""
+    first = numbers[0]
+    return first != 0 and numbers.count(first) == len(numbers) == [*map(type, numbers)].count(
+        type(first)
+    )
+
+
 def _promoted_node(spec: OpSpec, bound: list[Any], place: Place) -> Node:
     sample: dict[Value, Any] = {}
 
@@ -145,6 +156,11 @@ def _promoted_node(spec: OpSpec, bound: list[Any], place: Place) -> Node:
     inputs = list(bound)
     for position in sorted(place.promoted):
         number = bound[position]
-        inputs[position] = tuple(map(enter, number)) if type(number) is tuple else enter(number)
+        if type(number) is not tuple:
+            inputs[position] = enter(number)
+        elif _are_one(number):
+            inputs[position] = (enter(number[0]),) * len(number)
+        else:
+            inputs[position] = tuple(map(enter, number))
     key = key_of(spec, inputs)
     return spec.kind.nodes.get(key) or make_node(spec, key, inputs, sample)

@@ -16,7 +16,7 @@ from torpor.execute.sizes import SIZES
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.memo import forget_memos
 from torpor.ir.node import TABLE, Node, Value
-from torpor.ir.sizes import forget_conditions
+from torpor.ir.sizes import Symbol, forget_conditions, symbols_in
 from torpor.ir.types import SymbolicType, TensorType
 from torpor.ops.infer import forget as forget_inferences
 from torpor.ops.infer import infer, work_on
@@ -111,10 +111,7 @@ def view_value(view: View, storage: LazyStorage, tensor: LazyTensor) -> Value:
 def replay(view: View, root: Value, tensor: LazyTensor) -> Value:
     """Bring the view of `tensor` up to date, and the views between it and its storage."""
     if SIZES.active and _had_other_sizes(view, root):
-        node = strided_node(root, TensorType.of_tensor(tensor))
-        view.parent, view.index, view.node = None, 0, node
-        view.base, view.value = root, node.outputs[0]
-        return view.value
+        return _look_again(view, root, TensorType.of_tensor(tensor))
     stale: list[View] = []
     current: View | None = view
     while current is not None and current.base is not root:
@@ -125,27 +122,49 @@ def replay(view: View, root: Value, tensor: LazyTensor) -> Value:
         node = link.node
         source = _view_operand(node)
         if value.type is not node.args[source].type:
-            node = strided_node(root, link.value.type)
-            link.parent, link.index, link.node = None, 0, node
-        else:
-            key = (*node.key[:source], value, *node.key[source + 1 :])
-            bound = [*node.args[:source], value, *node.args[source + 1 :]]
-            node = node.op.nodes.get(key) or make_node(spec_of(node.op.target), key, bound)
+            value = _look_again(link, root, link.value.type)
+            continue
+        key = (*node.key[:source], value, *node.key[source + 1 :])
+        bound = [*node.args[:source], value, *node.args[source + 1 :]]
+        node = node.op.nodes.get(key) or make_node(spec_of(node.op.target), key, bound)
         value = node.outputs[link.index]
         link.base, link.value = root, value
     return value
 
 
 def _had_other_sizes(view: View, root: Value) -> bool:
-    """Its types have symbols that may have been other numbers when it was made."""
-    symbols = root.type.symbols if type(root.type) is SymbolicType else ()
+    """It has symbols that may have been other numbers when it was made."""
+    sizes = root.type.sizes if type(root.type) is SymbolicType else ()
+    met: set[Symbol] = set()
     link: View | None = view
     while link is not None:
-        type_ = link.value.type
-        if type(type_) is SymbolicType and not set(type_.symbols) <= set(symbols):
-            return True
+        type_, node = link.value.type, link.node
+        met.update(symbols_in(node.args), type_.symbols if type(type_) is SymbolicType else ())
         link = link.parent
-    return False
+    if not met:
+        return False
+    same = node.args[_view_operand(node)].type is root.type
+    return not same or any(symbol.expr not in sizes for symbol in met)
+
+
+def _look_again(view: View, root: Value, type_: TensorType) -> Value:
+    """Let `view` be a window of `type_` onto `root`, whatever it was made by."""
+    calls: list[tuple[Any, ...]] = []
+    if type_.dtype != root.type.dtype:
+        parts = max(type_.dtype.itemsize // root.type.dtype.itemsize, 1)
+        whole = root.type.span // parts * parts
+        calls += [(aten.as_strided.default, (whole,), (1,), 0), (aten.view.dtype, type_.dtype)]
+    calls.append((aten.as_strided.default, type_.shape, type_.stride, type_.offset))
+    calls += [(aten._conj.default,)] * type_.conj + [(aten._neg_view.default,)] * type_.neg
+    parent, value = None, root
+    for place, (target, *args) in enumerate(calls):
+        node = apply(target, [value, *args])
+        value = node.outputs[0]
+        if place < len(calls) - 1:
+            parent = View(parent, node, 0, root, value)
+    view.parent, view.index, view.node = parent, 0, node
+    view.base, view.value = root, value
+    return value
 
 
 def _view_operand(node: Node) -> int:

@@ -15,7 +15,7 @@ from torpor.backends.fx.functional import NO_VALUE, NotTraceable
 from torpor.backends.fx.guards import Guards
 from torpor.backends.fx.numbers import Number
 from torpor.backends.reference.lowering import Instruction, Register, Sized
-from torpor.ir.fit import fit
+from torpor.ir.fit import size_of
 from torpor.ir.sizes import Symbol
 from torpor.ir.types import ScalarType, SymbolicType, TensorType, contiguous_strides
 
@@ -78,17 +78,16 @@ def trace(
         replay = _Replay(piece, types, device)
         with torch.no_grad(), _torch.quiet_fakes():
             module = make_fx(replay, decomposition_table=decompositions)(*inputs)
-    laid = {register: _settled(type_, symbols) for register, type_ in replay.laid.items()}
+    laid = {register: _settled(type_, open_sizes) for register, type_ in replay.laid.items()}
     return Traced(module, inputs, mode, replay.sources, laid, open_sizes)
 
 
-def _settled(type_: TensorType, symbols: dict[Symbol, Any]) -> TensorType:
+def _settled(type_: TensorType, open_sizes: _torch.OpenSizes | None) -> TensorType:
     """A type on the compiler's symbols as one on ours."""
-    if not symbols:
+    if open_sizes is None:
         return type_
-    rows = list(_torch.samples_of([*type_.shape, *type_.stride], list(symbols.values())))
-    seen = {one: [values[place] for values, _ in rows] for place, one in enumerate(symbols)}
-    found = [fit(numbers, seen) for numbers in zip(*(numbers for _, numbers in rows), strict=True)]
+    numbers = (*type_.shape, *type_.stride)
+    found = [size_of(open_sizes.formula(number)) for number in numbers]
     if None in found:
         raise NotTraceable(f"{type_!r} does not follow from the sizes")
     rank = len(type_.shape)

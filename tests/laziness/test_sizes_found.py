@@ -1,0 +1,172 @@
+"""Programs whose changing sizes once gave wrong numbers, shapes or errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import torpor
+from tests.comparison import Put
+from torpor.execute.sizes import SIZES
+from torpor.execute.sync import PLANS
+from torpor.ir import sizes as ir_sizes
+
+Shape = tuple[int, ...]
+
+
+@pytest.fixture(autouse=True)
+def fresh(on_the_reference_backend: None) -> Iterator[None]:
+    torpor.sync(wait=True)
+    PLANS.clear()
+    SIZES.clear()
+    torpor.metrics.reset()
+    yield
+    torpor.sync(wait=True)
+
+
+def graphs() -> int:
+    """Graphs that were met for the first time."""
+    return int(torpor.metrics.counters().get("UncachedCompile", 0))
+
+
+def check(function: Callable[[Tensor], Any], put: Put, shapes: Sequence[Shape]) -> None:
+    """Each step as eager does it: shapes while recording, numbers after, and errors at once."""
+    for shape in shapes:
+        x = torch.randn(shape)
+        try:
+            expected = _flat(function(x.clone()))
+        except (RuntimeError, IndexError) as error:
+            with pytest.raises(type(error)):
+                function(put(x))
+            continue
+        actual = _flat(function(put(x)))
+        assert [y.shape for y in actual] == [y.shape for y in expected], shape
+        torpor.sync()
+        for one, other in zip(expected, actual, strict=True):
+            assert torch.equal(one, other.cpu()), shape
+
+
+def _flat(result: Any) -> list[Tensor]:
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def rows(*lengths: int) -> list[Shape]:
+    return [(length, 4) for length in lengths]
+
+
+def pictures(*sides: int) -> list[Shape]:
+    return [(2, 3, side, side + side // 8) for side in sides]
+
+
+MANY = rows(40, 45, 48, 60, 64, 80, 96, 100, 33, 17, 128, 200, 7, 5, 300)
+FEW = rows(12, 9, 4, 7, 30, 5, 2, 1, 16, 3, 8, 6, 0, 33)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.avg_pool2d(x, 16),
+        lambda x: F.conv2d(x, torch.ones(2, 3, 16, 16, device=x.device), stride=16),
+        lambda x: F.max_pool2d(x, 9, stride=9, ceil_mode=True),
+        lambda x: x.unfold(2, 16, 16).unfold(3, 16, 16).flatten(2, 3).clone(),
+    ],
+    ids=("pool", "patches", "ceil", "windows"),
+)
+def test_a_size_rounded_down_by_much(function: Callable[[Tensor], Tensor], put: Put) -> None:
+    """Near sizes give the same number of windows, which is no reason to call it a constant."""
+    check(function, put, pictures(32, 48, 40, 64, 33, 35, 80, 224, 240, 100, 16))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x[3::7] + 1, lambda x: x.unfold(0, 7, 13).clone()],
+    ids=("step", "unfold"),
+)
+def test_uncommon_divisors(function: Callable[[Tensor], Tensor], put: Put) -> None:
+    check(function, put, MANY)
+
+
+def test_rounded_sizes_stay_one_graph(put: Put) -> None:
+    check(lambda x: F.avg_pool2d(x, 16), put, pictures(32, 48, 64, 80, 96))
+    known = graphs()
+    check(lambda x: F.avg_pool2d(x, 16), put, pictures(112, 128, 37, 200))
+    assert graphs() == known
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.diagonal(1) * 2,
+        torch.linalg.svdvals,
+        lambda x: torch.linalg.qr(x).R.shape[0] * x,
+    ],
+    ids=("diagonal", "svdvals", "qr"),
+)
+def test_the_smaller_of_two_sizes(function: Callable[[Tensor], Tensor], put: Put) -> None:
+    check(function, put, rows(30, 16, 33, 12, 2, 3, 8, 5))
+
+
+def test_too_small_for_a_window_is_told_when_recorded(put: Put) -> None:
+    check(lambda x: x.unfold(0, 4, 2).clone(), put, FEW)
+
+
+def test_a_condition_that_divides_by_a_size_of_none(put: Put) -> None:
+    """Windows of 16 make conditions that divide by their number: below 16 there is none."""
+    windows = [
+        (2, 3, a, b) for a, b in ((32, 32), (48, 48), (40, 48), (64, 80), (33, 34), (35, 35))
+    ]
+    check(lambda x: x.unfold(2, 16, 16).unfold(3, 16, 16).flatten(2, 3).clone(), put, windows)
+    check(lambda x: x[:100] * 2, put, MANY)
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_forgotten_conditions(most: int, put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ir_sizes, "MAX_CONDITIONS", most)
+    check(lambda x: x[:50] * 2, put, [*MANY, *MANY[::-1]])
+    check(lambda x: x.view(2, -1) + x[:6].sum(), put, [*FEW, *FEW[::-1]])
+
+
+def test_conditions_and_a_full_table(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torpor.config, "max_interned_nodes", 5)
+    check(lambda x: x[:50].t() * 2, put, [*MANY, *MANY[::-1]])
+    assert len(ir_sizes._entries) < 20
+
+
+def imaginary(x: Tensor) -> Tensor:
+    return torch.complex(x, x).conj().imag[:, 1:]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: torch.view_as_real(torch.complex(x, x))[1:],
+        lambda x: torch.complex(x, x).conj().t(),
+        imaginary,
+        lambda x: (x * 2).view(torch.int32)[1:].view(-1),
+        lambda x: x.double().view(torch.float32)[:, ::2],
+        lambda x: (x * 2).view(torch.float64)[1:],
+        lambda x: (x * 2).view(-1)[: len(x) * 2].view(2, len(x)).t(),
+        lambda x: (x * 2).split(len(x) // 2)[1],
+    ],
+    ids=("real", "conj", "imag", "ints", "halves", "doubles", "window", "split"),
+)
+def test_views_of_another_dtype_outlive_their_step(view: Callable[[Tensor], Tensor]) -> None:
+    kept: list[tuple[Tensor, Tensor]] = []
+    for length in (12, 9, 4, 7, 30, 5, 8, 6):
+        x = torch.randn(length, 4)
+        kept.append((view(x), view(x.to("lazy"))))
+        torpor.sync()
+        for one, other in kept:
+            one.mul_(2)
+            other.mul_(2)
+        for one, other in kept:
+            assert torch.equal(one.resolve_conj(), other.cpu().resolve_conj())
+
+
+def test_a_view_of_a_result_that_nobody_holds(put: Put) -> None:
+    check(lambda x: torch.view_as_real(torch.fft.rfft(x, dim=0)), put, rows(12, 9, 4, 7, 30, 5))
