@@ -75,7 +75,6 @@ class Plan:
         self.checked = False  # a run of it has returned what its types promise
         self.fragile = tuple(filter(_may_fail, graph.nodes))
 
-
     def fits(self) -> bool:
         """It was compiled for the sizes of this trace, among others."""
         if type(self.runner) is StandIn:

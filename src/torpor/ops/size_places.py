@@ -239,9 +239,7 @@ def fitted(place: Place, types: list[Any]) -> tuple[Any, ...] | None:
     return None
 
 
-def _fitted(
-    place: Place, symbols: frozenset[Symbol], types: list[Any]
-) -> tuple[Any, ...] | None:
+def _fitted(place: Place, symbols: frozenset[Symbol], types: list[Any]) -> tuple[Any, ...] | None:
     """Expressions of `symbols` that give what was met in steps that had them."""
     seen = [s for s in place.samples if symbols <= set(s.sizes)]
     if len(seen) < 2:
