@@ -173,3 +173,27 @@ def test_views_of_another_dtype_outlive_their_step(view: Callable[[Tensor], Tens
 
 def test_a_view_of_a_result_that_nobody_holds(put: Put) -> None:
     check(lambda x: torch.view_as_real(torch.fft.rfft(x, dim=0)), put, rows(12, 9, 4, 7, 30, 5))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x * len(x), lambda x: x / (len(x) + 0.5), lambda x: (x + len(x)).exp() - 2 * len(x)],
+    ids=("times", "divided", "twice"),
+)
+def test_numbers_that_change_with_the_size(function: Callable[[Tensor], Tensor], put: Put) -> None:
+    check(function, put, rows(12, 9, 16, 7, 30, 5))
+    known = graphs()
+    check(function, put, rows(21, 8, 40, 11))
+    assert graphs() == known
+
+
+def test_sizes_that_are_in_proportion_by_chance(put: Put) -> None:
+    """A gradient copied into memory of other strides, where one size is thrice the other."""
+
+    def gradient(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        F.layer_norm(x.transpose(1, 2), (x.shape[1],)).pow(3).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    check(gradient, put, [(2, 6, 8), (4, 4, 8), (3, 9, 8), (8, 8, 8), (4, 8, 8), (3, 3, 8)])

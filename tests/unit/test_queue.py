@@ -191,3 +191,32 @@ def test_a_device_has_one_queue() -> None:
     assert queue_of(device) is queue_of(BackendDevice(BackendDeviceType("cpu"), 7))
     assert queues(device) == [queue_of(device)]
     assert queue_of(device) in queues()
+
+
+def test_a_short_job_runs_where_it_is_submitted(threaded: DeviceQueue) -> None:
+    ran: list[threading.Thread] = []
+    threaded.submit(Job(lambda: ran.append(threading.current_thread()), [], usual=0.001))
+    assert ran == [threading.current_thread()]
+
+
+def test_a_short_job_waits_its_turn(threaded: DeviceQueue) -> None:
+    gate, order = threading.Event(), []
+
+    def first() -> None:
+        assert gate.wait(PATIENCE)
+        order.append("first")
+
+    threaded.submit(Job(first, []))
+    threaded.submit(Job(lambda: order.append("second"), [], usual=0.001))
+    assert order == []
+    gate.set()
+    threaded.wait()
+    assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize("usual", [None, 1.0])
+def test_any_other_job_runs_on_the_queue(threaded: DeviceQueue, usual: float | None) -> None:
+    ran: list[threading.Thread] = []
+    threaded.submit(Job(lambda: ran.append(threading.current_thread()), [], usual=usual))
+    threaded.wait()
+    assert ran == [threaded.thread]

@@ -25,6 +25,8 @@ MAX_RECORDS: Final = 1024
 MAX_CUT_SITES: Final = 1024
 MAX_GRAPHS: Final = 64
 MAX_NODES: Final = 100_000
+TOLD_RUNS: Final = 8
+"""Runs after which it is known what one takes."""
 MAX_COMPARED: Final = 8
 """Earlier graphs of a cut site that a new one is compared with."""
 
@@ -50,10 +52,33 @@ class GraphRecord:
     """A new graph: where it was made, what became of it, and how it differs from an earlier one."""
 
     __slots__ = (
-        "_difference", "asked_at", "compile_seconds", "compiled", "cut_site", "failure", "first",
-        "graph", "hits", "interpreted_runs", "interpreted_seconds", "kept", "leaves", "loaded",
-        "name", "ops", "previous", "previous_read_at", "read_at", "record_seconds", "replaced",
-        "run_seconds", "runs", "serial", "site", "size",
+        "_difference",
+        "_usual",
+        "asked_at",
+        "compile_seconds",
+        "compiled",
+        "cut_site",
+        "failure",
+        "first",
+        "graph",
+        "hits",
+        "interpreted_runs",
+        "interpreted_seconds",
+        "kept",
+        "leaves",
+        "loaded",
+        "name",
+        "ops",
+        "previous",
+        "previous_read_at",
+        "read_at",
+        "record_seconds",
+        "replaced",
+        "run_seconds",
+        "runs",
+        "serial",
+        "site",
+        "size",
     )  # fmt: skip
 
     def __init__(self, name: str, graph: Graph, cut_site: CutSite, site: Any, serial: int) -> None:
@@ -75,6 +100,7 @@ class GraphRecord:
         self.failure = ""
         self.runs = self.interpreted_runs = 0
         self.run_seconds = self.interpreted_seconds = 0.0
+        self._usual = 0.0  # what a run takes, the latest counting most
         self.asked_at = STEP.last_read if STEP.last_asked == "bool" else ""  # a branch's line
         self.read_at = self.previous_read_at = STEP.read_at
         self.previous: Graph | None = None
@@ -118,9 +144,15 @@ class GraphRecord:
         """One run is over."""
         self.runs += 1
         self.run_seconds += seconds
+        self._usual += (seconds - self._usual) * (0.2 if self.runs > 1 else 1.0)
         if interpreted:
             self.interpreted_runs += 1
             self.interpreted_seconds += seconds
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """What a run of it takes; None until some have told."""
+        return self._usual if self.runs >= TOLD_RUNS else None
 
     @property
     def difference(self) -> Difference | None:

@@ -196,13 +196,18 @@ def _node_name(node: Node, numbers: dict[Value, int]) -> Any:
     return (
         node.op.name,
         [
-            _blank(arg) if i in open_ or argument.kind in _NUMBERS else _name(arg, numbers)
+            _blank(arg) if i in open_ or _is_number(argument.kind, arg) else _name(arg, numbers)
             for i, (argument, arg) in enumerate(zip(spec.arguments, node.args, strict=True))
         ],
     )
 
 
 _NUMBERS = (ArgKind.SCALAR, ArgKind.SCALARS, ArgKind.FLOAT, ArgKind.FLOATS)
+
+
+def _is_number(kind: ArgKind, arg: Any) -> bool:
+    """A number that ops compute with, also in the place of a tensor (`x * 2`)."""
+    return kind in _NUMBERS or (kind is ArgKind.TENSOR and type(arg) in (int, float, complex))
 
 
 def _blank(arg: Any) -> Any:

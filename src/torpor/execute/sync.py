@@ -184,7 +184,7 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
 
     kept = [arguments[place] for place in plan.kept_inputs]
     kept += [handles[place] for place in plan.kept_outputs]
-    return Job(run, handles, kept), handles
+    return Job(run, handles, kept, plan.record.usual_seconds), handles
 
 
 def _wait_for(arguments: Sequence[Any]) -> None:

@@ -172,6 +172,11 @@ class _Call:
                 fresh = returned.kind is ReturnKind.FRESH
                 for item in tensor if returned.is_list else (tensor,):
                     found.append(_output(item, fresh, opened, symbols))
+        for position in self.spec.mutated:
+            written = self.bound[position]
+            for value in written if type(written) is tuple else (written,):
+                if type(value) is Value:
+                    found.append(_unchanged(value.type))
         return found
 
 
@@ -187,6 +192,14 @@ def _output(
         return tuple([opened.at(n, by_name) for n in numbers])
 
     return _Output(tuple([size_of(opened.formula(n)) for n in numbers]), at)
+
+
+def _unchanged(type_: TensorType) -> _Output:
+    """What is written to keeps its sizes, mostly."""
+    parts: tuple[Size, ...] = (*type_.shape, *type_.stride, type_.offset)
+    if type(type_) is SymbolicType:
+        parts = (*type_.sizes, *type_.steps, type_.at_offset_size)
+    return _Output(parts, lambda values: tuple([number(part, values) for part in parts]))
 
 
 def _loosely(type_: TensorType, sizes: Mapping[Symbol, Any]) -> TensorType:
@@ -309,12 +322,14 @@ def fit_type(column: tuple[Any, ...], symbols: Mapping[Symbol, list[int]]) -> An
 
 def _other_sizes(now: Mapping[Symbol, int]) -> Iterator[dict[Symbol, int]]:
     """Other sizes: near those of this trace, and far, where a rounded division shows itself."""
-    near = ((1, 3), (2, 5), (5, 1), (7, 11), (-1, 2), (13, 17), (3, -1), (11, 4), (-2, -1))
-    for turn, (one, other) in enumerate(near):
-        for factor in (turn % 3 + 1, (turn + 1) % 3 + 1, (turn + 2) % 3 + 1):
-            values = {}
-            for place, (symbol, value) in enumerate(now.items()):
-                moved = value * factor + (one if place % 2 == 0 else other) * (1 + place // 2)
-                values[symbol] = max(moved, 2)
-            yield values
-        yield {symbol: value * (turn + 2) for symbol, value in now.items()}  # divisible as before
+    near = ((2, 5), (5, 1), (1, 3), (7, 11), (-1, 2), (13, 17), (3, -1), (11, 4), (-2, -1))
+    for turn in range(3 * len(near)):
+        one, other = near[turn % len(near)]
+        factor = (turn + turn // len(near)) % 3 + 1
+        values = {}
+        for place, (symbol, value) in enumerate(now.items()):
+            moved = value * factor + (one if place % 2 == 0 else other) * (1 + place // 2)
+            values[symbol] = max(moved, 2)
+        yield values
+        if turn % 3 == 2:  # divisible as before
+            yield {symbol: value * (turn // 3 + 2) for symbol, value in now.items()}

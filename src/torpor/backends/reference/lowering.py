@@ -50,7 +50,9 @@ class Sized:
 class Instruction:
     """One node: what to call, with which registers, and which registers die after it."""
 
-    __slots__ = ("args", "checked", "dead", "node", "outputs", "reuse", "sizes", "spec")
+    __slots__ = (
+        "args", "checked", "checked_for", "dead", "node", "outputs", "reuse", "sizes", "spec",
+    )  # fmt: skip
 
     def __init__(self, node: Node, spec: OpSpec, args: list[Any], outputs: list[int]) -> None:
         self.node = node
@@ -60,6 +62,7 @@ class Instruction:
         self.reuse: set[int] = set()  # written arguments whose old contents nobody needs
         self.dead: list[int] = []
         self.checked: list[int] | None = None  # outputs that need new strides, once known
+        self.checked_for: list[int] = []  # the sizes for which that is known
         self.sizes: dict[Symbol, int] = {}  # registers of sizes, if the graph has any
 
     def copy(self) -> Instruction:

@@ -109,8 +109,9 @@ def step(instruction: Instruction, env: list[Any]) -> None:
     positional, keywords = spec.call_arguments(args)
     result = spec.target(*positional, **keywords)
     outputs = outputs_of(spec, result, args)
-    if instruction.checked is None:
-        instruction.checked = _check(instruction, outputs, env)
+    sizes = [env[register] for register in instruction.sizes.values()]
+    if instruction.checked is None or instruction.checked_for != sizes:
+        instruction.checked, instruction.checked_for = _check(instruction, outputs, env), sizes
     if instruction.checked:
         types = instruction.output_types(env)
         for position in instruction.checked:
