@@ -170,7 +170,7 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
             with span("run", plan.record.name), recorded_by(lines):
                 results = plan.runner.execute(plan.computation, arguments, device)
             plan.record.ran(time.perf_counter() - start, plan.draft is not None)
-            if not plan.checked:
+            if not plan.checked or plan.symbols:
                 results = checked(results, plan, backend, [handle.type for handle in handles])
         except Exception as error:
             raise told(error, plan, backend) from error.__cause__

@@ -23,6 +23,8 @@ from torpor.ops.spec import OpSpec
 
 MAX_SAMPLES = 6
 MAX_CANDIDATES = 8
+SURE_SAMPLES = 5
+"""So many numbers that follow a rule are no coincidence."""
 
 _BLANK = "size"
 Numbers = tuple[Any, ...]  # numbers at a place, and None
@@ -169,6 +171,20 @@ def guess(numbers: Numbers, sizes: Mapping[Symbol, int], types: list[Any]) -> tu
     return tuple([_guess(n, sizes, types) for n in numbers])
 
 
+def _is_plausible(size: Any, samples: int) -> bool:
+    """Few samples fit many lines, and several calls may share a place: plain forms are believed."""
+    if type(size) is not Expr or samples >= SURE_SAMPLES:
+        return True
+    return size.divisor == 1 and (len(size.terms) == 1 or size.terms[0][0] == 1)
+
+
+def _is_shift(size: Expr) -> bool:
+    """`s + 1` and its like."""
+    return size.divisor == 1 and len(size.terms) == 2 and size.terms[0][0] == 1 == len(
+        size.terms[0][1]
+    ) and not size.terms[1][1]  # fmt: skip
+
+
 def _sums(types: list[Any]) -> list[Expr]:
     """Sizes of operands that are no products of symbols: what is made of them is made of sums."""
     found: dict[Expr, None] = {}
@@ -197,11 +213,13 @@ def _guess(number: Any, sizes: Mapping[Symbol, int], types: list[Any]) -> Any:
         for size in (*type_.sizes, *type_.steps, type_.at_offset_size):
             if type(size) is Expr and size.value == number:
                 return size
+    if any(size == number for type_ in types for size in type_.sizes if type(size) is int):
+        return number  # a size that does not change, and most often stays what it is
     for symbol, value in sizes.items():
         if value == number:
             return symbol.expr
     for size in list(SIZES_OF_TYPES):
-        if sizes.keys() >= set(size.symbols) and size.value == number:
+        if sizes.keys() >= set(size.symbols) and size.value == number and _is_shift(size):
             return size
     for type_ in types:
         product = _flattened(number, type_)
@@ -257,7 +275,7 @@ def _fitted(place: Place, symbols: frozenset[Symbol], types: list[Any]) -> tuple
             made.append(column[0])
             continue
         found = fit(column, known)
-        if found is None:
+        if found is None or not _is_plausible(found, len(seen)):
             return None
         made.append(found)
     return tuple(made)
