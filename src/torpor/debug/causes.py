@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from torpor import config
 from torpor.debug.findings import Finding
 from torpor.execute.history import GraphRecord
 from torpor.ir import difference as kinds
@@ -40,6 +41,7 @@ LOOP = (
 )
 HAPPENS_ONCE = (kinds.BRANCH, kinds.RESULTS)
 ONCE = "Nothing, if it happens once: optimizers make their state in the first step. Otherwise: "
+ENDS = "Nothing, if it ends by itself: sizes that change become run-time inputs. Otherwise: "
 SMALLER_BATCH = "Drop the last batch (DataLoader(..., drop_last=True)) or pad it to full size."
 TITLES = {
     kinds.SAME: "a graph was compiled, dropped, and compiled again",
@@ -184,8 +186,9 @@ def _advice(differences: Sequence[Difference], settled: bool) -> str:
     first = differences[0]
     if _is_loop(first):
         return LOOP
-    if first.kind == kinds.SHAPE and _is_last_batch(differences):
-        return SMALLER_BATCH
+    if first.kind == kinds.SHAPE:
+        fixed = SMALLER_BATCH if _is_last_batch(differences) else ADVICE[kinds.SHAPE]
+        return fixed if config.dynamic == "off" else ENDS + fixed
     if settled and len(differences) == 1 and first.kind in HAPPENS_ONCE:
         return ONCE + ADVICE[first.kind]
     return ADVICE[first.kind]
