@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -130,9 +131,16 @@ def test_a_port_that_cannot_be_is_told(file, capsys):
     assert "torpor view:" in capsys.readouterr().err
 
 
+def interruptible():
+    """A background job, and all that it starts, ignores interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_file_is_served_until_it_is_interrupted(file):
     command = [sys.executable, "-m", "torpor", "view", str(file), "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible
+    ) as process:
         address = process.stdout.readline().strip()
         with urllib.request.urlopen(f"{address}summary.json", timeout=30) as answer:
             assert json.load(answer)["live"] is False

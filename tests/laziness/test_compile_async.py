@@ -25,7 +25,7 @@ from torpor.execute.sync import PLANS
 class Slow(ReferenceBackend):
     """The reference, once somebody has opened the gate."""
 
-    name = "slow"
+    name = "gated"
     gate = threading.Event()
     fails = False
     runs = 0
@@ -41,7 +41,7 @@ class Slow(ReferenceBackend):
         return super().execute(*args)
 
 
-register("slow", Slow)
+register("gated", Slow)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Slow.gate.clear()
     Slow.fails, Slow.runs = False, 0
     torpor.metrics.reset()
-    with torpor.using("slow"):
+    with torpor.using("gated"):
         yield
         Slow.gate.set()
         COMPILER.wait()
@@ -138,10 +138,11 @@ def test_backends_say_whether_they_may() -> None:
 
 PROGRAM = """
 import os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 import torch, torpor
 from tests.laziness.test_compile_async import Slow
 torpor.config.compile_async = True
-torpor.use("slow")
+torpor.use("gated")
 x = torch.ones(3).to("lazy")
 torpor.sync()
 y = x + 1

@@ -47,6 +47,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> list[Point]:
     """A registry of its own for every test, and the entry points it finds."""
     found: list[Point] = []
     monkeypatch.setattr(registry, "_factories", {"idle": Idle})
+    monkeypatch.setattr(registry, "_available", {})
     monkeypatch.setattr(registry, "_active", None)
     monkeypatch.setattr(registry, "_listeners", [])
     monkeypatch.setattr(registry, "entry_points", lambda group: list(found))
