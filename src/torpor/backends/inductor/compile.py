@@ -29,11 +29,6 @@ COMPILE_AFTER = 4
 numbers that change become inputs, and optimizers make their state: such graphs are met once."""
 
 
-ON_CPUS = {"cpp_wrapper": True}
-"""Settings for graphs of the CPU. One C++ function for all kernels of a graph runs without Python's
-lock, and so beside the thread that records; otherwise each kernel waits for its turn."""
-
-
 class InductorBackend(FxBackend):
     """Compiles graphs with `torch._inductor`.
 
@@ -136,7 +131,7 @@ class InductorBackend(FxBackend):
 
 def _on_cpus() -> dict[str, Any]:
     """Settings for graphs of the CPU."""
-    return ON_CPUS | ({"cpp.vec_isa_ok": True} if _torch.best_vectors_work() else {})
+    return {"cpp.vec_isa_ok": True} if _torch.best_vectors_work() else {}
 
 
 def _on_gpu(traced: Traced) -> bool:
