@@ -197,3 +197,34 @@ def test_sizes_that_are_in_proportion_by_chance(put: Put) -> None:
         return x.grad
 
     check(gradient, put, [(2, 6, 8), (4, 4, 8), (3, 9, 8), (8, 8, 8), (4, 8, 8), (3, 3, 8)])
+
+
+def test_a_tensor_filled_by_a_kernel_keeps_its_size(put: Put) -> None:
+    """Its memory was recorded with the sizes of one step, and is read in the next."""
+    held: list[tuple[Tensor, Tensor]] = []
+    for length in (6, 9, 4, 7, 12):
+        x = torch.randn(2, length)
+        mask = torch.empty_like(put(x)).bernoulli_(0.5)
+        torpor.sync(mask)
+        held.append((mask, put(x) * mask))
+        torpor.sync()
+    for length, (mask, masked) in zip((6, 9, 4, 7, 12), held, strict=True):
+        assert mask.detach().cpu().shape == masked.detach().cpu().shape == (2, length)
+
+
+def test_a_window_that_outlives_its_step(put: Put) -> None:
+    """Its size is one of the step's, not of the memory it looks at, which stays what it is."""
+    table = put(torch.arange(64.0))
+    held: list[tuple[int, Tensor, Tensor]] = []
+    for length in (6, 9, 4, 7, 12, 5):
+        x = put(torch.randn(length))
+        window = table[length : 2 * length]
+        torpor.sync(x + window)
+        held.append((length, window, window[1:3]))
+    for length, window, inner in held:
+        expected = torch.arange(64.0)[length : 2 * length]
+        assert torch.equal(window.detach().cpu(), expected)
+        assert torch.equal((window + 1).cpu(), expected + 1)
+        assert torch.equal((inner + 1).cpu(), expected[1:3] + 1)
+    held[-1][1].fill_(7.0)
+    assert table.cpu()[5:10].eq(7.0).all() and table.cpu()[10] == 10.0

@@ -29,6 +29,11 @@ class LazyStorage:
         self.data = data
         self.listed = False  # the trace knows this storage as one it may have to compute
 
+    def hold(self, data: BackendData) -> None:
+        """What is in it is computed, or will be: its sizes are numbers, whatever comes next."""
+        self.data = data
+        self.type = self.type.concrete
+
 
 class Trace:
     """All that was recorded since the last cut."""
@@ -52,16 +57,16 @@ class Trace:
         self.epoch = 0
         self.misses = 0
 
-    def leaf_value(self, storage: LazyStorage) -> Value:
-        """Number a storage with data among the leaves of this trace."""
+    def leaf_value(self, storage: LazyStorage, known: TensorType | None = None) -> Value:
+        """Number a storage with data among the leaves of this trace; of a type that is `known`."""
         data = storage.data
         assert data is not None, "a storage has a value or data"
         value = self.leaf_values.get(data)
         if value is None or value.type.concrete is not storage.type:
             if not self.leaves:
                 STEP.begin()
-            type_ = storage.type
-            if SIZES.active:
+            type_ = known or storage.type
+            if SIZES.active and known is None:
                 type_ = SIZES.leaf_type(len(self.leaves), storage, self.epoch)
             value = self.leaf_values[data] = self.builder.device_data(len(self.leaves), type_)
             self.leaves.append(data)

@@ -119,8 +119,7 @@ def _launch(
         if storage.data is None:
             position = plan.positions.get(storage.value)  # type: ignore[arg-type]  # no data: a value is set
             if position is not None:
-                storage.data = handles[position]
-                storage.type = storage.type.concrete
+                storage.hold(handles[position])
     if partial:
         known.update(zip(plan.outputs, handles, strict=True))
     return functools.partial(queue_of(device).submit, job)
@@ -137,11 +136,9 @@ def _settle(live: list[LazyStorage]) -> dict[Value, BackendData]:
         value = storage.value
         assert value is not None, "a live storage has a value"
         if value.node.op is LEAF:
-            storage.data = TRACE.leaves[value.node.args[0]]
-            storage.type = storage.type.concrete
+            storage.hold(TRACE.leaves[value.node.args[0]])
         elif value in known:
-            storage.data = known[value]
-            storage.type = storage.type.concrete
+            storage.hold(known[value])
     return known
 
 

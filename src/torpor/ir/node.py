@@ -65,7 +65,8 @@ class Node:
     """
 
     __slots__ = (
-        "__weakref__", "args", "conditions", "key", "op", "operands", "outputs", "scope", "site",
+        "__weakref__", "args", "conditions", "key", "op", "operands", "outputs", "passing", "scope",
+        "site",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +86,7 @@ class Node:
         self.site = site
         self.scope = scope
         self.conditions: tuple[Any, ...] = ()  # on sizes: it stands in the table while they hold
+        self.passing = False  # a view of a leaf by sizes of the step, which are others in the next
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {id(self):x}>"

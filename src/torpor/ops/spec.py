@@ -92,6 +92,11 @@ class OpSpec:
         """Its kernel may refuse numbers that were not known when it was recorded."""
         return self.target.namespace != "aten" or self.target._opname in rules.MAY_FAIL
 
+    @property
+    def views(self) -> int:
+        """The argument that its first result looks at, or is; -1 if that has memory of its own."""
+        return next((r.argument for r in self.returns if r.argument >= 0), -1)
+
     def draws(self, args: Sequence[Any]) -> bool:
         """It draws random numbers on these arguments, which are in schema order."""
         place = rules.DROPOUT_AT.get(self.name)

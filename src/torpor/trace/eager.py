@@ -208,11 +208,16 @@ def _writable(real: torch.Tensor) -> torch.Tensor:
 def write_data(tensor: LazyTensor, real: torch.Tensor) -> None:
     """Let `tensor` hold the numbers of a plain tensor that nobody else writes to."""
     storage = data_storage(real, tensor.device)
+    assert storage.data is not None, "it was made of data"
     with TRACE.lock:
         if storage.type.shape != tuple(tensor.shape):
             resize(tensor, storage.type)
-        if tensor._lazy_view is None and storage.type is tensor._lazy_storage.type.concrete:
-            tensor._lazy_storage.value, tensor._lazy_storage.data = None, storage.data
+        own = tensor._lazy_storage
+        if tensor._lazy_view is None and storage.type is own.type.concrete:
+            own.value, sizes = None, own.type
+            own.hold(storage.data)
+            if sizes is not own.type:  # the sizes of a mask are those of what it masks
+                TRACE.leaf_value(own, sizes)
         else:
             write(tensor, TRACE.leaf_value(storage))
 

@@ -7,12 +7,12 @@ op that is called with sizes gets here: all others are found in the table as the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torpor import metrics
 from torpor.execute.sizes import SIZES
 from torpor.execute.storage import TRACE
-from torpor.ir.node import TABLE, Node, Value
+from torpor.ir.node import LEAF, TABLE, Node, Value
 from torpor.ir.sizes import Condition, Expr, Symbol, exactly, stands_while, symbols_in
 from torpor.ir.types import SymbolicType
 from torpor.ops.infer import Physical, infer
@@ -30,24 +30,36 @@ from torpor.ops.size_places import (
     put,
     size_positions,
 )
-from torpor.ops.spec import OpSpec
+from torpor.ops.spec import OpSpec, spec_of
 
 Where = Callable[[], tuple[Any, Any]]
 
 
-def sized_node(
-    spec: OpSpec,
-    key: tuple[Any, ...],
-    bound: list[Any],
-    sample: dict[Value, Any],
-    to: Physical,
-    where: Where,
-) -> Node | None:
+class Call(NamedTuple):
+    """An op that is being recorded, and was not met before as it is."""
+
+    spec: OpSpec
+    key: tuple[Any, ...]
+    bound: list[Any]
+    sample: dict[Value, Any]
+    to: Physical
+    where: Where
+
+    def new_node(self, types: tuple[Any, ...], conditions: tuple[Condition, ...]) -> Node:
+        """Its node, for sizes under these conditions."""
+        metrics.count_node(self.spec.name)
+        site, scope = self.where()
+        args = tuple(self.bound)
+        return add_node(self.spec.kind, self.key, args, types, site, scope, conditions)
+
+
+def sized_node(call: Call) -> Node | None:
     """The node of an op with symbols in it, found or made; None if it has none."""
+    spec, key, bound = call.spec, call.key, call.bound
     positions = size_positions(spec.target)
     symbolic = has_symbols(key)
     if symbols_in(bound):  # sizes already: a view that is replayed
-        return _find_or_make(spec, key, bound, sample, to, where)
+        return _find_or_make(call)
     numbers = numbers_at(bound, positions) if positions else ()
     if any(type(n) is int and n > 1 for n in numbers):
         place = place_of(spec, key, positions)
@@ -58,7 +70,7 @@ def sized_node(
             symbolic = symbolic or bool(symbols_in(bound))
     if not symbolic:
         return None
-    return _find_or_make(spec, key, bound, sample, to, where)
+    return _find_or_make(call._replace(key=key, bound=bound))
 
 
 def _sizes_at(
@@ -116,39 +128,19 @@ def _symbolic_types(key: tuple[Any, ...]) -> list[SymbolicType]:
     return found
 
 
-def _find_or_make(
-    spec: OpSpec,
-    key: tuple[Any, ...],
-    bound: list[Any],
-    sample: dict[Value, Any],
-    to: Physical,
-    where: Where,
-) -> Node:
-    found = TABLE.find(spec.kind, key)
+def _find_or_make(call: Call) -> Node:
+    found = TABLE.find(call.spec.kind, call.key)
     if found is not None:
         return found
-    answer = infer_sizes(spec, key, bound, sample, to)
-    if answer is None:
-        return _node_for_these(spec, key, bound, sample, to, where)
-    types, conditions = answer
-    metrics.count_node(spec.name)
-    return add_node(spec.kind, key, tuple(bound), types, *where(), conditions)
+    answer = infer_sizes(call.spec, call.key, call.bound, call.sample, call.to)
+    return _node_for_these(call) if answer is None else call.new_node(*answer)
 
 
-def _node_for_these(
-    spec: OpSpec,
-    key: tuple[Any, ...],
-    bound: list[Any],
-    sample: dict[Value, Any],
-    to: Physical,
-    where: Where,
-) -> Node:
+def _node_for_these(call: Call) -> Node:
     """A node for the sizes of this trace alone: what it does depends on them."""
-    there = concretely(bound)
-    types = infer(spec, concretely(key), list(there), sample, to)
-    metrics.count_node(spec.name)
-    conditions = tuple(exactly(one) for one in symbols_of(key))
-    return add_node(spec.kind, key, tuple(bound), types, *where(), conditions)
+    key, bound = concretely(call.key), list(concretely(call.bound))
+    types = infer(call.spec, key, bound, call.sample, call.to)
+    return call.new_node(types, tuple(exactly(one) for one in symbols_of(call.key)))
 
 
 def add_node(
@@ -165,4 +157,23 @@ def add_node(
     if conditions:
         node.conditions = conditions
         stands_while(conditions, kind.nodes, key, node)
+    node.passing = _is_passing(node)
     return node
+
+
+def _is_passing(node: Node) -> bool:
+    """It looks at a leaf, and depends on sizes that are not the leaf's own."""
+    root, spec = node, spec_of(node.op.target)
+    while spec.views >= 0:
+        root = root.args[spec.views].node
+        if root.op.target is None:
+            break
+        spec = spec_of(root.op.target)
+    if root is node or root.op is not LEAF:
+        return False
+    own = root.outputs[0].type
+    sizes = own.sizes if type(own) is SymbolicType else ()
+    met = {*symbols_in(node.args), *(s for each in node.conditions for s in each.symbols)}
+    for output in node.outputs:
+        met.update(output.type.symbols if type(output.type) is SymbolicType else ())
+    return any(symbol.expr not in sizes for symbol in met)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torpor import _torch
-from torpor.execute.storage import LazyStorage
+from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import Node, Value
+
+
+class InThisTrace(NamedTuple):
+    """What a storage held in one trace."""
+
+    root: Value
+    epoch: int
 
 
 class View:
@@ -17,6 +24,9 @@ class View:
     `value` is right as long as the storage still holds `base`; values are interned, so that is
     one identity check. A stale view is replayed from `node`, whose operand is the value of
     `parent` (None: of the storage itself).
+
+    A view whose size is not the storage's but one of the step's (`table[:length]`) is right in that
+    step only: its `base` is `InThisTrace`, which no storage holds, so that it is looked at closer.
     """
 
     __slots__ = ("base", "index", "node", "parent", "value")
@@ -27,8 +37,21 @@ class View:
         self.parent = parent
         self.node = node
         self.index = index
-        self.base = base
         self.value = value
+        # of a view that is right in this trace only, so is every view
+        passing = value.node.passing or (parent is not None and type(parent.base) is InThisTrace)
+        self.base: Any = InThisTrace(base, TRACE.epoch) if passing else base
+
+    def shows(self, root: Value) -> bool:
+        """`value` is what it looks like while its storage holds `root`."""
+        base = self.base
+        if type(base) is not InThisTrace:
+            return base is root
+        return base.root is root and base.epoch == TRACE.epoch
+
+    def move(self, root: Value, value: Value) -> None:
+        """Its storage holds `root`, of which it shows `value`."""
+        self.__init__(self.parent, self.node, self.index, root, value)  # type: ignore[misc]  # anew
 
 
 class LazyTensor(torch.Tensor):

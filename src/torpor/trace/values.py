@@ -27,7 +27,7 @@ from torpor.ops.storage_ops import storage_scatter
 from torpor.ops.view_rules import INVERSES
 from torpor.trace.scope import scope
 from torpor.trace.site import site
-from torpor.trace.sizes import sized_node
+from torpor.trace.sizes import Call, sized_node
 from torpor.trace.tensor import LazyTensor, View
 
 aten = torch.ops.aten
@@ -53,7 +53,8 @@ def make_node(
     if found is not None:
         return found
     if SIZES.active:
-        sized = sized_node(spec, key, bound, sample or {}, physical, lambda: (site(), scope()))
+        call = Call(spec, key, bound, sample or {}, physical, lambda: (site(), scope()))
+        sized = sized_node(call)
         if sized is not None:
             return sized
     types = infer(spec, key, bound, sample or {}, physical)
@@ -99,13 +100,13 @@ def value_of(tensor: LazyTensor) -> Value:
     view = tensor._lazy_view
     if view is None:
         return root
-    return view.value if view.base is root else replay(view, root, tensor)
+    return view.value if view.shows(root) else replay(view, root, tensor)
 
 
 def view_value(view: View, storage: LazyStorage, tensor: LazyTensor) -> Value:
     """What `tensor`, a view of `storage`, shows in this trace."""
     root = root_value(storage)
-    return view.value if view.base is root else replay(view, root, tensor)
+    return view.value if view.shows(root) else replay(view, root, tensor)
 
 
 def replay(view: View, root: Value, tensor: LazyTensor) -> Value:
@@ -114,7 +115,7 @@ def replay(view: View, root: Value, tensor: LazyTensor) -> Value:
         return _look_again(view, root, TensorType.of_tensor(tensor))
     stale: list[View] = []
     current: View | None = view
-    while current is not None and current.base is not root:
+    while current is not None and not current.shows(root):
         stale.append(current)
         current = current.parent
     value = root if current is None else current.value
@@ -128,7 +129,7 @@ def replay(view: View, root: Value, tensor: LazyTensor) -> Value:
         bound = [*node.args[:source], value, *node.args[source + 1 :]]
         node = node.op.nodes.get(key) or make_node(spec_of(node.op.target), key, bound)
         value = node.outputs[link.index]
-        link.base, link.value = root, value
+        link.move(root, value)
     return value
 
 
@@ -163,13 +164,12 @@ def _look_again(view: View, root: Value, type_: TensorType) -> Value:
         if place < len(calls) - 1:
             parent = View(parent, node, 0, root, value)
     view.parent, view.index, view.node = parent, 0, node
-    view.base, view.value = root, value
+    view.move(root, value)
     return value
 
 
 def _view_operand(node: Node) -> int:
-    spec = spec_of(node.op.target)
-    return next(r.argument for r in spec.returns if r.argument >= 0)
+    return spec_of(node.op.target).views
 
 
 def strided_node(root: Value, type_: TensorType) -> Node:
@@ -190,7 +190,7 @@ def write(tensor: LazyTensor, new: Value) -> None:
         root = scatter(root_value(storage), view, new, tensor)
         storage.value = root
         if new.type is view.value.type:  # else the view is replayed: its type is the tensor's own
-            view.base, view.value = root, new
+            view.move(root, new)
     storage.data = None
     if not storage.listed:
         TRACE.enlist(storage)
@@ -198,7 +198,7 @@ def write(tensor: LazyTensor, new: Value) -> None:
 
 def scatter(root: Value, view: View, new: Value, tensor: LazyTensor) -> Value:
     """The contents of a storage after `new` was written through the view of `tensor`."""
-    if view.base is not root:
+    if not view.shows(root):
         replay(view, root, tensor)
     current: View | None = view
     while current is not None:
