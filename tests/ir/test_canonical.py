@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +11,16 @@ import torch
 from torpor.ir.canonical import NotCanonical, canonical_text
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, Node, leaf, scalar
-from torpor.ir.types import TensorType
+from torpor.ir.sizes import Expr, Symbol, symbol
+from torpor.ir.types import SymbolicType, TensorType
 from torpor.ops.spec import spec_of
 from torpor.ops.text import parse
 
 LAZY = torch.device("lazy", 0)
 ONES = TensorType.contiguous((2, 3), torch.float32, LAZY)
 ADD = spec_of(torch.ops.aten.add.Tensor).kind
+VIEW = spec_of(torch.ops.aten.view.default).kind
+A, B = symbol(0), symbol(1)
 
 
 def graph_of(body: str, inputs: str = "%0 = leaf 0 : float32[2,3] @lazy:0") -> Graph:
@@ -180,3 +184,91 @@ def test_another_process_writes_the_same_text() -> None:
         texts.add(done.stdout)
     (text,) = texts
     assert text.count("aten.native_layer_norm") >= 2
+
+
+# -- sizes that change -----------------------------------------------------------------------------
+
+
+def rows(one: Symbol, other: Symbol, transposed: bool = False) -> Graph:
+    """A graph on a leaf of size [one, other], which it flattens."""
+    area = Expr.of(((1, tuple(sorted((one, other)))),))
+    steps = (1, one.expr) if transposed else (other.expr, 1)
+    x = leaf(0, SymbolicType.with_sizes((one.expr, other.expr), steps, 0, ONES))
+    flat = SymbolicType.with_sizes((area,), (1,), 0, ONES)
+    node = Node(VIEW, (), (x, (area,)), (flat,))
+    return Graph([x], [node], [node.outputs[0]]).with_sizes()
+
+
+def test_symbols_are_numbered_as_they_are_met() -> None:
+    texts = {canonical_text(rows(symbol(a), symbol(b))) for a, b in ((0, 1), (1, 0), (207, 5))}
+    (text,) = texts
+    assert text.splitlines() == [
+        "torpor.leaf float32[s0,s1] stride [s1,1] offset 0 @lazy:0",
+        "torpor.size s0",
+        "torpor.size s1",
+        "aten.view.default i0 (size:s0*s1) -> float32[s0*s1] stride [1] offset 0 @lazy:0",
+        "return n0.0",
+    ]
+
+
+def test_strides_are_told_whatever_the_sizes_are_now() -> None:
+    one, other = symbol(0), symbol(1)
+    texts = set()
+    for value in (1, 4):
+        one.bind(value, 0)
+        other.bind(value, 0)
+        texts |= {canonical_text(rows(one, other, transposed)) for transposed in (False, True)}
+    assert len(texts) == 2
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(((1, (A,)),), 1), (((1, (B,)),), 1), (((2, (A,)),), 1), (((1, (A, A)),), 1)],
+        [(((1, (A,)),), 2), (((1, (A,)),), 3), (((1, (A,)), (1, ())), 2)],
+        [(((1, (A,)), (1, ())), 1), (((1, (A,)), (-1, ())), 1), (((1, (A,)), (1, (B,))), 1)],
+        [(((3, (Expr.of(((1, (A,)),), 2),)),), 1), (((3, (A,)),), 2), (((1, (A,)),), 2)],
+    ],
+    ids=["products", "divided", "sums", "inside"],
+)
+def test_sizes_are_told_apart(sizes: list[tuple[Any, int]]) -> None:
+    def told(size: Expr) -> str:
+        x = leaf(0, SymbolicType.with_sizes((A.expr, B.expr), (B.expr, 1), 0, ONES))
+        node = Node(VIEW, (), (x, (size,)), (x.type,))
+        return canonical_text(Graph([x], [node], [node.outputs[0]]).with_sizes())
+
+    assert len({told(Expr.of(*size)) for size in sizes}) == len(sizes)
+
+
+def test_the_order_of_terms_does_not_matter() -> None:
+    def told(terms: Any) -> str:
+        x = leaf(0, SymbolicType.with_sizes((A.expr, B.expr), (B.expr, 1), 0, ONES))
+        node = Node(VIEW, (), (x, (Expr.of(terms),)), (x.type,))
+        return canonical_text(Graph([x], [node], [node.outputs[0]]).with_sizes())
+
+    assert told(((1, (A,)), (2, (B, A)))) == told(((2, (A, B)), (1, (A,))))
+
+
+def test_a_size_is_no_number() -> None:
+    x = leaf(0, SymbolicType.with_sizes((A.expr,), (1,), 0, ONES))
+    told = [
+        canonical_text(Graph([x], [node], [node.outputs[0]]).with_sizes())
+        for node in (Node(VIEW, (), (x, (size,)), (x.type,)) for size in (A.expr, 4, "s0"))
+    ]
+    assert len(set(told)) == 3
+
+
+def test_a_symbol_that_is_no_input_is_refused() -> None:
+    x = leaf(0, SymbolicType.with_sizes((A.expr,), (1,), 0, ONES))
+    with pytest.raises(NotCanonical, match="is no input"):
+        canonical_text(Graph([x], [], [x]))
+
+
+def test_symbols_that_are_sizes_come_before_those_that_are_parts() -> None:
+    one, other, third = symbol(2), symbol(0), symbol(1)
+    area = Expr.of(((1, (other, one)),))
+    x = leaf(0, SymbolicType.with_sizes((area,), (1,), 0, ONES))
+    y = leaf(1, SymbolicType.with_sizes((one.expr,), (1,), 0, ONES))
+    z = leaf(2, SymbolicType.with_sizes((other.expr, 2, third.expr), (1, 1, 1), 0, ONES))
+    assert Graph([x, y, z], [], [x]).with_sizes().symbols == (one, other, third)
+    assert Graph([x, z], [], [x]).with_sizes().symbols == (other, third, one)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import torpor
 from tests.comparison import Put
+from tests.tagger import random_shapes, train
 from torpor.execute.sizes import SIZES
 from torpor.execute.sync import PLANS
 from torpor.ir.node import TABLE
@@ -252,73 +253,16 @@ def _placed(model: nn.Module, put: Put) -> nn.Module:
     return model.to("lazy") if put(torch.ones(1)).device.type == "lazy" else torpor.lazy(model)
 
 
-class Tagger(nn.Module):
-    """Words in, tags out: an embedding with positions, attention, dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(50, 16)
-        self.places = nn.Embedding(64, 16)
-        self.norm = nn.LayerNorm(16)
-        self.mix = nn.Linear(16, 48)
-        self.drop = nn.Dropout(0.1)
-        self.out = nn.Linear(16, 7)
-
-    def forward(self, words: Tensor) -> Tensor:
-        batch, length = words.shape
-        x = self.words(words) + self.places(torch.arange(length, device=words.device))
-        q, k, v = (
-            part.view(batch, length, 2, 8).transpose(1, 2)
-            for part in self.mix(self.norm(x)).split(16, dim=2)
-        )
-        scores = (q @ k.transpose(-2, -1)) / math.sqrt(8)
-        mixed = (self.drop(scores.softmax(-1)) @ v).transpose(1, 2).reshape(batch, length, 16)
-        tags: Tensor = self.out(x + self.drop(mixed))
-        return tags
-
-
-def train(put: Put | None, steps: int, sizes: list[tuple[int, int]]) -> tuple[list[float], int]:
-    torch.manual_seed(0)
-    model = Tagger() if put is None else _placed(Tagger(), put)
-    draw = torch.Generator().manual_seed(1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min((s + 1) / 5, 0.5 * (1 + math.cos(math.pi * s / steps)))
-    )
-    torpor.metrics.reset()
-    losses = []
-    for step in range(steps):
-        shape = sizes[step % len(sizes)]
-        words, tags = (torch.randint(0, top, shape, generator=draw) for top in (50, 7))
-        if put is not None:
-            words, tags = put(words), put(tags)
-        loss = F.cross_entropy(model(words).flatten(0, 1), tags.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        losses.append(loss)
-    return [loss.item() for loss in losses], graphs()
-
-
 def test_training_with_random_sizes(put: Put) -> None:
-    draw = torch.Generator().manual_seed(2)
-    batches = torch.randint(1, 9, (60,), generator=draw).tolist()
-    lengths = torch.randint(4, 60, (60,), generator=draw).tolist()
-    sizes = list(zip(batches, lengths, strict=True))
-    expected, _ = train(None, 60, sizes)
-    actual, made = train(put, 60, sizes)
-    assert actual == expected
-    assert made <= 10  # first steps, where numbers and sizes become inputs; batches of 1
+    shapes = random_shapes(60)
+    assert train(put, 60, shapes) == train(None, 60, shapes)
+    assert graphs() <= 10  # first steps, where numbers and sizes become inputs; batches of 1
 
 
 def test_a_last_smaller_batch(put: Put) -> None:
-    sizes = [(8, 12)] * 5 + [(3, 12)]
-    expected, _ = train(None, 24, sizes)
-    actual, made = train(put, 24, sizes)
-    assert actual == expected
-    assert made <= 6
+    shapes = [(8, 12)] * 5 + [(3, 12)]
+    assert train(put, 24, shapes) == train(None, 24, shapes)
+    assert graphs() <= 6
 
 
 def test_memory_stays_bounded_over_many_sizes(put: Put) -> None:

@@ -229,3 +229,115 @@ def test_a_window_that_outlives_its_step(put: Put) -> None:
     held[-1][1].fill_(7.0)
     assert table.cpu()[5:10].eq(7.0).all()
     assert table.cpu()[10] == 10.0
+
+
+def test_a_window_onto_what_is_written_in_every_step(put: Put) -> None:
+    """The same value is written each time, so what the memory holds does not tell steps apart."""
+    table, source = put(torch.zeros(64)), put(torch.arange(64.0))
+    held: list[tuple[int, Tensor]] = []
+    for length in (6, 9, 4, 7, 12, 5):
+        x = put(torch.randn(length))
+        pending = x * 2
+        table.copy_(source * 2)
+        window = table[length : 2 * length]
+        torpor.sync(x + window)
+        held.append((length, window))
+        more = [kept + 1 for _, kept in held[-2:]]
+        for (size, _), one in zip(held[-2:], more, strict=True):
+            assert torch.equal(one.cpu(), torch.arange(64.0)[size : 2 * size] * 2 + 1)
+        torpor.sync(pending)
+        torpor.sync()
+
+
+def test_a_window_that_was_written_through(put: Put) -> None:
+    """It shows what its place holds, not what another step wrote at another place."""
+    table, expected = put(torch.zeros(64)), torch.zeros(64)
+    before: tuple[Tensor, Tensor] | None = None
+    for length in (6, 9, 4, 7, 12, 5):
+        x = torch.randn(length)
+        new = put(x).relu()
+        windows = table[:length], expected[:length]
+        windows[0].copy_(new)
+        windows[1].copy_(x.relu())
+        more = None if before is None else before[0] + 1
+        torpor.sync(table)
+        if before is not None:
+            assert torch.equal(more.cpu(), before[1] + 1), length
+        before = windows
+        torpor.sync()
+
+
+def test_a_cache_filled_by_assignment(put: Put) -> None:
+    cache, expected = put(torch.zeros(3, 40)), torch.zeros(3, 40)
+    before: tuple[Tensor, Tensor] | None = None
+    for length in (6, 9, 4, 7, 12, 5):
+        x = torch.randn(3, length)
+        new = put(x) * 2
+        cache[:, 1 : 1 + length] = new
+        expected[:, 1 : 1 + length] = x * 2
+        more = None if before is None else before[0] + 1
+        read = cache[:, :length], expected[:, :length]
+        torpor.sync(read[0].sum(1))
+        if before is not None:
+            assert torch.equal(more.cpu(), before[1] + 1), length
+        before = read
+        torpor.sync()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [lambda x: x.split(len(x) // 2)[1], lambda x: x.split([2, len(x) - 3, 1])[1]],
+    ids=("alike", "listed"),
+)
+def test_writes_to_a_part(part: Callable[[Tensor], Tensor], put: Put) -> None:
+    """Where a part of a split begins is computed from sizes."""
+
+    def write(x: Tensor) -> Tensor:
+        y = x * 2
+        part(y).mul_(3)
+        return y
+
+    check(write, put, rows(12, 8, 16, 6, 30, 10))
+    assert not torpor.metrics.counters().get("Fallback")
+
+
+def test_a_marked_tensor_that_is_resized() -> None:
+    x = torch.randn(6, 4).to("lazy")
+    torpor.mark_dynamic(x, 1)
+    torpor.sync(x * 2)
+    x.resize_(20, 2).fill_(1.0)
+    assert torch.equal((x * 2).cpu(), torch.full((20, 2), 2.0))
+
+
+def test_what_ran_before_does_not_count(put: Put) -> None:
+    """Sizes of another program are no guesses for this one."""
+
+    def needed() -> int:
+        SIZES.clear()
+        before = graphs()
+        check(lambda x: x * 2, put, [(n, 24) for n in (4, 5, 6)])
+        check(lambda x: (x * 2).unflatten(1, (3, 8)) + 1, put, [(n, 24) for n in range(4, 12)])
+        return graphs() - before
+
+    alone = needed()
+    PLANS.clear()
+    for shift in range(1, 9):
+        SIZES.clear()
+        check(lambda x, shift=shift: x[shift:] + 1, put, rows(12, 9, 14, 17))
+    assert needed() <= alone
+
+
+def test_a_held_window_does_not_keep_sizes_from_settling(put: Put) -> None:
+    """Its numbers are another step's: they say nothing of what the same op means in this one."""
+    table = put(torch.zeros(64))
+    before, known = None, []
+    for length in (6, 9, 4, 7, 12, 5, 8, 11, 10, 3):
+        new = put(torch.randn(length)).relu()
+        window = table[:length]
+        window.copy_(new)
+        if before is not None:
+            assert (before + 1).shape == before.shape
+        before = window
+        torpor.sync()
+        known.append(graphs())
+    assert known[-1] == known[5]

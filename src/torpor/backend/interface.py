@@ -167,7 +167,11 @@ class Backend(abc.ABC):
         return None
 
     def dump(self, computation: Computation) -> bytes | None:
-        """A compiled graph as bytes, for `load` in another process; None if that cannot be."""
+        """A compiled graph as bytes, for `load` in another process; None if that cannot be.
+
+        What `fits` needs is part of it; symbols have other names there, and the same places in
+        `Graph.symbols`.
+        """
         return None
 
     def load(self, computation: Computation, saved: bytes) -> Computation:

@@ -81,6 +81,7 @@ class LoweringContext:
         self.results: list[Value] = []
         self.aliases: dict[int, int] = {}
         self.devices: tuple[str, ...] = ()
+        self.hints: dict[Symbol, int] = {}  # sizes that occur, for compilers that choose by them
 
     def add_parameter(self, value: Value, name: str | None = None) -> int:
         """Make `value` an input; the position it has among them."""

@@ -19,6 +19,7 @@ from torpor.errors import CompileError, TorporWarning
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node
 from torpor.ir.printer import print_node
+from torpor.ir.sizes import Symbol
 from torpor.ops.expand import expanded
 
 NOTHING_DONATED: Mapping[int, int] = MappingProxyType({})
@@ -31,17 +32,20 @@ def compile_graph(
     device: BackendDevice,
     donated: Mapping[int, int] = NOTHING_DONATED,
     saved: bytes | None = None,
+    sizes: Mapping[Symbol, int] | None = None,
 ) -> Computation:
     """Lower and compile `graph`; a failure names the backend, the graph and the user's line.
 
-    With `saved`, which the backend's `dump` made of such a graph, it need not be compiled.
+    With `saved`, which the backend's `dump` made of such a graph, it need not be compiled. A graph
+    with symbols is compiled for `sizes`, among others; those of this trace, unless told.
     """
     node: Node | None = None
-    sizes = {symbol: symbol.value for symbol in graph.symbols}
+    sizes = dict(sizes_now(graph) if sizes is None else sizes)
     try:
         graph = for_backend(graph, backend)
         context = backend.lowering_context(name, device, graph.nodes)
         context.devices = tuple(backend.compilation_devices(str(device), [str(device)]))
+        context.hints = sizes
         for value in graph.inputs:
             context.add_parameter(value)
         for node in graph.nodes:
@@ -62,6 +66,11 @@ def compile_graph(
         if isinstance(error, CompileError) and error.failure is not None:
             failed.failure = error.failure  # it knows which piece it is
         raise failed from error
+
+
+def sizes_now(graph: Graph) -> dict[Symbol, int]:
+    """What the symbols of `graph` are in this trace."""
+    return {symbol: symbol.value for symbol in graph.symbols}
 
 
 def for_backend(graph: Graph, backend: Backend) -> Graph:

@@ -4,14 +4,18 @@ An entry belongs to a graph, told in text that does not depend on the process, t
 write over, and to all that the backend says changes its code (`Backend.cache_key`). A graph is not
 kept if the backend keeps none, if it holds ops of others, whose meaning may change from process to
 process, or if inputs carry data of their own.
+
+A graph with symbols may be there several times: its code is right for some sizes only, and was
+compiled again for others. The entries have keys that follow from the first; all of them are tried.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
 
 from torpor import metrics
 from torpor.backend.device import BackendDevice
@@ -23,18 +27,33 @@ from torpor.execute.persistent import Store, key_of, store, tell_once
 from torpor.ir.canonical import NotCanonical, canonical_text
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF
+from torpor.ir.sizes import Symbol
+
+MOST_KINDS: Final = 7
+"""Kinds of sizes for which a graph with symbols is compiled, and kept."""
+
+NO_SIZES: Final[Mapping[Symbol, int]] = MappingProxyType({})
 
 _FORMAT: Final = "compiled graph 1"
 _NAMESPACES: Final = frozenset({"aten", "prims", "quantized", "torpor"})
 """Where ops come from that are the same in every process with the same torch and torpor."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DiskPlace:
-    """Where a graph is kept, or would be."""
+    """Where a graph is kept, or would be; one with symbols for several kinds of sizes."""
 
     store: Store
     key: str
+    symbols: tuple[Symbol, ...] = ()
+    used: set[str] = field(default_factory=set)  # keys of what this process has
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys under which it may be found."""
+        if not self.symbols:
+            return (self.key,)
+        return (self.key, *(key_of(self.key, str(n)) for n in range(1, MOST_KINDS)))
 
 
 def place_of(
@@ -53,7 +72,7 @@ def place_of(
         return None
     devices = backend.compilation_devices(str(device), [str(device)])
     facts = repr((backend.name, str(device), devices, sorted(donated.items())))
-    return DiskPlace(where, key_of(_FORMAT, facts, told, text))
+    return DiskPlace(where, key_of(_FORMAT, facts, told, text), graph.symbols)
 
 
 def _means_the_same_everywhere(graph: Graph, backend: Backend) -> bool:
@@ -64,35 +83,83 @@ def _means_the_same_everywhere(graph: Graph, backend: Backend) -> bool:
     return all(backend.data_of(node) is None for node in leaves)
 
 
-def load(place: DiskPlace, restore: Callable[[bytes], Computation]) -> Computation | None:
-    """What `restore` makes of the bytes that are kept; None if there are none, or no good ones."""
-    saved = place.store.read(place.key)
-    if saved is not None:
-        try:
-            computation = restore(saved)
-        except CompileError:
-            metrics.count("DiskCacheRefused")
-            place.store.remove(place.key)
-        else:
+def load(
+    place: DiskPlace, restore: Callable[[bytes], Computation], fits: Callable[[Computation], bool]
+) -> Computation | None:
+    """What `restore` makes of bytes that are kept, and `fits`; None if there is no such thing."""
+    for key in place.keys:
+        computation = None if key in place.used else _restored(place, key, restore)
+        if computation is not None and fits(computation):
+            place.used.add(key)
             metrics.count("DiskCacheHit")
             return computation
     metrics.count("DiskCacheMiss")
     return None
 
 
-def keep(place: DiskPlace, computation: Computation, backend: Backend, seconds: float) -> None:
-    """Keep a graph that took so many seconds to compile, if the backend can."""
+def _restored(
+    place: DiskPlace, key: str, restore: Callable[[bytes], Computation]
+) -> Computation | None:
+    saved = place.store.read(key)
+    if saved is None:
+        return None
     try:
-        saved = backend.dump(computation)
+        return restore(saved)
+    except CompileError:
+        metrics.count("DiskCacheRefused")
+        place.store.remove(key)
+        return None
+
+
+def keep(
+    place: DiskPlace,
+    computation: Computation,
+    backend: Backend,
+    seconds: float,
+    sizes: Mapping[Symbol, int] = NO_SIZES,
+) -> None:
+    """Keep a graph that took so many seconds to compile, if the backend can.
+
+    `sizes` are those it was compiled for, among others.
+    """
+    try:
+        key = _key_for(place, computation, backend)
+        saved = None if key is None else backend.dump(computation)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         tell_once(f"backend {backend.name!r} could not keep a compiled graph: {reason}")
         return
-    about = {
+    about: dict[str, Any] = {
         "backend": backend.name,
         "nodes": len(computation.graph),
         "compile_seconds": round(seconds, 3),
         "made": round(time.time()),
     }
-    if saved is not None and place.store.write(place.key, about, saved):
+    if sizes:
+        about["sizes"] = [sizes[symbol] for symbol in place.symbols]
+    if key is not None and saved is not None and place.store.write(key, about, saved):
+        place.used.add(key)
         metrics.count("DiskCacheWrite")
+
+
+def _key_for(place: DiskPlace, computation: Computation, backend: Backend) -> str | None:
+    """The first key with nothing under it, or with what was compiled for sizes of the same kind.
+
+    So processes that compile the same at the same time write it to the same place. None if there
+    are enough kinds.
+    """
+    for key in place.keys:
+        there = _sizes_at(place, key)
+        if there is None or backend.fits(computation, there):
+            return key
+    return None
+
+
+def _sizes_at(place: DiskPlace, key: str) -> dict[Symbol, int] | None:
+    """The sizes that an entry was compiled for; None if there is none, or it does not say."""
+    sizes = place.store.head(key).get("sizes")
+    if not isinstance(sizes, list) or len(sizes) != len(place.symbols):
+        return None
+    if not all(type(size) is int for size in sizes):
+        return None
+    return dict(zip(place.symbols, sizes, strict=True))

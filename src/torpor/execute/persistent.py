@@ -133,7 +133,12 @@ class Store:
 
     def about(self, entry: Entry) -> dict[str, Any]:
         """What an entry says of itself, for people: unread and unchecked beyond that."""
-        with contextlib.suppress(OSError, ValueError, struct.error), open(entry.path, "rb") as file:
+        return self.head(entry.key)
+
+    def head(self, key: str) -> dict[str, Any]:
+        """What the entry under `key` says of itself, unchecked; nothing if there is none."""
+        path = self._path(key)
+        with contextlib.suppress(OSError, ValueError, struct.error), open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
             (length,) = _LENGTH.unpack(head[-_LENGTH.size :])
             found = json.loads(file.read(min(length, _LONGEST_HEADER)))

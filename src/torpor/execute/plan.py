@@ -23,15 +23,17 @@ from torpor.execute.compilation import (
     StandIn,
     compile_graph,
     leave_reproduction,
+    sizes_now,
     warn_once,
 )
-from torpor.execute.disk import DiskPlace, keep, load, place_of
+from torpor.execute.disk import MOST_KINDS, DiskPlace, keep, load, place_of
 from torpor.execute.events import STEP, span
 from torpor.execute.history import HISTORY, GraphRecord, before_compile
 from torpor.execute.memory import warn_if_too_large
 from torpor.execute.sizes import SIZES, Structure, is_on
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value
+from torpor.ir.sizes import Symbol
 from torpor.ir.verify import verify
 from torpor.ops.spec import spec_of
 
@@ -83,18 +85,20 @@ class Plan:
 
     def for_these_sizes(self) -> Plan:
         """The plan itself, or one of the same graph that fits the sizes of this trace."""
-        for plan in (self, *self.variants):
+        if self.fits():
+            return self
+        for place, plan in enumerate(self.variants):
+            if plan.draft is not None and plan.draft.is_due():  # compiled beside the program by now
+                plan = self.variants[place] = plan.draft.compiled()
             if plan.fits():
                 return plan
         assert self.source is not None, "a compiled plan knows its source"
-        enough = len(self.variants) >= MAX_VARIANTS
-        made = self.source.interpreted() if enough else self.source.compiled()
-        made.draft = None
+        made = self.source.for_other_sizes(len(self.variants) < MAX_VARIANTS)
         self.variants.append(made)
         return made
 
 
-MAX_VARIANTS = 6
+MAX_VARIANTS = MOST_KINDS - 1
 """Times a graph is compiled again for sizes of another kind; then the reference backend runs it."""
 
 
@@ -172,7 +176,8 @@ class Draft:
     """A graph that may be compiled: at once, or after it was run some times by the reference."""
 
     __slots__ = (
-        "backend", "device", "donated", "graph", "job", "left", "place", "record", "structure",
+        "backend", "device", "donated", "graph", "job", "left", "place", "record", "sizes",
+        "structure",
     )  # fmt: skip
 
     def __init__(
@@ -191,14 +196,14 @@ class Draft:
         self.device = device
         self.donated = donated
         self.place: DiskPlace | None = None  # where it is kept on disk
+        self.sizes: dict[Symbol, int] = {}  # it is compiled for, among others
         self.job: Job | None = None  # that compiles it beside the program
         chosen = config.compile_after
         self.left = backend.compile_after if chosen < 0 else chosen
 
     def first_plan(self) -> Plan:
         """A plan from disk; else a compiled one, or while it is not due an interpreted one."""
-        kept = config.cache and not self.graph.symbols
-        told = self.backend.cache_key() if kept else None
+        told = self.backend.cache_key() if config.cache else None
         if told is not None:
             with _timed("DiskCache", "load", self.record):
                 self.place = place_of(self.graph, self.backend, self.device, self.donated, told)
@@ -206,14 +211,32 @@ class Draft:
             return self.compiled()
         return self.loaded() or self.interpreted()
 
+    def for_other_sizes(self, may_compile: bool) -> Plan:
+        """A plan of the same graph for the sizes of this trace; an interpreted one is for all."""
+        draft = Draft(
+            self.graph, self.record, self.backend, self.device, self.donated, self.structure
+        )
+        draft.place = self.place
+        if may_compile and draft._may_compile():
+            return draft.compiled()
+        plan = draft.loaded()
+        if plan is None:
+            plan = draft.interpreted()
+            plan.draft = None
+        return plan
+
     def is_due(self) -> bool:
         """It was met often enough; asked once each time it is met."""
         if self.job is not None:
             return self.job.is_over()
         self.left -= 1
+        return self.left < 0 and self._may_compile()
+
+    def _may_compile(self) -> bool:
+        """Not too many graphs that differ in their sizes only were compiled."""
         if self.structure is None or self.backend.name == "reference":
-            return self.left < 0
-        return self.left < 0 and self.structure.compiled < config.max_graphs_per_structure
+            return True
+        return self.structure.compiled < config.max_graphs_per_structure
 
     def interpreted(self) -> Plan:
         """A plan that runs on the reference backend until it is due."""
@@ -227,12 +250,21 @@ class Draft:
         """A plan that was compiled before, by this process or another; None if there is none."""
         if self.place is None:
             return None
+        self.sizes = sizes_now(self.graph)
         with _timed("DiskCache", "load", self.record):
-            computation = load(self.place, self._compile)
+            computation = load(self.place, self._compile, self._fits)
         if computation is None:
             return None
         self.record.was_loaded()
-        return Plan(computation, self.graph, self.backend, self.backend, self.record)
+        return self._plan(computation)
+
+    def _fits(self, computation: Computation) -> bool:
+        return not self.sizes or self.backend.fits(computation, self.sizes)
+
+    def _plan(self, computation: Computation) -> Plan:
+        plan = Plan(computation, self.graph, self.backend, self.backend, self.record)
+        plan.source = self
+        return plan
 
     def compiled(self) -> Plan:
         """A plan on the backend; on the reference, with a warning, where that cannot compile it."""
@@ -241,6 +273,7 @@ class Draft:
         found = self.loaded()
         if found is not None:
             return found
+        self.sizes = sizes_now(self.graph)
         before_compile(self.record)
         if self.structure is not None:
             self.structure.compiled += 1
@@ -265,16 +298,15 @@ class Draft:
             record.failure = str(error).partition("\n")[0]
             warn_once(backend, error)
             return Plan(stand_in.computation, graph, backend, stand_in, record)
-        plan = Plan(computation, graph, backend, backend, record)
-        plan.source = self
-        return plan
+        return self._plan(computation)
 
     def _compile_here(self) -> Computation:
         with _timed("Compile", "compile", self.record):
             computation = self._compile()
         if self.place is not None:
             with _timed("DiskCache", "keep", self.record):
-                keep(self.place, computation, self.backend, self.record.compile_seconds)
+                seconds = self.record.compile_seconds
+                keep(self.place, computation, self.backend, seconds, self.sizes)
         return computation
 
     def _compile_beside(self) -> Computation:
@@ -283,12 +315,15 @@ class Draft:
         with metrics.timer("CompileBeside"):
             computation = self._compile()
         if self.place is not None:
-            keep(self.place, computation, self.backend, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            keep(self.place, computation, self.backend, seconds, self.sizes)
         return computation
 
     def _compile(self, saved: bytes | None = None) -> Computation:
-        name = self.record.name
-        return compile_graph(self.graph, name, self.backend, self.device, self.donated, saved)
+        name, donated = self.record.name, self.donated
+        return compile_graph(
+            self.graph, name, self.backend, self.device, donated, saved, self.sizes
+        )
 
 
 @contextmanager

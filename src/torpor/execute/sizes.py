@@ -350,7 +350,7 @@ def _marked(slot: int, type_: TensorType, dims: set[int]) -> TensorType:
     """`type_`, which is contiguous, with symbols in the place of these sizes."""
     sizes: list[Size] = list(type_.shape)
     for dim in dims:
-        if type_.shape[dim] > 1:
+        if dim < len(sizes) and type_.shape[dim] > 1:  # it may have been resized since
             sizes[dim] = _symbol_at(slot, dim).expr
     steps: list[Size] = []
     step: Size = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value, size
@@ -79,17 +79,40 @@ class Graph:
 
 
 def _symbols_in(graph: Graph) -> list[Symbol]:
-    found: set[Symbol] = set()
-    values = [*graph.inputs, *(output for node in graph.nodes for output in node.outputs)]
-    for value in values:
-        if type(value.type) is SymbolicType:
-            found.update(value.type.symbols)
+    """The symbols of a graph, in an order that does not depend on how a process numbers them.
+
+    First those that are a size somewhere, as they are met; few are only part of expressions.
+    """
+    alone: dict[Symbol, None] = {}
+    parts: set[Symbol] = set()
+    for each in _expressions_in(graph):
+        if len(each.symbols) == 1 and each is each.symbols[0].expr:
+            alone[each.symbols[0]] = None
+        else:
+            parts.update(each.symbols)
+    return [*alone, *sorted(parts - alone.keys())]
+
+
+def _expressions_in(graph: Graph) -> Iterator[Expr]:
+    for value in graph.inputs:
+        yield from _expressions_of(value.type)
     for node in graph.nodes:
-        for arg in node.args:
-            for item in arg if type(arg) is tuple else (arg,):
-                if type(item) is Expr:
-                    found.update(item.symbols)
-    return sorted(found)
+        yield from _expressions_among(node.args)
+        for output in node.outputs:
+            yield from _expressions_of(output.type)
+
+
+def _expressions_of(type_: Any) -> Iterator[Expr]:
+    if type(type_) is SymbolicType:
+        yield from _expressions_among((*type_.sizes, *type_.steps, type_.at_offset_size))
+
+
+def _expressions_among(items: tuple[Any, ...]) -> Iterator[Expr]:
+    for item in items:
+        if type(item) is Expr:
+            yield item
+        elif type(item) is tuple:
+            yield from _expressions_among(item)
 
 
 def _visit(

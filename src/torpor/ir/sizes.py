@@ -13,13 +13,17 @@ know.
 from __future__ import annotations
 
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
-from weakref import WeakSet
+from typing import Any, ClassVar
+from weakref import WeakSet, WeakValueDictionary
 
 MAX_CONDITIONS = 512
 """Conditions remembered; what stands under the least recently used is forgotten."""
+
+FOLLOWING = threading.RLock()
+"""Held while types that follow symbols are told, or join them: compilers make such types too."""
 
 
 class Symbol:
@@ -59,8 +63,9 @@ class Symbol:
             return
         before, self.value = self.value, value
         Expr.version += 1
-        for follower in self.followers:
-            follower.refresh()
+        with FOLLOWING:
+            for follower in self.followers:
+                follower.refresh()
         for number in (before, value):
             condition = self.exact.get(number)
             if condition is not None:
@@ -75,10 +80,10 @@ Term = tuple[int, tuple[Any, ...]]  # a number, and factors: symbols, and expres
 class Expr:
     """A sum of products of symbols, perhaps divided; interned, so equality is `is`."""
 
-    __slots__ = ("_seen", "_value", "divisor", "symbols", "terms")
+    __slots__ = ("__weakref__", "_seen", "_value", "divisor", "symbols", "terms")
 
     version = 0  # counts changes of symbols
-    _known: dict[Any, Expr] = {}  # noqa: RUF012  # one for all
+    _known: ClassVar[WeakValueDictionary[Any, Expr]] = WeakValueDictionary()
 
     _seen: int  # the version of which `_value` is
     _value: int
@@ -101,7 +106,7 @@ class Expr:
             met = {s for _, factors in terms for factor in factors for s in factor.symbols}
             found.symbols = tuple(sorted(met))
             found._seen, found._value = -1, 0
-            Expr._known[key] = found
+            found = Expr._known.setdefault(key, found)  # others may be compiling
         return found
 
     @property
@@ -171,9 +176,6 @@ def symbols_in(items: Iterable[Any]) -> list[Symbol]:
 
 _symbols: list[Symbol] = []
 
-SIZES_OF_TYPES: dict[Expr, None] = {}
-"""Expressions that are sizes of tensors, the first of them first."""
-
 
 def symbol(index: int) -> Symbol:
     """The symbol of that number."""
@@ -218,7 +220,7 @@ class Condition:
     def _is_met(self, numbers: list[int]) -> bool:
         try:
             return bool(self.test(*numbers))
-        except ZeroDivisionError:  # a size it divides by is 0: it was not made for such
+        except ArithmeticError:  # a size it divides by is 0: it was not made for such
             return False
 
     def refresh(self) -> None:

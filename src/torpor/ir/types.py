@@ -10,7 +10,13 @@ from weakref import WeakValueDictionary
 import torch
 
 from torpor import _torch
-from torpor.ir.sizes import SIZES_OF_TYPES, Expr, Size, Symbol, number, symbols_in
+from torpor.ir.sizes import (
+    FOLLOWING,
+    Size,
+    Symbol,
+    number,
+    symbols_in,
+)
 
 _waiting_for_complex: list[Callable[[], None]] = []
 
@@ -199,12 +205,12 @@ class SymbolicType(TensorType):
             found.sizes, found.steps, found.at_offset_size = sizes, steps, offset
             found.dtype, found.device, found.conj, found.neg = rest
             found.symbols = symbols
-            SIZES_OF_TYPES.update((size, None) for size in sizes if type(size) is Expr)
-            found.refresh()
-            with _lock:
-                found = _types.setdefault(key, found)
-            for symbol in symbols:
-                symbol.followers.add(found)
+            with FOLLOWING:
+                found.refresh()
+                with _lock:
+                    found = _types.setdefault(key, found)
+                for symbol in symbols:
+                    symbol.followers.add(found)
         return found  # type: ignore[no-any-return]  # interned
 
     def refresh(self) -> None:

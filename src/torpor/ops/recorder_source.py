@@ -13,11 +13,8 @@ from __future__ import annotations
 from types import CodeType
 from typing import Any
 
-from torpor.ops.recorders import Recordable, kept_arguments
+from torpor.ops.recorders import ALIASES, Recordable, kept_arguments
 from torpor.ops.spec import ArgKind, ReturnKind
-
-_ALIASES = frozenset({"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"})
-
 
 _READ = """\
         if type({a}) is LazyTensor:
@@ -149,7 +146,7 @@ def _result_lines(op: Recordable, names: list[str]) -> str:
     if only == (ReturnKind.FRESH, True) and not op.mutated:
         return "        return [wrap_value(v) for v in node.outputs]\n"
     if only == (ReturnKind.VIEW, False) and op.returns[0].argument == 0:
-        alias = op.name in _ALIASES
+        alias = op.name in ALIASES
         view = "w0" if alias else "View(w0, node, 0, s0.value, v)"
         return _VIEW.format(tensor=names[0], view=view)
     if op.mutated == (0,) and not _resizes(op):

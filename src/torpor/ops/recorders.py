@@ -22,6 +22,8 @@ FAMILIES: Final = (
     "ternary", "unary", "views", "writes",
 )  # fmt: skip
 """The modules of recorders."""
+ALIASES: Final = frozenset({"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"})
+"""Views that show all there is: their result looks at its storage as their argument does."""
 
 
 class Parameter(Protocol):

@@ -16,7 +16,7 @@ from torpor import _torch
 from torpor.ir.fit import fit, times
 from torpor.ir.memo import Memo
 from torpor.ir.node import Value
-from torpor.ir.sizes import SIZES_OF_TYPES, Expr, Symbol, symbols_in
+from torpor.ir.sizes import Expr, Symbol, symbols_in
 from torpor.ir.types import SymbolicType
 from torpor.ops.infer import types_in
 from torpor.ops.spec import OpSpec
@@ -166,9 +166,14 @@ def forget_numbers(spec: OpSpec, place: Place) -> None:
                 del nodes[key]
 
 
-def guess(numbers: Numbers, sizes: Mapping[Symbol, int], types: list[Any]) -> tuple[Any, ...]:
-    """Expressions for numbers met once: sizes of this step, or products of them."""
-    return tuple([_guess(n, sizes, types) for n in numbers])
+def guess(
+    numbers: Numbers, sizes: Mapping[Symbol, int], types: list[Any], others: list[Expr]
+) -> tuple[Any, ...]:
+    """Expressions for numbers met once: sizes of this step, or products of them.
+
+    `types` are those of the operands, `others` the sizes of other tensors of the step.
+    """
+    return tuple([_guess(n, sizes, types, others) for n in numbers])
 
 
 def _is_plausible(size: Any, samples: int) -> bool:
@@ -206,7 +211,7 @@ def _flattened(number: int, type_: Any) -> Any:
     return None
 
 
-def _guess(number: Any, sizes: Mapping[Symbol, int], types: list[Any]) -> Any:
+def _guess(number: Any, sizes: Mapping[Symbol, int], types: list[Any], others: list[Expr]) -> Any:
     if type(number) is not int or number < 2:
         return number
     for type_ in types:  # a size or a stride of an operand
@@ -218,7 +223,7 @@ def _guess(number: Any, sizes: Mapping[Symbol, int], types: list[Any]) -> Any:
     for symbol, value in sizes.items():
         if value == number:
             return symbol.expr
-    for size in list(SIZES_OF_TYPES):
+    for size in others:
         if sizes.keys() >= set(size.symbols) and size.value == number and _is_shift(size):
             return size
     for type_ in types:

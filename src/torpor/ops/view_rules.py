@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from torpor.ir.node import Value
+from torpor.ir.sizes import present
 from torpor.ir.types import contiguous_strides
 
 aten = torch.ops.aten
@@ -69,13 +70,15 @@ def _unbind(base: Value, new: Value, args: tuple[Any, ...], index: int) -> Call 
 
 
 def _split(base: Value, new: Value, args: tuple[Any, ...], index: int) -> Call | None:
-    start = args[1] * index
-    return aten.slice_scatter.default, [base, new, args[2], start, start + args[1], 1]
+    size = present(args[1])
+    start = size * index
+    return aten.slice_scatter.default, [base, new, args[2], start, start + size, 1]
 
 
 def _split_with_sizes(base: Value, new: Value, args: tuple[Any, ...], index: int) -> Call | None:
-    start = sum(args[1][:index])
-    return aten.slice_scatter.default, [base, new, args[2], start, start + args[1][index], 1]
+    sizes = present(args[1])
+    start = sum(sizes[:index])
+    return aten.slice_scatter.default, [base, new, args[2], start, start + sizes[index], 1]
 
 
 def _view_as_real(base: Value, new: Value, args: tuple[Any, ...], index: int) -> Call | None:

@@ -6,15 +6,15 @@ op that is called with sizes gets here: all others are found in the table as the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torpor import metrics
 from torpor.execute.sizes import SIZES
 from torpor.execute.storage import TRACE
-from torpor.ir.node import LEAF, TABLE, Node, Value
+from torpor.ir.node import TABLE, Node, Value
 from torpor.ir.sizes import Condition, Expr, Symbol, exactly, stands_while, symbols_in
-from torpor.ir.types import SymbolicType
+from torpor.ir.types import SymbolicType, TensorType
 from torpor.ops.infer import Physical, infer
 from torpor.ops.infer_sizes import concretely, infer_sizes, symbols_of
 from torpor.ops.size_places import (
@@ -44,6 +44,7 @@ class Call(NamedTuple):
     sample: dict[Value, Any]
     to: Physical
     where: Where
+    again: bool = False  # of a view that is replayed: its numbers are of the step that made it
 
     def new_node(self, types: tuple[Any, ...], conditions: tuple[Condition, ...]) -> Node:
         """Its node, for sizes under these conditions."""
@@ -58,9 +59,9 @@ def sized_node(call: Call) -> Node | None:
     spec, key, bound = call.spec, call.key, call.bound
     positions = size_positions(spec.target)
     symbolic = has_symbols(key)
-    if symbols_in(bound):  # sizes already: a view that is replayed
+    if symbols_in(bound):  # sizes already: a view that is replayed in the step that made it
         return _find_or_make(call)
-    numbers = numbers_at(bound, positions) if positions else ()
+    numbers = numbers_at(bound, positions) if positions and not call.again else ()
     if any(type(n) is int and n > 1 for n in numbers):
         place = place_of(spec, key, positions)
         sizes = _sizes_at(place, numbers, key, symbolic, spec)
@@ -93,8 +94,16 @@ def _sizes_at(
             forget_numbers(spec, place)
         return place.remember(found)
     if symbolic:
-        return place.remember(guess(numbers, now, types))
+        return place.remember(guess(numbers, now, types, _sizes_alive()))
     return None
+
+
+def _sizes_alive() -> list[Expr]:
+    """Expressions that are sizes of tensors recorded in this trace, the first of them first."""
+    storages = [reference() for reference in list(TRACE.pending)]
+    types = [storage.type for storage in storages if storage is not None]
+    sizes = [size for t in types if type(t) is SymbolicType for size in t.sizes]
+    return list(dict.fromkeys(size for size in sizes if type(size) is Expr))
 
 
 def _gives(sizes: tuple[Any, ...], numbers: Numbers, sure: bool) -> bool:
@@ -162,18 +171,28 @@ def add_node(
 
 
 def _is_passing(node: Node) -> bool:
-    """It looks at a leaf, and depends on sizes that are not the leaf's own."""
-    root, spec = node, spec_of(node.op.target)
+    """It looks at memory, and depends on sizes that are not the memory's own."""
+    root: Value | None = None
+    spec = spec_of(node.op.target)
+    looker = node
     while spec.views >= 0:
-        root = root.args[spec.views].node
-        if root.op.target is None:
+        root = looker.args[spec.views]
+        looker = root.node
+        if looker.op.target is None:
             break
-        spec = spec_of(root.op.target)
-    if root is node or root.op is not LEAF:
-        return False
-    own = root.outputs[0].type
-    sizes = own.sizes if type(own) is SymbolicType else ()
+        spec = spec_of(looker.op.target)
+    return root is not None and not are_own(symbols_met(node), root.type)
+
+
+def symbols_met(node: Node) -> set[Symbol]:
+    """The symbols on which it depends what a node gives."""
     met = {*symbols_in(node.args), *(s for each in node.conditions for s in each.symbols)}
     for output in node.outputs:
         met.update(output.type.symbols if type(output.type) is SymbolicType else ())
-    return any(symbol.expr not in sizes for symbol in met)
+    return met
+
+
+def are_own(symbols: Iterable[Symbol], type_: TensorType) -> bool:
+    """A tensor of this type has the same numbers for these symbols in every trace."""
+    sizes = type_.sizes if type(type_) is SymbolicType else ()
+    return all(symbol.expr in sizes for symbol in symbols)

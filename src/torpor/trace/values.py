@@ -16,8 +16,8 @@ from torpor.execute.sizes import SIZES
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.memo import forget_memos
 from torpor.ir.node import TABLE, Node, Value
-from torpor.ir.sizes import Symbol, forget_conditions, symbols_in
-from torpor.ir.types import SymbolicType, TensorType
+from torpor.ir.sizes import Symbol, forget_conditions
+from torpor.ir.types import TensorType
 from torpor.ops.infer import forget as forget_inferences
 from torpor.ops.infer import infer, work_on
 from torpor.ops.infer_sizes import forget as forget_sizes
@@ -27,8 +27,8 @@ from torpor.ops.storage_ops import storage_scatter
 from torpor.ops.view_rules import INVERSES
 from torpor.trace.scope import scope
 from torpor.trace.site import site
-from torpor.trace.sizes import Call, sized_node
-from torpor.trace.tensor import LazyTensor, View
+from torpor.trace.sizes import Call, are_own, sized_node, symbols_met
+from torpor.trace.tensor import InThisTrace, LazyTensor, View
 
 aten = torch.ops.aten
 
@@ -45,15 +45,22 @@ work_on(physical)
 
 
 def make_node(
-    spec: OpSpec, key: tuple[Any, ...], bound: list[Any], sample: dict[Value, Any] | None = None
+    spec: OpSpec,
+    key: tuple[Any, ...],
+    bound: list[Any],
+    sample: dict[Value, Any] | None = None,
+    again: bool = False,
 ) -> Node:
-    """A node that was not met before: infer its types, remember the user's line."""
+    """A node that was not met before: infer its types, remember the user's line.
+
+    `again`: nobody has called the op now, it was recorded before on other values.
+    """
     TRACE.misses += 1
     found = TABLE.find(spec.kind, key)
     if found is not None:
         return found
     if SIZES.active:
-        call = Call(spec, key, bound, sample or {}, physical, lambda: (site(), scope()))
+        call = Call(spec, key, bound, sample or {}, physical, lambda: (site(), scope()), again)
         sized = sized_node(call)
         if sized is not None:
             return sized
@@ -127,7 +134,7 @@ def replay(view: View, root: Value, tensor: LazyTensor) -> Value:
             continue
         key = (*node.key[:source], value, *node.key[source + 1 :])
         bound = [*node.args[:source], value, *node.args[source + 1 :]]
-        node = node.op.nodes.get(key) or make_node(spec_of(node.op.target), key, bound)
+        node = node.op.nodes.get(key) or make_node(spec_of(node.op.target), key, bound, again=True)
         value = node.outputs[link.index]
         link.move(root, value)
     return value
@@ -135,17 +142,18 @@ def replay(view: View, root: Value, tensor: LazyTensor) -> Value:
 
 def _had_other_sizes(view: View, root: Value) -> bool:
     """It has symbols that may have been other numbers when it was made."""
-    sizes = root.type.sizes if type(root.type) is SymbolicType else ()
+    base = view.base
+    if type(base) is InThisTrace and base.epoch == TRACE.epoch:
+        return False
     met: set[Symbol] = set()
     link: View | None = view
     while link is not None:
-        type_, node = link.value.type, link.node
-        met.update(symbols_in(node.args), type_.symbols if type(type_) is SymbolicType else ())
+        node = link.node
+        met |= symbols_met(node)
         link = link.parent
     if not met:
         return False
-    same = node.args[_view_operand(node)].type is root.type
-    return not same or any(symbol.expr not in sizes for symbol in met)
+    return node.args[_view_operand(node)].type is not root.type or not are_own(met, root.type)
 
 
 def _look_again(view: View, root: Value, type_: TensorType) -> Value:
@@ -190,10 +198,18 @@ def write(tensor: LazyTensor, new: Value) -> None:
         root = scatter(root_value(storage), view, new, tensor)
         storage.value = root
         if new.type is view.value.type:  # else the view is replayed: its type is the tensor's own
-            view.move(root, new)
+            _move_on(view, root, new)
     storage.data = None
     if not storage.listed:
         TRACE.enlist(storage)
+
+
+def _move_on(view: View, root: Value, new: Value) -> None:
+    """`new` was written through `view`, which may be right in this trace only, and stays so."""
+    passing = type(view.base) is InThisTrace
+    view.move(root, new)
+    if passing:
+        view.base = InThisTrace(root, TRACE.epoch)
 
 
 def scatter(root: Value, view: View, new: Value, tensor: LazyTensor) -> Value:

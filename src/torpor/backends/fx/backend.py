@@ -40,7 +40,8 @@ from torpor.backends.reference.lowering import (
     registers_in,
 )
 from torpor.errors import BackendError, CompileError, TorporWarning
-from torpor.ir.sizes import Condition, Symbol, condition
+from torpor.ir.sizes import Condition, Symbol
+from torpor.ir.told_sizes import assumption, own_names
 from torpor.ops.infer import types_in
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ class FxLowering(ReferenceLowering):
         )
         computation.program.donated = self._donated()
         computation.program.sizes = self.sizes
-        computation.program.hints = {one: one.value for one in self.sizes}
+        computation.program.hints = {one: self.hints.get(one, one.value) for one in self.sizes}
         return computation
 
     def _donated(self) -> dict[int, int]:
@@ -297,7 +298,8 @@ class FxBackend(Backend):
         compile_or_find = self._shared if self.equal_subgraphs else self._compile_anew
         shared = compile_or_find(piece, program)
         piece.checked = shared.checked
-        program.conditions += shared.conditions
+        known = {one.text for one in program.conditions}
+        program.conditions += [one for one in shared.conditions if one.text not in known]
         for position, type_ in shared.laid.items():  # as later pieces will find them
             program.types[piece.outputs[position]] = type_
         return CompiledPiece(piece, shared.run, shared.text)
@@ -308,7 +310,7 @@ class FxBackend(Backend):
         if key in self.failed:
             raise FailedBefore
         found = self.shared.get(key)
-        if found is not None:
+        if found is not None and all(one.at(program.hints) for one in found.conditions):
             metrics.count("EqualSubgraphs")
             return found
         try:
@@ -330,7 +332,7 @@ class FxBackend(Backend):
         try:
             laid = {piece.outputs.index(register): t for register, t in traced.laid.items()}
             compiled = self.compile_module(traced, piece)
-            return Shared(*compiled, piece.checked, laid, _conditions(traced))
+            return Shared(*compiled, piece.checked, laid, _conditions(traced, piece))
         except Exception as error:
             blamed = [
                 instruction
@@ -360,11 +362,12 @@ class FxBackend(Backend):
         self.complaints.append(f"{text}\n{hint}")
 
 
-def _conditions(traced: Traced) -> tuple[Condition, ...]:
+def _conditions(traced: Traced, piece: Piece) -> tuple[Condition, ...]:
     """What compiling assumed about sizes."""
     if traced.open_sizes is None:
         return ()
-    return tuple(map(condition, traced.open_sizes.conditions()))
+    symbols = own_names(piece.sizes)
+    return tuple([assumption(text, symbols) for text in traced.open_sizes.conditions()])
 
 
 def _changes_device(instruction: Instruction, types: dict[int, Any]) -> bool:

@@ -1,7 +1,8 @@
 """Compiled graphs as bytes: how a graph was cut, and the code of its pieces.
 
 The instructions are not kept: lowering makes them anew, in the same order for the same graph, and
-here they are known by their place in it. Code that several pieces share is kept once.
+here they are known by their place in it. Code that several pieces share is kept once. Of a graph
+with symbols it is also kept for which sizes its code is right (`torpor.ir.told_sizes`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,17 @@ from torpor.backends.fx.lanes import Lanes
 from torpor.backends.fx.program import Compiled, CompiledPiece, CompiledStep, Program
 from torpor.backends.fx.trace import PACKED, Piece
 from torpor.backends.reference.lowering import Instruction
-from torpor.ir.types import TensorType
+from torpor.ir.sizes import Size
+from torpor.ir.told_sizes import (
+    assumption,
+    common_names,
+    size_told,
+    told_condition,
+    told_size,
+)
+from torpor.ir.types import SymbolicType, TensorType
 
-VERSION: Final = 1
+VERSION: Final = 2
 _KINDS: Final = {kind.__name__: kind for kind in PACKED}
 
 DumpCode = Callable[[Compiled], bytes | None]
@@ -30,8 +39,6 @@ class NotSaved(Exception):
 
 def dump_program(program: Program, dump_code: DumpCode) -> bytes | None:
     """A compiled program; None if some of its code cannot be kept."""
-    if program.sizes:
-        return None  # its symbols are numbered by the process
     places = {id(i.outputs): place for place, i in enumerate(program.reference[0])}
     codes: dict[int, int] = {}
     blobs: dict[str, bytes] = {"steps": b""}
@@ -47,18 +54,26 @@ def dump_program(program: Program, dump_code: DumpCode) -> bytes | None:
                 return None
             blobs[f"code {number}"] = code
         steps.append(_piece_facts(step.piece, places, number))
-    facts = {"version": VERSION, "steps": steps, "copied": list(program.copied.items())}
-    facts["laid"] = list(_laid(program))
+    facts = {
+        "version": VERSION,
+        "steps": steps,
+        "donated": list(program.donated.items()),
+        "copied": list(program.copied.items()),
+        "laid": list(_laid(program)),
+        "conditions": [told_condition(one, program.sizes) for one in program.conditions],
+    }
     blobs["steps"] = json.dumps(facts).encode()
     return pack(blobs)
 
 
-def _laid(program: Program) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _laid(program: Program) -> Iterator[tuple[int, list[Any]]]:
     """Registers that lie in memory otherwise than their type promises, with their strides."""
     for instruction in program.reference[0]:
         for register, value in zip(instruction.outputs, instruction.node.outputs, strict=True):
-            if program.types[register] is not value.type:
-                yield register, program.types[register].stride
+            type_ = program.types[register]
+            if type_ is not value.type:
+                steps = type_.steps if type(type_) is SymbolicType else type_.stride
+                yield register, [told_size(step, program.sizes) for step in steps]
 
 
 def _piece_facts(piece: Piece, places: dict[int, int], code: int) -> dict[str, Any]:
@@ -94,12 +109,14 @@ def load_program(program: Program, saved: bytes, load_code: LoadCode) -> None:
     facts = json.loads(blobs["steps"])
     if facts["version"] != VERSION:
         raise NotSaved(f"version {facts['version']}, not {VERSION}")
+    if dict(facts["donated"]) != program.donated:
+        raise NotSaved("other buffers are written over")
+    symbols = common_names(program.sizes)
+    program.conditions = [assumption(text, symbols) for text in facts["conditions"]]
     instructions = [i.copy() for i in program.reference[0]]
-    for register, stride in facts["laid"]:
-        type_ = program.types[register]
-        program.types[register] = TensorType.of(
-            type_.shape, tuple(stride), type_.dtype, type_.device
-        )
+    for register, told in facts["laid"]:
+        stride = tuple([size_told(step, symbols) for step in told])
+        program.types[register] = _with_strides(program.types[register], stride)
     codes: dict[int, tuple[Compiled, Callable[[], str]]] = {}
     steps: list[CompiledStep] = []
     for step in facts["steps"]:
@@ -107,12 +124,20 @@ def load_program(program: Program, saved: bytes, load_code: LoadCode) -> None:
             steps.append(_known(step, instructions))
             continue
         piece = _piece(step, instructions)
+        piece.sizes = program.sizes
         number = step["code"]
         if number not in codes:
             codes[number] = load_code(blobs[f"code {number}"], piece, program)
         steps.append(CompiledPiece(piece, *codes[number]))
     program.steps = steps
     program.copied = dict(facts["copied"])
+
+
+def _with_strides(type_: Any, stride: tuple[Size, ...]) -> TensorType:
+    """A type of the same sizes that lies otherwise, at the beginning of its memory."""
+    plain = TensorType.of((), (), type_.dtype, type_.device)
+    sizes = type_.sizes if type(type_) is SymbolicType else type_.shape
+    return SymbolicType.with_sizes(sizes, stride, 0, plain)
 
 
 def _piece(facts: dict[str, Any], instructions: Sequence[Instruction]) -> Piece:

@@ -68,16 +68,10 @@ def trace(
 
     `hints` are sizes that occur.
     """
-    open_sizes, symbols = None, {}
-    if piece.sizes:
-        open_sizes = _torch.OpenSizes({one.name: hints[one] for one in piece.sizes})
-        symbols = {one: open_sizes.sizes[one.name] for one in piece.sizes}
-    mode = _torch.new_fake_mode() if open_sizes is None else open_sizes.mode
-    with mode:
-        inputs = fake_inputs(piece, types, device, symbols)
-        replay = _Replay(piece, types, device)
-        with torch.no_grad(), _torch.quiet_fakes():
-            module = make_fx(replay, decomposition_table=decompositions)(*inputs)
+    inputs, mode, open_sizes = fake_inputs(piece, types, device, hints)
+    replay = _Replay(piece, types, device)
+    with mode, torch.no_grad(), _torch.quiet_fakes():
+        module = make_fx(replay, decomposition_table=decompositions)(*inputs)
     laid = {register: _settled(type_, open_sizes) for register, type_ in replay.laid.items()}
     return Traced(module, inputs, mode, replay.sources, laid, open_sizes)
 
@@ -95,13 +89,22 @@ def _settled(type_: TensorType, open_sizes: _torch.OpenSizes | None) -> TensorTy
 
 
 def fake_inputs(
-    piece: Piece, types: dict[int, Any], device: torch.device, sizes: Mapping[Symbol, Any]
-) -> list[Any]:
-    """What the module of `piece` takes: tensors, packed numbers, and sizes."""
-    inputs: list[Any] = [fake(on_sizes(types[r], sizes), device) for r in piece.inputs]
-    for kind, registers in piece.numbers.items():
-        inputs.append(torch.empty((len(registers),), dtype=PACKED[kind], device=device))
-    return [*inputs, *sizes.values()]
+    piece: Piece, types: dict[int, Any], device: torch.device, hints: Mapping[Symbol, int]
+) -> tuple[list[Any], Any, _torch.OpenSizes | None]:
+    """What the module of `piece` takes: tensors, packed numbers, and sizes.
+
+    With them the fake-tensor mode they are of, and the compiler's symbols, if there are sizes.
+    """
+    open_sizes, sizes = None, {}
+    if piece.sizes:
+        open_sizes = _torch.OpenSizes({one.name: hints[one] for one in piece.sizes})
+        sizes = {one: open_sizes.sizes[one.name] for one in piece.sizes}
+    mode = _torch.new_fake_mode() if open_sizes is None else open_sizes.mode
+    with mode:
+        inputs: list[Any] = [fake(on_sizes(types[r], sizes), device) for r in piece.inputs]
+        for kind, registers in piece.numbers.items():
+            inputs.append(torch.empty((len(registers),), dtype=PACKED[kind], device=device))
+    return [*inputs, *sizes.values()], mode, open_sizes
 
 
 def on_sizes(type_: Any, sizes: Mapping[Symbol, Any]) -> Any:
@@ -254,7 +257,7 @@ def _lies_as(tensor: torch.Tensor, type_: TensorType) -> bool:
 
 
 def _dense(type_: TensorType) -> TensorType:
-    return TensorType.of(type_.shape, contiguous_strides(type_.shape), type_.dtype, type_.device)
+    return TensorType.loose(type_.shape, contiguous_strides(type_.shape), type_.dtype, type_.device)
 
 
 def is_number(type_: Any) -> bool:

@@ -122,9 +122,8 @@ class InductorBackend(FxBackend):
         self, saved: bytes, piece: Piece, program: Program
     ) -> tuple[Compiled, Callable[[], str]]:
         def inputs() -> tuple[list[torch.Tensor], Any]:
-            mode = _torch.new_fake_mode()
-            with mode:
-                return fake_inputs(piece, program.types, program.device, {}), mode
+            found = fake_inputs(piece, program.types, program.device, program.hints)
+            return found[:2]
 
         return load_code(saved, inputs)
 
