@@ -40,7 +40,7 @@ class Trace:
 
     __slots__ = (
         "builder", "computed", "draws", "epoch", "leaf_storages", "leaf_values", "leaves", "lock",
-        "misses", "pending", "scalars",
+        "misses", "pending", "scalars", "sized",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -53,21 +53,23 @@ class Trace:
         self.leaf_values: dict[BackendData, Value] = {}
         self.scalars: list[Any] = []  # number of each run-time scalar slot
         self.computed: dict[Value, BackendData] = {}  # values read before the cut
+        self.sized: dict[BackendData, TensorType] = {}  # types, with symbols, of buffers filled now
         self.draws = 0  # random ops recorded
         self.epoch = 0
         self.misses = 0
 
-    def leaf_value(self, storage: LazyStorage, known: TensorType | None = None) -> Value:
-        """Number a storage with data among the leaves of this trace; of a type that is `known`."""
+    def leaf_value(self, storage: LazyStorage) -> Value:
+        """Number a storage with data among the leaves of this trace."""
         data = storage.data
         assert data is not None, "a storage has a value or data"
         value = self.leaf_values.get(data)
         if value is None or value.type.concrete is not storage.type:
             if not self.leaves:
                 STEP.begin()
-            type_ = known or storage.type
-            if SIZES.active and known is None:
-                type_ = SIZES.leaf_type(len(self.leaves), storage, self.epoch)
+            type_ = storage.type
+            if SIZES.active:
+                known = self.sized.get(data)
+                type_ = known or SIZES.leaf_type(len(self.leaves), storage, self.epoch)
             value = self.leaf_values[data] = self.builder.device_data(len(self.leaves), type_)
             self.leaves.append(data)
         self.leaf_storages.append((storage, value))
@@ -118,6 +120,7 @@ class Trace:
         self.leaf_values.clear()
         self.scalars.clear()
         self.computed.clear()
+        self.sized.clear()
         self.draws = 0
         self.misses = 0
         self.epoch += 1

@@ -214,10 +214,10 @@ def write_data(tensor: LazyTensor, real: torch.Tensor) -> None:
             resize(tensor, storage.type)
         own = tensor._lazy_storage
         if tensor._lazy_view is None and storage.type is own.type.concrete:
-            own.value, sizes = None, own.type
+            if own.type is not storage.type:  # the sizes of a mask are those of what it masks
+                TRACE.sized[storage.data] = own.type
+            own.value = None
             own.hold(storage.data)
-            if sizes is not own.type:  # the sizes of a mask are those of what it masks
-                TRACE.leaf_value(own, sizes)
         else:
             write(tensor, TRACE.leaf_value(storage))
 
