@@ -205,8 +205,8 @@ def _is_grown(spec: OpSpec, bound: list[Any], types: Types) -> bool:
     return any(type(o) is Value and n is not None and n.shape != o.type.shape for o, n in pairs)
 
 
-_EMPTY_TRIAL: Final = 4096
-"""Elements of the operands up to which a kernel is run for the strides of an empty result."""
+_SMALL_TRIAL: Final = 4096
+"""Elements of the operands up to which a kernel may be run to see what it takes and makes."""
 
 
 def _is_empty(spec: OpSpec, bound: list[Any], types: Types) -> bool:
@@ -214,7 +214,11 @@ def _is_empty(spec: OpSpec, bound: list[Any], types: Types) -> bool:
     if spec.mutated or any(r.kind is not ReturnKind.FRESH for r in spec.returns):
         return False
     empty = any(type_ is not None and type_.numel == 0 for type_ in types)
-    return empty and sum(t.span for t in _operand_types(spec, bound)) <= _EMPTY_TRIAL
+    return empty and _is_small(spec, bound)
+
+
+def _is_small(spec: OpSpec, bound: list[Any]) -> bool:
+    return sum(t.span for t in _operand_types(spec, bound)) <= _SMALL_TRIAL
 
 
 def _is_resized(spec: OpSpec, bound: list[Any], types: Types) -> bool:
@@ -235,12 +239,14 @@ def _tried_or(
     to: Physical,
     device: Any,
 ) -> Types:
-    """Types by trial; `types` where the kernel refuses what it is tried on."""
+    """Types by trial; `types` where the kernel refuses the numbers it is tried on."""
     try:
         return _try(spec, bound, sample, to, device)
     except NotRecordable:
         raise
-    except Exception:
+    except Exception as error:
+        if _TYPE_ERROR.search(str(error)):
+            raise Suspicious(str(error)) from None
         return types
 
 
@@ -251,16 +257,38 @@ class Suspicious(Exception):
 def _check(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
     """Look for what fake kernels overlook."""
     _check_writes(spec, bound)
-    if spec.target._opname in type_rules.UNCHECKED_SIZES:
+    known = spec.name in type_rules.WHOLLY_KNOWN  # but not this call of it
+    if known or spec.target._opname in type_rules.UNCHECKED_SIZES:
         raise Suspicious(f"{spec.name} is checked by its kernel alone")
     if _casts(spec, bound):
         _check_cast(spec, bound, sample, to)
     pointwise = torch.Tag.pointwise in spec.target.tags
     if pointwise:
         _check_broadcast(spec, bound)
-    checked = pointwise or spec.mutated or spec.target._opname in type_rules.UNCHECKED
-    if checked and spec.target.namespace == "aten":  # a custom op's kernel runs when it must
-        _check_dtypes(spec, bound, sample, to)
+    if spec.target.namespace != "aten":  # a custom op's kernel runs when it must
+        return
+    if pointwise or spec.mutated or spec.target._opname in type_rules.UNCHECKED:
+        _check_dtypes(_Units(to, sample), spec, bound)
+    if _is_unusual(spec, bound, to):
+        _check_kernel(spec, bound, sample, to)
+
+
+def _is_unusual(spec: OpSpec, bound: list[Any], to: Physical) -> bool:
+    """An op computes with numbers that not every kernel takes: others than 32 or 64 bit floats."""
+    first = next(_operand_types(spec, bound), None)
+    if first is None or any(r.kind is ReturnKind.VIEW for r in spec.returns):
+        return False
+    if first.dtype in (torch.float16, torch.bfloat16):
+        return to(first.device).type == "cpu"
+    return first.dtype not in (torch.float32, torch.float64)
+
+
+def _check_kernel(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
+    """Try the kernel on zeros, of the very sizes where these are small."""
+    if _is_small(spec, bound):
+        _check_cast(spec, bound, sample, to)
+    else:
+        _check_dtypes(_Units(to, sample, 0), spec, bound)
 
 
 def _casts(spec: OpSpec, bound: list[Any]) -> bool:
@@ -292,12 +320,16 @@ def _confirm(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physi
 
 
 def _check_writes(spec: OpSpec, bound: list[Any]) -> None:
-    """Eager mostly refuses to write where several elements share one place in memory."""
+    """Eager mostly refuses to write where several elements share one place, or there are none."""
     for position in spec.mutated:
         value = bound[position]
         for item in value if type(value) is tuple else (value,):
-            if type(item) is Value and item.type.numel and not item.type.is_injective:
+            if type(item) is not Value:
+                continue
+            if item.type.numel and not item.type.is_injective:
                 raise Suspicious(f"{spec.name} writes to overlapping memory")
+            if not item.type.numel and _is_small(spec, bound):
+                raise Suspicious(f"{spec.name} writes to no memory")
 
 
 def _check_broadcast(spec: OpSpec, bound: list[Any]) -> None:
@@ -311,12 +343,11 @@ def _check_broadcast(spec: OpSpec, bound: list[Any]) -> None:
             raise Suspicious(f"{spec.name} would have to resize what it writes to")
 
 
-def _check_dtypes(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
+def _check_dtypes(units: _Units, spec: OpSpec, bound: list[Any]) -> None:
     """Try the real kernel on tensors of one element: fake kernels overlook wrong dtypes.
 
     Sizes of 1 fit nearly every op; where they do not, the error says nothing and is dropped.
     """
-    units = _Units(to, sample)
     with _torch.kernels(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         args = [
@@ -333,8 +364,10 @@ def _check_dtypes(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: 
 
 _DTYPE_ERROR = re.compile(
     r"dtype|out of range|can't be cast|not implemented for|scalar type|not support"
-    r"|only supports|[Ii]nteger|[Cc]omplex"
+    r"|n't support|only supports|[Ii]nteger|[Cc]omplex|boolean|to be Half"
 )
+
+_TYPE_ERROR = re.compile(f"{_DTYPE_ERROR.pattern}|memory location|out of bounds for storage")
 
 
 def _try(
@@ -433,6 +466,10 @@ class _Filled(_StandIns):
 class _Units(_StandIns):
     """Real tensors in which every size is 1; `out=` tensors are empty, and resized in silence."""
 
+    def __init__(self, to: Physical, sample: dict[Value, Any], number: int = 1) -> None:
+        super().__init__(to, sample)
+        self.number = number
+
     def out(self, arg: Any) -> Any:
         if type(arg) is tuple:
             return [self.out(item) for item in arg]
@@ -442,7 +479,7 @@ class _Units(_StandIns):
 
     def tensor(self, type_: TensorType) -> torch.Tensor:
         device = self.to(type_.device)
-        number = _harmless(1, type_.dtype, device)
+        number = _harmless(self.number, type_.dtype, device)
         return torch.full((1,) * len(type_.shape), number, dtype=type_.dtype, device=device)
 
 

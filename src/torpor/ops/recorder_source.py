@@ -27,7 +27,7 @@ _READ = """\
             elif w{i}.base is {k}:
                 {k} = w{i}.value
             else:
-                {k} = view_value(w{i}, s{i}, a{i})
+                {k} = view_value(w{i}, s{i}, {a})
         else:
             {k} = other_value({a})
 """

@@ -154,6 +154,26 @@ def is_dense(shape: Ints, stride: Ints) -> bool:
     return True
 
 
+def overlaps_in_part(one: TensorType, other: TensorType) -> bool:
+    """Two tensors on one storage share some places, not all alike; torch's own check.
+
+    Like torch's it looks only at tensors that leave no holes: of others it says no.
+    """
+    if not (one.numel and other.numel):
+        return False
+    if not (is_dense(one.shape, one.stride) and is_dense(other.shape, other.stride)):
+        return False
+    (begin, end), (other_begin, other_end) = _bytes_of(one), _bytes_of(other)
+    if (begin, end) == (other_begin, other_end):
+        return one.stride != other.stride
+    return begin < other_end and other_begin < end
+
+
+def _bytes_of(type_: TensorType) -> tuple[int, int]:
+    begin = type_.offset * type_.dtype.itemsize
+    return begin, begin + type_.numel * type_.dtype.itemsize
+
+
 def _packed(shape: Ints, order: Sequence[int]) -> Ints:
     """Strides without holes, the last dimension of `order` fastest."""
     result = [0] * len(shape)

@@ -17,8 +17,10 @@ CUSTOM: Final[dict[str, CustomRule]] = {}
 """Rules for ops of others, by name (`ops.custom`): spec, arguments, run-time numbers, devices."""
 
 
-def _as_strided(bound: list[Any]) -> tuple[TensorType, ...]:
+def _as_strided(bound: list[Any]) -> tuple[TensorType, ...] | None:
     source: TensorType = bound[0].type
+    if min(bound[2], default=0) < 0:  # eager refuses
+        return None
     offset = source.offset if bound[3] is None else bound[3]
     return (
         TensorType.of(
@@ -38,7 +40,7 @@ def _as_strided_scatter(bound: list[Any]) -> tuple[TensorType, ...] | None:
     window = TensorType.of(
         tuple(bound[2]), tuple(bound[3]), source.dtype, source.device, bound[4] or 0
     )
-    return (source,) if window.nbytes <= source.nbytes else None
+    return (source,) if not window.numel or window.nbytes <= source.nbytes else None
 
 
 def _view(bound: list[Any]) -> tuple[TensorType, ...] | None:
@@ -114,6 +116,11 @@ RULES: Final[dict[str, Rule]] = {
     "aten.one_hot.default": _one_hot,
     "aten.view.default": _view,
 }
+
+WHOLLY_KNOWN: Final = frozenset(
+    {"aten._unsafe_view.default", "aten.one_hot.default", "aten.view.default"}
+)
+"""Ops whose rule knows all that eager takes; fake kernels take more."""
 
 TRIED: Final = frozenset(
     # fake kernels that are wrong about sizes or strides, or refuse what the real one takes

@@ -13,9 +13,10 @@ from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.types import TensorType, contiguous_strides
 from torpor.ops.spec import spec_of
+from torpor.ops.strides import overlaps_in_part
 from torpor.trace.dispatch import special
 from torpor.trace.eager import count_sync, run_eager, write_data
-from torpor.trace.recorder import make_recorder
+from torpor.trace.recorder import check_overlap, make_recorder
 from torpor.trace.sharing import LOADED, LoadedStorage
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
@@ -23,6 +24,7 @@ from torpor.trace.values import physical, value_of, write
 from torpor.trace.wrap import (
     become,
     clone_plain,
+    memory_of,
     plain,
     plain_copy,
     resize,
@@ -85,12 +87,21 @@ def copy_(target: Any, source: Any, non_blocking: bool = False) -> Any:
         return _copy_in(target, source)
     if source.device != target.device:
         source = record_to_copy(source, device=target.device)
+    elif source._lazy_storage is target._lazy_storage and source is not target:
+        _check_copy(target, source)
     with TRACE.lock:
         value = value_of(source)
         if value.type is value_of(target).type and value.type.is_injective:
             write(target, value)
             return target
     return _record_copy(target, source, non_blocking)
+
+
+def _check_copy(target: LazyTensor, source: LazyTensor) -> None:
+    """Eager refuses a copy between parts of one memory that overlap, where it sees that they do."""
+    one, other = TensorType.of_tensor(target), TensorType.of_tensor(source)
+    if overlaps_in_part(one, other):
+        check_overlap(spec_of(aten.copy_.default), (target, source, False))
 
 
 def _copy_in(target: LazyTensor, source: torch.Tensor) -> LazyTensor:
@@ -197,15 +208,14 @@ def as_strided(
     if not isinstance(tensor, LazyTensor):
         return _record_as_strided(tensor, size, stride, storage_offset)
     offset = int(tensor.storage_offset()) if storage_offset is None else storage_offset
-    storage = tensor._lazy_storage
+    storage = memory_of(tensor)
     type_ = TensorType.of(
         tuple(size), tuple(stride), tensor.dtype, tensor.device, offset,
         tensor.is_conj(), tensor.is_neg(),
     )  # fmt: skip
-    if offset < 0 or type_.nbytes > storage.type.nbytes or len(size) != len(stride):
+    too_large = type_.numel and type_.nbytes > storage.type.nbytes
+    if too_large or offset < 0 or len(size) != len(stride):
         return _refuse_as_strided(storage, type_)
-    if storage.type.dtype != tensor.dtype or type_.conj or type_.neg:
-        return _record_as_strided(tensor, size, stride, offset)  # type: ignore[no-any-return]  # generated
     return wrap_window(storage, type_)
 
 
@@ -236,8 +246,8 @@ def resize_(tensor: LazyTensor, size: Any, *, memory_format: Any = None) -> Lazy
             stride = torch.empty(shape, device="meta", memory_format=memory_format).stride()
     if shape == tuple(tensor.shape):
         return tensor
-    type_ = TensorType.of(shape, stride, tensor.dtype, tensor.device, int(tensor.storage_offset()))
-    return resize(tensor, type_)
+    offset, bits = int(tensor.storage_offset()), (tensor.is_conj(), tensor.is_neg())
+    return resize(tensor, TensorType.of(shape, stride, tensor.dtype, tensor.device, offset, *bits))
 
 
 @special("aten.resize_as_.default")
@@ -302,7 +312,8 @@ def set_storage(
 def histc(tensor: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
     """Programs count integers on devices other than the CPU, whose kernel knows only floats."""
     virtual = isinstance(tensor, LazyTensor) and tensor.device.type == "lazy"
-    if virtual and not tensor.is_floating_point() and physical(tensor.device).type == "cpu":
+    others = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
+    if virtual and not others and physical(tensor.device).type == "cpu":
         counts = _record_histc(record_to_copy(tensor, dtype=torch.float64), bins, min, max)
         return record_to_copy(counts, dtype=tensor.dtype)
     return _record_histc(tensor, bins, min, max)

@@ -158,6 +158,14 @@ def _had_other_sizes(view: View, root: Value) -> bool:
 
 def _look_again(view: View, root: Value, type_: TensorType) -> Value:
     """Let `view` be a window of `type_` onto `root`, whatever it was made by."""
+    found = window_onto(root, type_)
+    view.parent, view.index, view.node = found.parent, 0, found.node
+    view.move(root, found.value)
+    return found.value
+
+
+def window_onto(root: Value, type_: TensorType) -> View:
+    """A look at what a storage holds: of any dtype, size, strides and bits."""
     calls: list[tuple[Any, ...]] = []
     if type_.dtype != root.type.dtype:
         parts = max(type_.dtype.itemsize // root.type.dtype.itemsize, 1)
@@ -165,24 +173,16 @@ def _look_again(view: View, root: Value, type_: TensorType) -> Value:
         calls += [(aten.as_strided.default, (whole,), (1,), 0), (aten.view.dtype, type_.dtype)]
     calls.append((aten.as_strided.default, type_.shape, type_.stride, type_.offset))
     calls += [(aten._conj.default,)] * type_.conj + [(aten._neg_view.default,)] * type_.neg
-    parent, value = None, root
-    for place, (target, *args) in enumerate(calls):
-        node = apply(target, [value, *args])
-        value = node.outputs[0]
-        if place < len(calls) - 1:
-            parent = View(parent, node, 0, root, value)
-    view.parent, view.index, view.node = parent, 0, node
-    view.move(root, value)
-    return value
+    view: View | None = None
+    for target, *args in calls:
+        node = apply(target, [root if view is None else view.value, *args])
+        view = View(view, node, 0, root, node.outputs[0])
+    assert view is not None, "there is always a window"
+    return view
 
 
 def _view_operand(node: Node) -> int:
     return spec_of(node.op.target).views
-
-
-def strided_node(root: Value, type_: TensorType) -> Node:
-    """A window of any size and strides onto what a storage holds."""
-    return apply(aten.as_strided.default, [root, type_.shape, type_.stride, type_.offset])
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -195,10 +195,11 @@ def write(tensor: LazyTensor, new: Value) -> None:
     if view is None:
         storage.value = new
     else:
-        root = scatter(root_value(storage), view, new, tensor)
+        root, written = scatter(root_value(storage), view, new, tensor)
         storage.value = root
-        if new.type is view.value.type:  # else the view is replayed: its type is the tensor's own
-            _move_on(view, root, new)
+        for link, value in written:
+            if value.type is link.value.type:  # else it is replayed: its type is the tensor's own
+                _move_on(link, root, value)
     storage.data = None
     if not storage.listed:
         TRACE.enlist(storage)
@@ -212,18 +213,27 @@ def _move_on(view: View, root: Value, new: Value) -> None:
         view.base = InThisTrace(root, TRACE.epoch)
 
 
-def scatter(root: Value, view: View, new: Value, tensor: LazyTensor) -> Value:
-    """The contents of a storage after `new` was written through the view of `tensor`."""
+def scatter(
+    root: Value, view: View, new: Value, tensor: LazyTensor
+) -> tuple[Value, list[tuple[View, Value]]]:
+    """The contents of a storage after `new` was written through the view of `tensor`.
+
+    And what the views show then that the write went through.
+    """
     if not view.shows(root):
         replay(view, root, tensor)
+    written: list[tuple[View, Value]] = []
     current: View | None = view
     while current is not None:
-        base = root if current.parent is None else current.parent.value
-        upper = _invert(current, base, new)
+        written.append((current, new))
+        parent = current.parent
+        if parent is not None and not parent.shows(root):  # it was looked at when all was different
+            return _scatter_anywhere(root, current.value.type, new), written
+        upper = _invert(current, root if parent is None else parent.value, new)
         if upper is None:
-            return _scatter_anywhere(root, current.value.type, new)
-        current, new = current.parent, upper
-    return new
+            return _scatter_anywhere(root, current.value.type, new), written
+        current, new = parent, upper
+    return new, written
 
 
 def _invert(view: View, base: Value, new: Value) -> Value | None:

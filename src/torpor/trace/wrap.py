@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -16,7 +17,7 @@ from torpor.ir.node import Value
 from torpor.ir.types import TensorType
 from torpor.ops.storage_ops import window
 from torpor.trace.tensor import LazyTensor, View
-from torpor.trace.values import apply, physical, root_value, strided_node
+from torpor.trace.values import apply, physical, root_value, window_onto
 
 aten = torch.ops.aten
 make_wrapper = _torch.make_wrapper
@@ -77,13 +78,11 @@ def wrap_view(storage: LazyStorage, view: View, viewed: torch.Tensor | None = No
 
 
 def wrap_window(storage: LazyStorage, type_: TensorType) -> LazyTensor:
-    """A tensor that looks at `storage` through a window of any size and strides."""
+    """A tensor that looks at `storage` through a window of any dtype, size and strides."""
     if type_ is storage.type.concrete:
         return wrap_storage(storage)
     with TRACE.lock:
-        root = root_value(storage)
-        node = strided_node(root, type_)
-        return wrap_view(storage, View(None, node, 0, root, node.outputs[0]))
+        return wrap_view(storage, window_onto(root_value(storage), type_))
 
 
 def data_storage(tensor: torch.Tensor, device: torch.device) -> LazyStorage:
@@ -146,37 +145,57 @@ def become(tensor: LazyTensor, other: LazyTensor) -> LazyTensor:
     return tensor
 
 
+_GROWN: WeakKeyDictionary[LazyStorage, LazyStorage] = WeakKeyDictionary()
+"""What memory without elements has grown to; who looks at none of them need not know."""
+
+
+def memory_of(tensor: LazyTensor) -> LazyStorage:
+    """The storage that windows onto the memory of `tensor` look at."""
+    storage = tensor._lazy_storage
+    return storage if storage.type.numel else _GROWN.get(storage, storage)
+
+
 def resize(tensor: LazyTensor, type_: TensorType) -> LazyTensor:
     """Give `tensor` another size on its storage, which grows if it must."""
     type_ = type_.at_offset(int(tensor.storage_offset()))
-    if type_.nbytes > tensor._lazy_storage.type.nbytes:
-        _grow(tensor._lazy_storage, type_)
-    return become(tensor, wrap_window(tensor._lazy_storage, type_))
+    storage = memory_of(tensor)
+    if type_.numel and type_.nbytes > storage.type.nbytes:
+        storage = _grow(storage, type_)
+    return become(tensor, wrap_window(storage, type_))
 
 
-def _grow(storage: LazyStorage, type_: TensorType) -> None:
-    """Give `storage` room for `type_`; everybody on it moves along, new memory is not set."""
+def _grow(storage: LazyStorage, type_: TensorType) -> LazyStorage:
+    """`storage` with room for `type_`; everybody on it moves along, new memory is not set."""
     if storage.type.numel == 0:
-        with TRACE.lock:
-            node = apply(
-                aten.empty_strided.default,
-                [type_.shape, type_.stride, type_.dtype, None, type_.device, None],
-            )
-            storage.type, storage.value, storage.data = node.outputs[0].type, node.outputs[0], None
-            TRACE.enlist(storage)
-        return
+        grown = _GROWN[storage] = _blank_storage(type_)
+        return grown
     old = plain(wrap_storage(storage))
     flat = torch.empty(
         (type_.offset + type_.span,), dtype=type_.dtype, device=physical(type_.device)
     )
-    count = old.untyped_storage().nbytes() // type_.dtype.itemsize
-    flat[:count].copy_(window(old, type_.dtype, (count,), (1,), 0))
+    count = old.untyped_storage().nbytes()
+    bytes_of_old, bytes_of_new = (window(t, torch.uint8, (count,), (1,), 0) for t in (old, flat))
+    bytes_of_new.copy_(bytes_of_old)
     grown = data_storage(flat, type_.device)
     before, tensors = storage.type, _whole_tensors(storage)
     with TRACE.lock:
         storage.type, storage.data, storage.value = grown.type, grown.data, None
     for tensor in tensors:  # no longer all of it
-        tensor._lazy_view = wrap_window(storage, before)._lazy_view
+        tensor._lazy_view = wrap_window(storage, before.concrete)._lazy_view
+    return storage
+
+
+def _blank_storage(type_: TensorType) -> LazyStorage:
+    """Memory with room for `type_`, recorded, not set."""
+    shape, stride = type_.shape, type_.stride
+    if type_.offset:
+        shape, stride = (type_.offset + type_.span,), (1,)
+    with TRACE.lock:
+        bound = [shape, stride, type_.dtype, None, type_.device, None]
+        value = apply(aten.empty_strided.default, bound).outputs[0]
+        storage = LazyStorage(value.type, value, None)
+        TRACE.enlist(storage)
+    return storage
 
 
 def _whole_tensors(storage: LazyStorage) -> list[LazyTensor]:

@@ -497,7 +497,7 @@ def _empty_per_channel_affine_quantized(a0, *, scales, zero_points, axis, dtype=
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, scales)
         else:
             k1 = other_value(scales)
         if type(zero_points) is LazyTensor:
@@ -510,7 +510,7 @@ def _empty_per_channel_affine_quantized(a0, *, scales, zero_points, axis, dtype=
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, zero_points)
         else:
             k2 = other_value(zero_points)
         if device is not None:
@@ -612,7 +612,7 @@ def _histogramdd_bin_edges(a0, a1, *, range=None, weight=None, density=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, weight)
         else:
             k3 = other_value(weight)
         key = (k0, k1, k2, k3, density)
@@ -653,7 +653,7 @@ def _histogramdd_from_bin_cts(a0, a1, *, range=None, weight=None, density=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, weight)
         else:
             k3 = other_value(weight)
         key = (k0, k1, k2, k3, density)
@@ -2681,7 +2681,7 @@ def histogram_bin_ct(a0, a1=None, *, range=None, weight=None, density=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, weight)
         else:
             k3 = other_value(weight)
         key = (k0, a1, k2, k3, density)
@@ -3681,7 +3681,7 @@ def searchsorted_Scalar(a0, a1, *, out_int32=None, right=None, side=None, sorter
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, sorter)
         else:
             k5 = other_value(sorter)
         key = (k0, k1, out_int32, right, side, k5)

@@ -2081,7 +2081,7 @@ def _fused_adagrad(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize,
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, grad_scale)
         else:
             k9 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -2094,7 +2094,7 @@ def _fused_adagrad(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize,
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, found_inf)
         else:
             k10 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, maximize, k9, k10)
@@ -2124,7 +2124,7 @@ def _fused_adagrad_tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, lr)
         else:
             k4 = other_value(lr)
         k5 = lr_decay if type(lr_decay) is float and lr_decay == lr_decay and lr_decay != 0.0 else number_key(lr_decay)
@@ -2140,7 +2140,7 @@ def _fused_adagrad_tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps,
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, grad_scale)
         else:
             k9 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -2153,7 +2153,7 @@ def _fused_adagrad_tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps,
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, found_inf)
         else:
             k10 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, maximize, k9, k10)
@@ -2190,7 +2190,7 @@ def _fused_adam(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps, 
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13, a13)
+                k13 = view_value(w13, s13, grad_scale)
         else:
             k13 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -2203,7 +2203,7 @@ def _fused_adam(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps, 
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14, a14)
+                k14 = view_value(w14, s14, found_inf)
         else:
             k14 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, amsgrad, maximize, k13, k14)
@@ -2235,7 +2235,7 @@ def _fused_adam_tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_de
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, lr)
         else:
             k6 = other_value(lr)
         k7 = beta1 if type(beta1) is float and beta1 == beta1 and beta1 != 0.0 else number_key(beta1)
@@ -2252,7 +2252,7 @@ def _fused_adam_tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_de
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13, a13)
+                k13 = view_value(w13, s13, grad_scale)
         else:
             k13 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -2265,7 +2265,7 @@ def _fused_adam_tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_de
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14, a14)
+                k14 = view_value(w14, s14, found_inf)
         else:
             k14 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, amsgrad, maximize, k13, k14)
@@ -2564,7 +2564,7 @@ def _fused_sgd(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, m
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, grad_scale)
         else:
             k10 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -2577,7 +2577,7 @@ def _fused_sgd(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, m
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, found_inf)
         else:
             k11 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, nesterov, maximize, is_first_step, k10, k11)
@@ -2608,7 +2608,7 @@ def _fused_sgd_tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, n
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, lr)
         else:
             k5 = other_value(lr)
         k6 = dampening if type(dampening) is float and dampening == dampening and dampening != 0.0 else number_key(dampening)
@@ -2622,7 +2622,7 @@ def _fused_sgd_tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, n
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, grad_scale)
         else:
             k10 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -2635,7 +2635,7 @@ def _fused_sgd_tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, n
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, found_inf)
         else:
             k11 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, nesterov, maximize, is_first_step, k10, k11)
@@ -2775,7 +2775,7 @@ def _mixed_dtypes_linear(a0, a1, a2, *, bias=None, activation=None):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, bias)
         else:
             k3 = other_value(bias)
         key = (k0, k1, k2, k3, activation)
@@ -4066,7 +4066,7 @@ def _scaled_dot_product_flash_attention_for_cpu(a0, a1, a2, a3=None, a4=None, *,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, attn_mask)
         else:
             k5 = other_value(attn_mask)
         k6 = n6 if scale is d6 else scale if type(scale) is float and scale == scale and scale != 0.0 else number_key(scale)
@@ -4197,7 +4197,7 @@ def _scaled_dot_product_flash_attention_for_cpu_backward(a0, a1, a2, a3, a4, a5,
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, attn_mask)
         else:
             k8 = other_value(attn_mask)
         k9 = n9 if scale is d9 else scale if type(scale) is float and scale == scale and scale != 0.0 else number_key(scale)
@@ -4871,7 +4871,7 @@ def _segment_reduce_backward(a0, a1, a2, a3, *, lengths=None, offsets=None, axis
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, lengths)
         else:
             k4 = other_value(lengths)
         if type(offsets) is LazyTensor:
@@ -4884,7 +4884,7 @@ def _segment_reduce_backward(a0, a1, a2, a3, *, lengths=None, offsets=None, axis
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, offsets)
         else:
             k5 = other_value(offsets)
         k7 = n7 if initial is d7 else initial if type(initial) is float and initial == initial and initial != 0.0 else number_key(initial)
@@ -5128,7 +5128,7 @@ def _sparse_semi_structured_linear(a0, a1, a2, *, bias=None, activation=None, ou
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, bias)
         else:
             k3 = other_value(bias)
         key = (k0, k1, k2, k3, activation, out_dtype)
@@ -8725,7 +8725,7 @@ def segment_reduce(a0, a1, *, lengths=None, indices=None, offsets=None, axis=Non
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, lengths)
         else:
             k2 = other_value(lengths)
         if type(indices) is LazyTensor:
@@ -8738,7 +8738,7 @@ def segment_reduce(a0, a1, *, lengths=None, indices=None, offsets=None, axis=Non
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, indices)
         else:
             k3 = other_value(indices)
         if type(offsets) is LazyTensor:
@@ -8751,7 +8751,7 @@ def segment_reduce(a0, a1, *, lengths=None, indices=None, offsets=None, axis=Non
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, offsets)
         else:
             k4 = other_value(offsets)
         k7 = n7 if initial is d7 else initial if type(initial) is float and initial == initial and initial != 0.0 else number_key(initial)

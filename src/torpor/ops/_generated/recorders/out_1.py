@@ -21,7 +21,7 @@ def _efficientzerotensor_out(a0, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, out)
         else:
             k1 = other_value(out)
         key = (k0, k1)
@@ -51,7 +51,7 @@ def _empty_affine_quantized_out(a0, *, scale=None, zero_point=None, memory_forma
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         key = (k0, k1, zero_point, memory_format, k4)
@@ -80,7 +80,7 @@ def _sparse_coo_tensor_with_dims_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         key = (a0, a1, k2, k3)
@@ -109,7 +109,7 @@ def arange_out(a0, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, out)
         else:
             k1 = other_value(out)
         key = (k0, k1)
@@ -140,7 +140,7 @@ def arange_start_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         key = (k0, k1, k2, k3)
@@ -168,7 +168,7 @@ def bartlett_window_out(a0, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, out)
         else:
             k1 = other_value(out)
         key = (a0, k1)
@@ -196,7 +196,7 @@ def bartlett_window_periodic_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         key = (a0, a1, k2)
@@ -226,7 +226,7 @@ def empty_permuted_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         key = (k0, k1, k2)
@@ -255,7 +255,7 @@ def fft_fftfreq_out(a0, a1=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         key = (a0, k1, k2)
@@ -283,7 +283,7 @@ def from_file_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         key = (a0, a1, a2, k3)
@@ -313,7 +313,7 @@ def full_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         key = (k0, k1, k2)
@@ -343,7 +343,7 @@ def hamming_window_periodic_alpha_beta_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         key = (a0, a1, k2, k3, k4)
@@ -372,7 +372,7 @@ def hamming_window_periodic_alpha_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         key = (a0, a1, k2, k3)
@@ -402,7 +402,7 @@ def linspace_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         key = (k0, k1, a2, k3)
@@ -433,7 +433,7 @@ def logspace_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         key = (k0, k1, a2, k3, k4)
@@ -463,7 +463,7 @@ def range_out_(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         key = (k0, k1, k2)
@@ -491,7 +491,7 @@ def tril_indices_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         key = (a0, a1, a2, k3)

@@ -34,7 +34,7 @@ def __lshift___Scalar_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -78,7 +78,7 @@ def _adaptive_avg_pool2d_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -123,7 +123,7 @@ def _add_relu_Scalar_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -154,7 +154,7 @@ def _chunk_cat_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (out is not None and shares(s3, a0)):
@@ -197,7 +197,7 @@ def _coalesce_out(a0, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, out)
         else:
             k1 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s1):
@@ -240,7 +240,7 @@ def _coalesced_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -283,7 +283,7 @@ def _convert_indices_from_coo_to_csr_out(a0, a1, *, out_int32=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -314,7 +314,7 @@ def _cudnn_rnn_flatten_weight_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out)
         else:
             k9 = other_value(out)
         if (out is not None and shares(s9, a0)):
@@ -358,7 +358,7 @@ def _fft_c2c_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -401,7 +401,7 @@ def _foobar_out(a0, a1=None, a2=None, *, arg3=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -444,7 +444,7 @@ def _log_softmax_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -488,7 +488,7 @@ def _make_per_tensor_quantized_tensor_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -519,7 +519,7 @@ def _nested_tensor_from_tensor_list_out(a0, a1=None, a2=None, a3=None, a4=None, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (out is not None and shares(s5, a0)):
@@ -563,7 +563,7 @@ def _pdist_forward_out(a0, a1=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -606,7 +606,7 @@ def _pin_memory_out(a0, a1=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -651,7 +651,7 @@ def _reshape_alias_copy_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -695,7 +695,7 @@ def _resize_output_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -739,7 +739,7 @@ def _sparse_csr_prod_dim_dtype_out(a0, a1, a2=None, *, dtype=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -770,7 +770,7 @@ def _stack_out(a0, a1=None, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (out is not None and shares(s2, a0)):
@@ -814,7 +814,7 @@ def _test_optional_floatlist_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -857,7 +857,7 @@ def _to_copy_out(a0, *, non_blocking=None, memory_format=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -900,7 +900,7 @@ def _to_dense_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -944,7 +944,7 @@ def _to_sparse_out(a0, *, layout=None, blocksize=None, dense_dim=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -988,7 +988,7 @@ def _to_sparse_bsc_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -1034,7 +1034,7 @@ def _upsample_bicubic2d_aa_out(a0, a1, a2, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -1081,7 +1081,7 @@ def _upsample_bicubic2d_aa_backward_grad_input(a0, a1, a2, a3, a4=None, a5=None,
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, grad_input)
         else:
             k6 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s6):
@@ -1126,7 +1126,7 @@ def _upsample_nearest_exact1d_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -1172,7 +1172,7 @@ def _upsample_nearest_exact1d_backward_grad_input(a0, a1, a2, a3=None, *, grad_i
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, grad_input)
         else:
             k4 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s4):
@@ -1218,7 +1218,7 @@ def _upsample_nearest_exact2d_out(a0, a1, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -1265,7 +1265,7 @@ def _upsample_nearest_exact2d_backward_grad_input(a0, a1, a2, a3=None, a4=None, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, grad_input)
         else:
             k5 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s5):
@@ -1312,7 +1312,7 @@ def _upsample_nearest_exact3d_out(a0, a1, a2=None, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -1360,7 +1360,7 @@ def _upsample_nearest_exact3d_backward_grad_input(a0, a1, a2, a3=None, a4=None, 
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, grad_input)
         else:
             k6 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s6):
@@ -1404,7 +1404,7 @@ def all_dims_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -1447,7 +1447,7 @@ def all_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -1492,7 +1492,7 @@ def as_strided_copy_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -1538,7 +1538,7 @@ def avg_pool1d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6):
@@ -1584,7 +1584,7 @@ def avg_pool2d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None, *, out):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7):
@@ -1628,7 +1628,7 @@ def bitwise_and_Scalar_Tensor_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s2):
@@ -1659,7 +1659,7 @@ def block_diag_out(a0, *, out):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, out)
         else:
             k1 = other_value(out)
         if (out is not None and shares(s1, a0)):
@@ -1703,7 +1703,7 @@ def bucketize_Scalar_out(a0, a1, *, out_int32=None, right=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -1748,7 +1748,7 @@ def clamp_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -1791,7 +1791,7 @@ def clone_out(a0, *, memory_format=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -1839,7 +1839,7 @@ def col2im_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6):
@@ -1882,7 +1882,7 @@ def cudnn_affine_grid_generator_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -1925,7 +1925,7 @@ def cumprod_out(a0, a1, *, dtype=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -1984,7 +1984,7 @@ def diag_embed_out(a0, a1=None, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2028,7 +2028,7 @@ def diagonal_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -2072,7 +2072,7 @@ def div_Scalar_mode_out(a0, a1, *, rounding_mode, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -2118,7 +2118,7 @@ def elu_out(a0, a1=None, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2162,7 +2162,7 @@ def empty_quantized_out(a0, a1, *, memory_format=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -2206,7 +2206,7 @@ def expand_copy_out(a0, a1, *, implicit=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -2250,7 +2250,7 @@ def floor_divide_Scalar_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -2295,7 +2295,7 @@ def full_like_out(a0, a1, *, memory_format=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -2338,7 +2338,7 @@ def gelu_out(a0, *, approximate=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -2382,7 +2382,7 @@ def hash_tensor_out(a0, a1=None, *, keepdim=None, mode=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2427,7 +2427,7 @@ def histc_out(a0, a1=None, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2475,7 +2475,7 @@ def im2col_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -2519,7 +2519,7 @@ def isin_Scalar_Tensor_out(a0, a1, *, assume_unique=None, invert=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -2563,7 +2563,7 @@ def isin_Tensor_Scalar_out(a0, a1, *, assume_unique=None, invert=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2608,7 +2608,7 @@ def linalg_vector_norm_out(a0, a1=None, a2=None, a3=None, *, dtype=None, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -2652,7 +2652,7 @@ def linspace_Scalar_Tensor_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -2697,7 +2697,7 @@ def logspace_Scalar_Tensor_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -2742,7 +2742,7 @@ def logspace_Tensor_Scalar_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2785,7 +2785,7 @@ def mean_dtype_out(a0, *, dtype=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -2832,7 +2832,7 @@ def mkldnn_max_pool2d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6):
@@ -2879,7 +2879,7 @@ def mkldnn_reorder_conv2d_weight_out(a0, a1=None, a2=None, a3=None, a4=None, a5=
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6):
@@ -2923,7 +2923,7 @@ def nansum_out(a0, a1=None, a2=None, *, dtype=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -2966,7 +2966,7 @@ def narrow_copy_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -3011,7 +3011,7 @@ def native_norm_ScalarOpt_dim_dtype_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -3056,7 +3056,7 @@ def new_full_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -3099,7 +3099,7 @@ def nonzero_static_out(a0, *, size, fill_value=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -3143,7 +3143,7 @@ def norm_ScalarOpt_dtype_out(a0, a1, *, dtype, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -3188,7 +3188,7 @@ def norm_dtype_out(a0, a1, a2, a3, *, dtype, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -3233,7 +3233,7 @@ def norm_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -3276,7 +3276,7 @@ def polygamma_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s2):
@@ -3319,7 +3319,7 @@ def prod_int_out(a0, a1, a2=None, *, dtype=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -3363,7 +3363,7 @@ def quantize_per_tensor_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -3407,7 +3407,7 @@ def remainder_Scalar_Tensor_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s2):
@@ -3453,7 +3453,7 @@ def renorm_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -3496,7 +3496,7 @@ def repeat_interleave_Tensor_out(a0, *, output_size=None, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -3540,7 +3540,7 @@ def resize_out(a0, a1, *, memory_format=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -3585,7 +3585,7 @@ def roll_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -3629,7 +3629,7 @@ def rot90_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -3672,7 +3672,7 @@ def round_decimals_out(a0, *, decimals, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -3717,7 +3717,7 @@ def set_source_Storage_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2):
@@ -3764,7 +3764,7 @@ def set_source_Storage_storage_offset_out(a0, a1, a2, a3, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -3808,7 +3808,7 @@ def slice_backward_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6):
@@ -3851,7 +3851,7 @@ def slice_copy_Tensor_out(a0, a1=None, a2=None, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5):
@@ -3953,7 +3953,7 @@ def std_correction_out(a0, a1=None, *, correction=None, keepdim=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -3998,7 +3998,7 @@ def threshold_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -4043,7 +4043,7 @@ def to_padded_tensor_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -4116,7 +4116,7 @@ def upsample_bilinear2d_vec_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -4161,7 +4161,7 @@ def upsample_linear1d_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4):
@@ -4207,7 +4207,7 @@ def upsample_linear1d_backward_grad_input(a0, a1, a2, a3, a4=None, *, grad_input
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, grad_input)
         else:
             k5 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s5):
@@ -4252,7 +4252,7 @@ def upsample_nearest2d_vec_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3):
@@ -4299,7 +4299,7 @@ def upsample_trilinear3d_out(a0, a1, a2, a3=None, a4=None, a5=None, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6):
@@ -4347,7 +4347,7 @@ def upsample_trilinear3d_backward_grad_input(a0, a1, a2, a3, a4=None, a5=None, a
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, grad_input)
         else:
             k7 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s7):

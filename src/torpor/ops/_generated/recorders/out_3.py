@@ -46,7 +46,7 @@ def __lshift___Tensor_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2) or (type(a1) is LazyTensor and out is not None and s1 is s2):
@@ -103,7 +103,7 @@ def _add_relu_out(a0, a1, *, alpha=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -148,7 +148,7 @@ def _aminmax_dim_out(a0, a1, a2=None, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out0)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -161,7 +161,7 @@ def _aminmax_dim_out(a0, a1, a2=None, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out1)
         else:
             k4 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4):
@@ -206,7 +206,7 @@ def _aminmax_out(a0, *, out0, out1):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, out0)
         else:
             k1 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -219,7 +219,7 @@ def _aminmax_out(a0, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out1)
         else:
             k2 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s1) or (type(out1) is LazyTensor and out0 is not None and s2 is s1) or (type(a0) is LazyTensor and out1 is not None and s0 is s2):
@@ -276,7 +276,7 @@ def _cdist_forward_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -332,7 +332,7 @@ def _cholesky_solve_helper_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -388,7 +388,7 @@ def _convert_indices_from_csr_to_coo_out(a0, a1, *, out_int32=None, transpose=No
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -444,7 +444,7 @@ def _copy_from_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -475,7 +475,7 @@ def _empty_per_channel_affine_quantized_out(a0, *, scales, zero_points, axis, me
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, scales)
         else:
             k1 = other_value(scales)
         if type(zero_points) is LazyTensor:
@@ -488,7 +488,7 @@ def _empty_per_channel_affine_quantized_out(a0, *, scales, zero_points, axis, me
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, zero_points)
         else:
             k2 = other_value(zero_points)
         if type(out) is LazyTensor:
@@ -501,7 +501,7 @@ def _empty_per_channel_affine_quantized_out(a0, *, scales, zero_points, axis, me
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(scales) is LazyTensor and out is not None and s1 is s5) or (type(zero_points) is LazyTensor and out is not None and s2 is s5):
@@ -557,7 +557,7 @@ def _grid_sampler_2d_cpu_fallback_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -601,7 +601,7 @@ def _histogramdd_bin_edges_out(a0, a1, *, range=None, weight=None, density=None,
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, weight)
         else:
             k3 = other_value(weight)
         k5 = None if out is None else list_values(out)
@@ -645,7 +645,7 @@ def _histogramdd_from_bin_cts_out(a0, a1, *, range=None, weight=None, density=No
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, weight)
         else:
             k3 = other_value(weight)
         if type(out) is LazyTensor:
@@ -658,7 +658,7 @@ def _histogramdd_from_bin_cts_out(a0, a1, *, range=None, weight=None, density=No
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(weight) is LazyTensor and out is not None and s3 is s5):
@@ -703,7 +703,7 @@ def _linalg_eigh_eigenvalues(a0, a1=None, a2=None, *, eigenvalues, eigenvectors)
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, eigenvalues)
         else:
             k3 = other_value(eigenvalues)
         if type(eigenvectors) is LazyTensor:
@@ -716,7 +716,7 @@ def _linalg_eigh_eigenvalues(a0, a1=None, a2=None, *, eigenvalues, eigenvectors)
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, eigenvectors)
         else:
             k4 = other_value(eigenvectors)
         if (type(a0) is LazyTensor and eigenvalues is not None and s0 is s3) or (type(eigenvectors) is LazyTensor and eigenvalues is not None and s4 is s3) or (type(a0) is LazyTensor and eigenvectors is not None and s0 is s4):
@@ -772,7 +772,7 @@ def _log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -829,7 +829,7 @@ def _masked_scale_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -885,7 +885,7 @@ def _masked_softmax_out(a0, a1, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -945,7 +945,7 @@ def _mps_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7):
@@ -1001,7 +1001,7 @@ def _new_zeros_with_same_feature_meta_out(a0, a1, *, self_num_batch_dims=None, o
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -1059,7 +1059,7 @@ def _philox_normal_out(a0, a1, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -1115,7 +1115,7 @@ def _softmax_backward_data_out(a0, a1, a2, a3, *, grad_input):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, grad_input)
         else:
             k4 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s4) or (type(a1) is LazyTensor and grad_input is not None and s1 is s4):
@@ -1172,7 +1172,7 @@ def _sparse_coo_tensor_with_dims_and_tensors_out(a0, a1, a2, a3, a4, *, is_coale
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a3) is LazyTensor and out is not None and s3 is s6) or (type(a4) is LazyTensor and out is not None and s4 is s6):
@@ -1229,7 +1229,7 @@ def _sparse_sum_backward_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -1286,7 +1286,7 @@ def _spdiags_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -1331,7 +1331,7 @@ def _unique_out(a0, a1=None, a2=None, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out0)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1344,7 +1344,7 @@ def _unique_out(a0, a1=None, a2=None, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out1)
         else:
             k4 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4):
@@ -1400,7 +1400,7 @@ def adaptive_avg_pool3d_backward_grad_input(a0, a1, *, grad_input):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, grad_input)
         else:
             k2 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s2) or (type(a1) is LazyTensor and grad_input is not None and s1 is s2):
@@ -1446,7 +1446,7 @@ def adaptive_max_pool2d_out(a0, a1, *, out, indices):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if type(indices) is LazyTensor:
@@ -1459,7 +1459,7 @@ def adaptive_max_pool2d_out(a0, a1, *, out, indices):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, indices)
         else:
             k3 = other_value(indices)
         if (type(a0) is LazyTensor and out is not None and s0 is s2) or (type(indices) is LazyTensor and out is not None and s3 is s2) or (type(a0) is LazyTensor and indices is not None and s0 is s3):
@@ -1504,7 +1504,7 @@ def aminmax_out(a0, *, dim=None, keepdim=None, min, max):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, min)
         else:
             k3 = other_value(min)
         if type(max) is LazyTensor:
@@ -1517,7 +1517,7 @@ def aminmax_out(a0, *, dim=None, keepdim=None, min, max):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, max)
         else:
             k4 = other_value(max)
         if (type(a0) is LazyTensor and min is not None and s0 is s3) or (type(max) is LazyTensor and min is not None and s4 is s3) or (type(a0) is LazyTensor and max is not None and s0 is s4):
@@ -1575,7 +1575,7 @@ def as_strided_scatter_out(a0, a1, a2, a3, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -1634,7 +1634,7 @@ def avg_pool2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, *, grad_input
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, grad_input)
         else:
             k8 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s8) or (type(a1) is LazyTensor and grad_input is not None and s1 is s8):
@@ -1680,7 +1680,7 @@ def batch_norm_stats_out(a0, a1, *, out0, out1):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out0)
         else:
             k2 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1693,7 +1693,7 @@ def batch_norm_stats_out(a0, a1, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out1)
         else:
             k3 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s2) or (type(out1) is LazyTensor and out0 is not None and s3 is s2) or (type(a0) is LazyTensor and out1 is not None and s0 is s3):
@@ -1749,7 +1749,7 @@ def bincount_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -1806,7 +1806,7 @@ def bucketize_Tensor_out(a0, a1, *, out_int32=None, right=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -1865,7 +1865,7 @@ def cudnn_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out)
         else:
             k9 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s9) or (type(a1) is LazyTensor and out is not None and s1 is s9):
@@ -1925,7 +1925,7 @@ def cudnn_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, o
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out)
         else:
             k10 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s10) or (type(a1) is LazyTensor and out is not None and s1 is s10):
@@ -1970,7 +1970,7 @@ def cummax_out(a0, a1, *, values, indices):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, values)
         else:
             k2 = other_value(values)
         if type(indices) is LazyTensor:
@@ -1983,7 +1983,7 @@ def cummax_out(a0, a1, *, values, indices):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, indices)
         else:
             k3 = other_value(indices)
         if (type(a0) is LazyTensor and values is not None and s0 is s2) or (type(indices) is LazyTensor and values is not None and s3 is s2) or (type(a0) is LazyTensor and indices is not None and s0 is s3):
@@ -2039,7 +2039,7 @@ def diagonal_scatter_out(a0, a1, a2=None, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -2096,7 +2096,7 @@ def dist_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -2152,7 +2152,7 @@ def div_out_mode(a0, a1, *, rounding_mode, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -2211,7 +2211,7 @@ def elu_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, grad_input)
         else:
             k6 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s6) or (type(a5) is LazyTensor and grad_input is not None and s5 is s6):
@@ -2267,7 +2267,7 @@ def embedding_out(a0, a1, a2=None, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -2324,7 +2324,7 @@ def embedding_dense_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -2383,7 +2383,7 @@ def embedding_renorm_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -2429,7 +2429,7 @@ def fake_quantize_per_tensor_affine_cachemask_out(a0, a1, a2, a3, a4, *, out0, o
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out0)
         else:
             k5 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -2442,7 +2442,7 @@ def fake_quantize_per_tensor_affine_cachemask_out(a0, a1, a2, a3, a4, *, out0, o
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out1)
         else:
             k6 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s5) or (type(out1) is LazyTensor and out0 is not None and s6 is s5) or (type(a0) is LazyTensor and out1 is not None and s0 is s6):
@@ -2498,7 +2498,7 @@ def floor_divide_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2) or (type(a1) is LazyTensor and out is not None and s1 is s2):
@@ -2544,7 +2544,7 @@ def frexp_Tensor_out(a0, *, mantissa, exponent):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, mantissa)
         else:
             k1 = other_value(mantissa)
         if type(exponent) is LazyTensor:
@@ -2557,7 +2557,7 @@ def frexp_Tensor_out(a0, *, mantissa, exponent):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, exponent)
         else:
             k2 = other_value(exponent)
         if (type(a0) is LazyTensor and mantissa is not None and s0 is s1) or (type(exponent) is LazyTensor and mantissa is not None and s2 is s1) or (type(a0) is LazyTensor and exponent is not None and s0 is s2):
@@ -2613,7 +2613,7 @@ def gather_out(a0, a1, a2, *, sparse_grad=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -2670,7 +2670,7 @@ def gelu_backward_grad_input(a0, a1, *, approximate=None, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, grad_input)
         else:
             k3 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s3) or (type(a1) is LazyTensor and grad_input is not None and s1 is s3):
@@ -2715,7 +2715,7 @@ def geqrf_a(a0, *, a, tau):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, a)
         else:
             k1 = other_value(a)
         if type(tau) is LazyTensor:
@@ -2728,7 +2728,7 @@ def geqrf_a(a0, *, a, tau):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, tau)
         else:
             k2 = other_value(tau)
         if (type(a0) is LazyTensor and a is not None and s0 is s1) or (type(tau) is LazyTensor and a is not None and s2 is s1) or (type(a0) is LazyTensor and tau is not None and s0 is s2):
@@ -2784,7 +2784,7 @@ def glu_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, grad_input)
         else:
             k3 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s3) or (type(a1) is LazyTensor and grad_input is not None and s1 is s3):
@@ -2841,7 +2841,7 @@ def hardshrink_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, grad_input)
         else:
             k3 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s3) or (type(a1) is LazyTensor and grad_input is not None and s1 is s3):
@@ -2899,7 +2899,7 @@ def hardtanh_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, grad_input)
         else:
             k4 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s4) or (type(a1) is LazyTensor and grad_input is not None and s1 is s4):
@@ -2956,7 +2956,7 @@ def huber_loss_out(a0, a1, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -3000,7 +3000,7 @@ def index_Tensor_out(a0, a1, *, out):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, out)
         else:
             k2 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s2) or (out is not None and shares(s2, a1)):
@@ -3058,7 +3058,7 @@ def index_fill_int_Scalar_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -3115,7 +3115,7 @@ def index_select_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a2) is LazyTensor and out is not None and s2 is s3):
@@ -3172,7 +3172,7 @@ def isin_Tensor_Tensor_out(a0, a1, *, assume_unique=None, invert=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -3217,7 +3217,7 @@ def kthvalue_values(a0, a1, a2=None, a3=None, *, values, indices):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, values)
         else:
             k4 = other_value(values)
         if type(indices) is LazyTensor:
@@ -3230,7 +3230,7 @@ def kthvalue_values(a0, a1, a2=None, a3=None, *, values, indices):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, indices)
         else:
             k5 = other_value(indices)
         if (type(a0) is LazyTensor and values is not None and s0 is s4) or (type(indices) is LazyTensor and values is not None and s5 is s4) or (type(a0) is LazyTensor and indices is not None and s0 is s5):
@@ -3287,7 +3287,7 @@ def leaky_relu_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, grad_input)
         else:
             k4 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s4) or (type(a1) is LazyTensor and grad_input is not None and s1 is s4):
@@ -3332,7 +3332,7 @@ def linalg_cholesky_ex_L(a0, *, upper=None, check_errors=None, L, info):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, L)
         else:
             k3 = other_value(L)
         if type(info) is LazyTensor:
@@ -3345,7 +3345,7 @@ def linalg_cholesky_ex_L(a0, *, upper=None, check_errors=None, L, info):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, info)
         else:
             k4 = other_value(info)
         if (type(a0) is LazyTensor and L is not None and s0 is s3) or (type(info) is LazyTensor and L is not None and s4 is s3) or (type(a0) is LazyTensor and info is not None and s0 is s4):
@@ -3401,7 +3401,7 @@ def linalg_cross_out(a0, a1, *, dim=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -3446,7 +3446,7 @@ def linalg_eig_out(a0, *, eigenvalues, eigenvectors):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, eigenvalues)
         else:
             k1 = other_value(eigenvalues)
         if type(eigenvectors) is LazyTensor:
@@ -3459,7 +3459,7 @@ def linalg_eig_out(a0, *, eigenvalues, eigenvectors):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, eigenvectors)
         else:
             k2 = other_value(eigenvectors)
         if (type(a0) is LazyTensor and eigenvalues is not None and s0 is s1) or (type(eigenvectors) is LazyTensor and eigenvalues is not None and s2 is s1) or (type(a0) is LazyTensor and eigenvectors is not None and s0 is s2):
@@ -3504,7 +3504,7 @@ def linalg_inv_ex_inverse(a0, *, check_errors=None, inverse, info):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, inverse)
         else:
             k2 = other_value(inverse)
         if type(info) is LazyTensor:
@@ -3517,7 +3517,7 @@ def linalg_inv_ex_inverse(a0, *, check_errors=None, inverse, info):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, info)
         else:
             k3 = other_value(info)
         if (type(a0) is LazyTensor and inverse is not None and s0 is s2) or (type(info) is LazyTensor and inverse is not None and s3 is s2) or (type(a0) is LazyTensor and info is not None and s0 is s3):
@@ -3562,7 +3562,7 @@ def linalg_qr_out(a0, a1=None, *, Q, R):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, Q)
         else:
             k2 = other_value(Q)
         if type(R) is LazyTensor:
@@ -3575,7 +3575,7 @@ def linalg_qr_out(a0, a1=None, *, Q, R):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, R)
         else:
             k3 = other_value(R)
         if (type(a0) is LazyTensor and Q is not None and s0 is s2) or (type(R) is LazyTensor and Q is not None and s3 is s2) or (type(a0) is LazyTensor and R is not None and s0 is s3):
@@ -3631,7 +3631,7 @@ def linalg_solve_triangular_out(a0, a1, *, upper, left=None, unitriangular=None,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -3676,7 +3676,7 @@ def log_sigmoid_forward_output(a0, *, output, buffer):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, output)
         else:
             k1 = other_value(output)
         if type(buffer) is LazyTensor:
@@ -3689,7 +3689,7 @@ def log_sigmoid_forward_output(a0, *, output, buffer):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, buffer)
         else:
             k2 = other_value(buffer)
         if (type(a0) is LazyTensor and output is not None and s0 is s1) or (type(buffer) is LazyTensor and output is not None and s2 is s1) or (type(a0) is LazyTensor and buffer is not None and s0 is s2):
@@ -3746,7 +3746,7 @@ def logit_backward_grad_input(a0, a1, a2=None, *, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, grad_input)
         else:
             k3 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s3) or (type(a1) is LazyTensor and grad_input is not None and s1 is s3):
@@ -3803,7 +3803,7 @@ def logspace_Tensor_Tensor_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4):
@@ -3848,7 +3848,7 @@ def max_dim_max(a0, a1, a2=None, *, max, max_values):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, max)
         else:
             k3 = other_value(max)
         if type(max_values) is LazyTensor:
@@ -3861,7 +3861,7 @@ def max_dim_max(a0, a1, a2=None, *, max, max_values):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, max_values)
         else:
             k4 = other_value(max_values)
         if (type(a0) is LazyTensor and max is not None and s0 is s3) or (type(max_values) is LazyTensor and max is not None and s4 is s3) or (type(a0) is LazyTensor and max_values is not None and s0 is s4):
@@ -3921,7 +3921,7 @@ def max_pool2d_backward_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, o
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7):
@@ -3970,7 +3970,7 @@ def max_pool2d_with_indices_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, o
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if type(indices) is LazyTensor:
@@ -3983,7 +3983,7 @@ def max_pool2d_with_indices_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, o
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, indices)
         else:
             k7 = other_value(indices)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(indices) is LazyTensor and out is not None and s7 is s6) or (type(a0) is LazyTensor and indices is not None and s0 is s7):
@@ -4040,7 +4040,7 @@ def max_unpool2d_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -4100,7 +4100,7 @@ def max_unpool3d_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5):
@@ -4146,7 +4146,7 @@ def median_dim_values(a0, a1, a2=None, *, values, indices):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, values)
         else:
             k3 = other_value(values)
         if type(indices) is LazyTensor:
@@ -4159,7 +4159,7 @@ def median_dim_values(a0, a1, a2=None, *, values, indices):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, indices)
         else:
             k4 = other_value(indices)
         if (type(a0) is LazyTensor and values is not None and s0 is s3) or (type(indices) is LazyTensor and values is not None and s4 is s3) or (type(a0) is LazyTensor and indices is not None and s0 is s4):
@@ -4204,7 +4204,7 @@ def min_dim_min(a0, a1, a2=None, *, min, min_indices):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, min)
         else:
             k3 = other_value(min)
         if type(min_indices) is LazyTensor:
@@ -4217,7 +4217,7 @@ def min_dim_min(a0, a1, a2=None, *, min, min_indices):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, min_indices)
         else:
             k4 = other_value(min_indices)
         if (type(a0) is LazyTensor and min is not None and s0 is s3) or (type(min_indices) is LazyTensor and min is not None and s4 is s3) or (type(a0) is LazyTensor and min_indices is not None and s0 is s4):
@@ -4274,7 +4274,7 @@ def mkldnn_linear_backward_input_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a1) is LazyTensor and out is not None and s1 is s3) or (type(a2) is LazyTensor and out is not None and s2 is s3):
@@ -4319,7 +4319,7 @@ def mode_values(a0, a1=None, a2=None, *, values, indices):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, values)
         else:
             k3 = other_value(values)
         if type(indices) is LazyTensor:
@@ -4332,7 +4332,7 @@ def mode_values(a0, a1=None, a2=None, *, values, indices):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, indices)
         else:
             k4 = other_value(indices)
         if (type(a0) is LazyTensor and values is not None and s0 is s3) or (type(indices) is LazyTensor and values is not None and s4 is s3) or (type(a0) is LazyTensor and indices is not None and s0 is s4):
@@ -4389,7 +4389,7 @@ def reflection_pad1d_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, grad_input)
         else:
             k3 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s3) or (type(a1) is LazyTensor and grad_input is not None and s1 is s3):
@@ -4445,7 +4445,7 @@ def resize_as_out(a0, a1, *, memory_format=None, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3):
@@ -4502,7 +4502,7 @@ def scatter_value_reduce_out(a0, a1, a2, a3, *, reduce, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5):
@@ -4547,7 +4547,7 @@ def searchsorted_Scalar_out(a0, a1, *, out_int32=None, right=None, side=None, so
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, sorter)
         else:
             k5 = other_value(sorter)
         if type(out) is LazyTensor:
@@ -4560,7 +4560,7 @@ def searchsorted_Scalar_out(a0, a1, *, out_int32=None, right=None, side=None, so
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(sorter) is LazyTensor and out is not None and s5 is s6):
@@ -4616,7 +4616,7 @@ def slice_scatter_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6):
@@ -4661,7 +4661,7 @@ def sort_values_stable(a0, *, stable, dim=None, descending=None, values, indices
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, values)
         else:
             k4 = other_value(values)
         if type(indices) is LazyTensor:
@@ -4674,7 +4674,7 @@ def sort_values_stable(a0, *, stable, dim=None, descending=None, values, indices
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, indices)
         else:
             k5 = other_value(indices)
         if (type(a0) is LazyTensor and values is not None and s0 is s4) or (type(indices) is LazyTensor and values is not None and s5 is s4) or (type(a0) is LazyTensor and indices is not None and s0 is s5):
@@ -4721,7 +4721,7 @@ def std_mean_correction_out(a0, a1=None, *, correction=None, keepdim=None, out0,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out0)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4734,7 +4734,7 @@ def std_mean_correction_out(a0, a1=None, *, correction=None, keepdim=None, out0,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out1)
         else:
             k5 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5):
@@ -4779,7 +4779,7 @@ def topk_values(a0, a1, a2=None, a3=None, a4=None, *, values, indices):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, values)
         else:
             k5 = other_value(values)
         if type(indices) is LazyTensor:
@@ -4792,7 +4792,7 @@ def topk_values(a0, a1, a2=None, a3=None, a4=None, *, values, indices):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, indices)
         else:
             k6 = other_value(indices)
         if (type(a0) is LazyTensor and values is not None and s0 is s5) or (type(indices) is LazyTensor and values is not None and s6 is s5) or (type(a0) is LazyTensor and indices is not None and s0 is s6):

@@ -61,7 +61,7 @@ def _addmm_activation_out(a0, a1, a2, *, beta=None, alpha=None, use_gelu=None, o
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6):
@@ -180,7 +180,7 @@ def _amp_update_scale_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and a1 is not None and s0 is s1 and a0 is not a1) or (type(a2) is LazyTensor and a1 is not None and s2 is s1 and a2 is not a1) or (type(out) is LazyTensor and a1 is not None and s6 is s1 and out is not a1) or (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6):
@@ -253,7 +253,7 @@ def _conv_depthwise2d_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a3) is LazyTensor and out is not None and s3 is s7):
@@ -326,7 +326,7 @@ def _convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, *, o
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13, a13)
+                k13 = view_value(w13, s13, out)
         else:
             k13 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s13) or (type(a1) is LazyTensor and out is not None and s1 is s13) or (type(a2) is LazyTensor and out is not None and s2 is s13):
@@ -386,7 +386,7 @@ def _ctc_loss_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out0)
         else:
             k6 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -399,7 +399,7 @@ def _ctc_loss_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out1)
         else:
             k7 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s6) or (type(a1) is LazyTensor and out0 is not None and s1 is s6) or (type(out1) is LazyTensor and out0 is not None and s7 is s6) or (type(a0) is LazyTensor and out1 is not None and s0 is s7) or (type(a1) is LazyTensor and out1 is not None and s1 is s7):
@@ -460,7 +460,7 @@ def _cudnn_ctc_loss_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out0)
         else:
             k7 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -473,7 +473,7 @@ def _cudnn_ctc_loss_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out1)
         else:
             k8 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s7) or (type(a1) is LazyTensor and out0 is not None and s1 is s7) or (type(out1) is LazyTensor and out0 is not None and s8 is s7) or (type(a0) is LazyTensor and out1 is not None and s0 is s8) or (type(a1) is LazyTensor and out1 is not None and s1 is s8):
@@ -542,7 +542,7 @@ def _dirichlet_grad_out(a0, a1, a2, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3) or (type(a2) is LazyTensor and out is not None and s2 is s3):
@@ -612,7 +612,7 @@ def _fake_quantize_learnable_per_channel_affine_out(a0, a1, a2, a3, a4, a5, a6=N
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a2) is LazyTensor and out is not None and s2 is s7):
@@ -682,7 +682,7 @@ def _fake_quantize_learnable_per_tensor_affine_out(a0, a1, a2, a3, a4, a5=None, 
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6):
@@ -726,7 +726,7 @@ def _histogramdd_from_bin_tensors_out(a0, a1, *, weight=None, density=None, out)
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, weight)
         else:
             k2 = other_value(weight)
         if type(out) is LazyTensor:
@@ -739,7 +739,7 @@ def _histogramdd_from_bin_tensors_out(a0, a1, *, weight=None, density=None, out)
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(weight) is LazyTensor and out is not None and s2 is s4) or (out is not None and shares(s4, a1)):
@@ -796,7 +796,7 @@ def _index_put_impl_out(a0, a1, a2, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5) or (out is not None and shares(s5, a1)):
@@ -843,7 +843,7 @@ def _linalg_det_result(a0, *, result, LU, pivots):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, result)
         else:
             k1 = other_value(result)
         if type(LU) is LazyTensor:
@@ -856,7 +856,7 @@ def _linalg_det_result(a0, *, result, LU, pivots):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, LU)
         else:
             k2 = other_value(LU)
         if type(pivots) is LazyTensor:
@@ -869,7 +869,7 @@ def _linalg_det_result(a0, *, result, LU, pivots):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, pivots)
         else:
             k3 = other_value(pivots)
         if (type(a0) is LazyTensor and result is not None and s0 is s1) or (type(LU) is LazyTensor and result is not None and s2 is s1) or (type(pivots) is LazyTensor and result is not None and s3 is s1) or (type(a0) is LazyTensor and LU is not None and s0 is s2) or (type(pivots) is LazyTensor and LU is not None and s3 is s2) or (type(a0) is LazyTensor and pivots is not None and s0 is s3):
@@ -916,7 +916,7 @@ def _linalg_svd_U(a0, a1=None, a2=None, *, driver=None, U, S, Vh):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, U)
         else:
             k4 = other_value(U)
         if type(S) is LazyTensor:
@@ -929,7 +929,7 @@ def _linalg_svd_U(a0, a1=None, a2=None, *, driver=None, U, S, Vh):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, S)
         else:
             k5 = other_value(S)
         if type(Vh) is LazyTensor:
@@ -942,7 +942,7 @@ def _linalg_svd_U(a0, a1=None, a2=None, *, driver=None, U, S, Vh):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, Vh)
         else:
             k6 = other_value(Vh)
         if (type(a0) is LazyTensor and U is not None and s0 is s4) or (type(S) is LazyTensor and U is not None and s5 is s4) or (type(Vh) is LazyTensor and U is not None and s6 is s4) or (type(a0) is LazyTensor and S is not None and s0 is s5) or (type(Vh) is LazyTensor and S is not None and s6 is s5) or (type(a0) is LazyTensor and Vh is not None and s0 is s6):
@@ -1011,7 +1011,7 @@ def _make_per_channel_quantized_tensor_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -1080,7 +1080,7 @@ def _masked_softmax_backward_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -1152,7 +1152,7 @@ def _mps_convolution_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a2) is LazyTensor and out is not None and s2 is s7):
@@ -1223,7 +1223,7 @@ def _nnpack_spatial_convolution_out(a0, a1, a2, a3, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5):
@@ -1281,7 +1281,7 @@ def _pack_padded_sequence_out(a0, a1, a2, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out0)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1294,7 +1294,7 @@ def _pack_padded_sequence_out(a0, a1, a2, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out1)
         else:
             k4 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(a1) is LazyTensor and out0 is not None and s1 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4) or (type(a1) is LazyTensor and out1 is not None and s1 is s4):
@@ -1364,7 +1364,7 @@ def _pdist_backward_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a3) is LazyTensor and out is not None and s3 is s4):
@@ -1436,7 +1436,7 @@ def _slow_conv2d_forward_output(a0, a1, a2, a3, a4, a5, *, output):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, output)
         else:
             k6 = other_value(output)
         if (type(a0) is LazyTensor and output is not None and s0 is s6) or (type(a1) is LazyTensor and output is not None and s1 is s6) or (type(a3) is LazyTensor and output is not None and s3 is s6):
@@ -1507,7 +1507,7 @@ def _sparse_addmm_out(a0, a1, a2, *, beta=None, alpha=None, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5):
@@ -1576,7 +1576,7 @@ def _sparse_log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a3) is LazyTensor and out is not None and s3 is s4):
@@ -1649,7 +1649,7 @@ def _trilinear_out(a0, a1, a2, a3, a4, a5, a6, a7=None, *, out):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8):
@@ -1696,7 +1696,7 @@ def _unique2_out(a0, a1=None, a2=None, a3=None, *, out0, out1, out2):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out0)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1709,7 +1709,7 @@ def _unique2_out(a0, a1=None, a2=None, a3=None, *, out0, out1, out2):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out1)
         else:
             k5 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -1722,7 +1722,7 @@ def _unique2_out(a0, a1=None, a2=None, a3=None, *, out0, out1, out2):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out2)
         else:
             k6 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(out2) is LazyTensor and out0 is not None and s6 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5) or (type(out2) is LazyTensor and out1 is not None and s6 is s5) or (type(a0) is LazyTensor and out2 is not None and s0 is s6):
@@ -1780,7 +1780,7 @@ def _weight_norm_interface_out(a0, a1, a2=None, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out0)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1793,7 +1793,7 @@ def _weight_norm_interface_out(a0, a1, a2=None, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out1)
         else:
             k4 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(a1) is LazyTensor and out0 is not None and s1 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4) or (type(a1) is LazyTensor and out1 is not None and s1 is s4):
@@ -1862,7 +1862,7 @@ def adaptive_max_pool2d_backward_grad_input(a0, a1, a2, *, grad_input):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, grad_input)
         else:
             k3 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s3) or (type(a1) is LazyTensor and grad_input is not None and s1 is s3) or (type(a2) is LazyTensor and grad_input is not None and s2 is s3):
@@ -1932,7 +1932,7 @@ def addcdiv_out(a0, a1, a2, *, value=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -2003,7 +2003,7 @@ def addmm_dtype_out(a0, a1, a2, a3, *, beta=None, alpha=None, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6):
@@ -2072,7 +2072,7 @@ def binary_cross_entropy_out(a0, a1, a2=None, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -2142,7 +2142,7 @@ def clamp_Tensor_out(a0, a1=None, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3) or (type(a2) is LazyTensor and out is not None and s2 is s3):
@@ -2215,7 +2215,7 @@ def convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out)
         else:
             k9 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s9) or (type(a1) is LazyTensor and out is not None and s1 is s9) or (type(a2) is LazyTensor and out is not None and s2 is s9):
@@ -2275,7 +2275,7 @@ def fractional_max_pool2d_output(a0, a1, a2, a3, *, output, indices):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, output)
         else:
             k4 = other_value(output)
         if type(indices) is LazyTensor:
@@ -2288,7 +2288,7 @@ def fractional_max_pool2d_output(a0, a1, a2, a3, *, output, indices):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, indices)
         else:
             k5 = other_value(indices)
         if (type(a0) is LazyTensor and output is not None and s0 is s4) or (type(a3) is LazyTensor and output is not None and s3 is s4) or (type(indices) is LazyTensor and output is not None and s5 is s4) or (type(a0) is LazyTensor and indices is not None and s0 is s5) or (type(a3) is LazyTensor and indices is not None and s3 is s5):
@@ -2359,7 +2359,7 @@ def fractional_max_pool2d_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input)
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, grad_input)
         else:
             k5 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s5) or (type(a1) is LazyTensor and grad_input is not None and s1 is s5) or (type(a4) is LazyTensor and grad_input is not None and s4 is s5):
@@ -2405,7 +2405,7 @@ def histogram_bin_ct_out(a0, a1=None, *, range=None, weight=None, density=None, 
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, weight)
         else:
             k3 = other_value(weight)
         if type(hist) is LazyTensor:
@@ -2418,7 +2418,7 @@ def histogram_bin_ct_out(a0, a1=None, *, range=None, weight=None, density=None, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, hist)
         else:
             k5 = other_value(hist)
         if type(bin_edges) is LazyTensor:
@@ -2431,7 +2431,7 @@ def histogram_bin_ct_out(a0, a1=None, *, range=None, weight=None, density=None, 
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, bin_edges)
         else:
             k6 = other_value(bin_edges)
         if (type(a0) is LazyTensor and hist is not None and s0 is s5) or (type(weight) is LazyTensor and hist is not None and s3 is s5) or (type(bin_edges) is LazyTensor and hist is not None and s6 is s5) or (type(a0) is LazyTensor and bin_edges is not None and s0 is s6) or (type(weight) is LazyTensor and bin_edges is not None and s3 is s6):
@@ -2501,7 +2501,7 @@ def huber_loss_backward_out(a0, a1, a2, a3, a4, *, grad_input):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, grad_input)
         else:
             k5 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s5) or (type(a1) is LazyTensor and grad_input is not None and s1 is s5) or (type(a2) is LazyTensor and grad_input is not None and s2 is s5):
@@ -2571,7 +2571,7 @@ def index_add_out(a0, a1, a2, a3, *, alpha=None, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5) or (type(a3) is LazyTensor and out is not None and s3 is s5):
@@ -2641,7 +2641,7 @@ def index_copy_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4) or (type(a3) is LazyTensor and out is not None and s3 is s4):
@@ -2699,7 +2699,7 @@ def index_put_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4) or (out is not None and shares(s4, a1)):
@@ -2769,7 +2769,7 @@ def index_reduce_out(a0, a1, a2, a3, a4, *, include_self=None, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6) or (type(a3) is LazyTensor and out is not None and s3 is s6):
@@ -2817,7 +2817,7 @@ def linalg_ldl_factor_ex_out(a0, *, hermitian=None, check_errors=None, LD, pivot
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, LD)
         else:
             k3 = other_value(LD)
         if type(pivots) is LazyTensor:
@@ -2830,7 +2830,7 @@ def linalg_ldl_factor_ex_out(a0, *, hermitian=None, check_errors=None, LD, pivot
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, pivots)
         else:
             k4 = other_value(pivots)
         if type(info) is LazyTensor:
@@ -2843,7 +2843,7 @@ def linalg_ldl_factor_ex_out(a0, *, hermitian=None, check_errors=None, LD, pivot
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, info)
         else:
             k5 = other_value(info)
         if (type(a0) is LazyTensor and LD is not None and s0 is s3) or (type(pivots) is LazyTensor and LD is not None and s4 is s3) or (type(info) is LazyTensor and LD is not None and s5 is s3) or (type(a0) is LazyTensor and pivots is not None and s0 is s4) or (type(info) is LazyTensor and pivots is not None and s5 is s4) or (type(a0) is LazyTensor and info is not None and s0 is s5):
@@ -2912,7 +2912,7 @@ def linalg_ldl_solve_out(a0, a1, a2, *, hermitian=None, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -2959,7 +2959,7 @@ def linalg_lu_out(a0, *, pivot=None, P, L, U):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, P)
         else:
             k2 = other_value(P)
         if type(L) is LazyTensor:
@@ -2972,7 +2972,7 @@ def linalg_lu_out(a0, *, pivot=None, P, L, U):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, L)
         else:
             k3 = other_value(L)
         if type(U) is LazyTensor:
@@ -2985,7 +2985,7 @@ def linalg_lu_out(a0, *, pivot=None, P, L, U):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, U)
         else:
             k4 = other_value(U)
         if (type(a0) is LazyTensor and P is not None and s0 is s2) or (type(L) is LazyTensor and P is not None and s3 is s2) or (type(U) is LazyTensor and P is not None and s4 is s2) or (type(a0) is LazyTensor and L is not None and s0 is s3) or (type(U) is LazyTensor and L is not None and s4 is s3) or (type(a0) is LazyTensor and U is not None and s0 is s4):
@@ -3032,7 +3032,7 @@ def linalg_lu_factor_ex_out(a0, *, pivot=None, check_errors=None, LU, pivots, in
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, LU)
         else:
             k3 = other_value(LU)
         if type(pivots) is LazyTensor:
@@ -3045,7 +3045,7 @@ def linalg_lu_factor_ex_out(a0, *, pivot=None, check_errors=None, LU, pivots, in
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, pivots)
         else:
             k4 = other_value(pivots)
         if type(info) is LazyTensor:
@@ -3058,7 +3058,7 @@ def linalg_lu_factor_ex_out(a0, *, pivot=None, check_errors=None, LU, pivots, in
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, info)
         else:
             k5 = other_value(info)
         if (type(a0) is LazyTensor and LU is not None and s0 is s3) or (type(pivots) is LazyTensor and LU is not None and s4 is s3) or (type(info) is LazyTensor and LU is not None and s5 is s3) or (type(a0) is LazyTensor and pivots is not None and s0 is s4) or (type(info) is LazyTensor and pivots is not None and s5 is s4) or (type(a0) is LazyTensor and info is not None and s0 is s5):
@@ -3127,7 +3127,7 @@ def linalg_lu_solve_out(a0, a1, a2, *, left=None, adjoint=None, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5):
@@ -3170,7 +3170,7 @@ def linalg_pinv_atol_rtol_tensor_out(a0, *, atol=None, rtol=None, hermitian=None
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, atol)
         else:
             k1 = other_value(atol)
         if type(rtol) is LazyTensor:
@@ -3183,7 +3183,7 @@ def linalg_pinv_atol_rtol_tensor_out(a0, *, atol=None, rtol=None, hermitian=None
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, rtol)
         else:
             k2 = other_value(rtol)
         if type(out) is LazyTensor:
@@ -3196,7 +3196,7 @@ def linalg_pinv_atol_rtol_tensor_out(a0, *, atol=None, rtol=None, hermitian=None
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(atol) is LazyTensor and out is not None and s1 is s4) or (type(rtol) is LazyTensor and out is not None and s2 is s4):
@@ -3265,7 +3265,7 @@ def linear_out(a0, a1, a2=None, *, out):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out)
         else:
             k3 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s3) or (type(a1) is LazyTensor and out is not None and s1 is s3) or (type(a2) is LazyTensor and out is not None and s2 is s3):
@@ -3338,7 +3338,7 @@ def max_pool2d_with_indices_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, 
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, grad_input)
         else:
             k8 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s8) or (type(a1) is LazyTensor and grad_input is not None and s1 is s8) or (type(a7) is LazyTensor and grad_input is not None and s7 is s8):
@@ -3410,7 +3410,7 @@ def miopen_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out)
         else:
             k9 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s9) or (type(a1) is LazyTensor and out is not None and s1 is s9) or (type(a2) is LazyTensor and out is not None and s2 is s9):
@@ -3483,7 +3483,7 @@ def miopen_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out)
         else:
             k10 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s10) or (type(a1) is LazyTensor and out is not None and s1 is s10) or (type(a2) is LazyTensor and out is not None and s2 is s10):
@@ -3556,7 +3556,7 @@ def mkldnn_max_pool2d_backward_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8):
@@ -3625,7 +3625,7 @@ def mse_loss_backward_grad_input(a0, a1, a2, a3, *, grad_input):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, grad_input)
         else:
             k4 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s4) or (type(a1) is LazyTensor and grad_input is not None and s1 is s4) or (type(a2) is LazyTensor and grad_input is not None and s2 is s4):
@@ -3696,7 +3696,7 @@ def multi_margin_loss_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a4) is LazyTensor and out is not None and s4 is s6):
@@ -3755,7 +3755,7 @@ def multilabel_margin_loss_forward_output(a0, a1, a2, *, output, is_target):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, output)
         else:
             k3 = other_value(output)
         if type(is_target) is LazyTensor:
@@ -3768,7 +3768,7 @@ def multilabel_margin_loss_forward_output(a0, a1, a2, *, output, is_target):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, is_target)
         else:
             k4 = other_value(is_target)
         if (type(a0) is LazyTensor and output is not None and s0 is s3) or (type(a1) is LazyTensor and output is not None and s1 is s3) or (type(is_target) is LazyTensor and output is not None and s4 is s3) or (type(a0) is LazyTensor and is_target is not None and s0 is s4) or (type(a1) is LazyTensor and is_target is not None and s1 is s4):
@@ -3838,7 +3838,7 @@ def ormqr_out(a0, a1, a2, a3=None, a4=None, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5):
@@ -3907,7 +3907,7 @@ def put_out(a0, a1, a2, a3=None, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4):
@@ -3977,7 +3977,7 @@ def quantize_per_channel_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5):
@@ -4090,7 +4090,7 @@ def rrelu_with_noise_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a2) is LazyTensor and out is not None and s2 is s7):
@@ -4159,7 +4159,7 @@ def scatter_reduce_out(a0, a1, a2, a3, *, reduce, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5) or (type(a3) is LazyTensor and out is not None and s3 is s5):
@@ -4216,7 +4216,7 @@ def searchsorted_Tensor_out(a0, a1, *, out_int32=None, right=None, side=None, so
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, sorter)
         else:
             k5 = other_value(sorter)
         if type(out) is LazyTensor:
@@ -4229,7 +4229,7 @@ def searchsorted_Tensor_out(a0, a1, *, out_int32=None, right=None, side=None, so
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(sorter) is LazyTensor and out is not None and s5 is s6):
@@ -4302,7 +4302,7 @@ def slow_conv_dilated2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, o
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a3) is LazyTensor and out is not None and s3 is s7):
@@ -4376,7 +4376,7 @@ def slow_conv_transpose2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a3) is LazyTensor and out is not None and s3 is s8):
@@ -4434,7 +4434,7 @@ def triangular_solve_X(a0, a1, a2=None, a3=None, a4=None, *, X, M):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, X)
         else:
             k5 = other_value(X)
         if type(M) is LazyTensor:
@@ -4447,7 +4447,7 @@ def triangular_solve_X(a0, a1, a2=None, a3=None, a4=None, *, X, M):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, M)
         else:
             k6 = other_value(M)
         if (type(a0) is LazyTensor and X is not None and s0 is s5) or (type(a1) is LazyTensor and X is not None and s1 is s5) or (type(M) is LazyTensor and X is not None and s6 is s5) or (type(a0) is LazyTensor and M is not None and s0 is s6) or (type(a1) is LazyTensor and M is not None and s1 is s6):
@@ -4494,7 +4494,7 @@ def unique_dim_out(a0, a1, a2=None, a3=None, a4=None, *, out0, out1, out2):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out0)
         else:
             k5 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4507,7 +4507,7 @@ def unique_dim_out(a0, a1, a2=None, a3=None, a4=None, *, out0, out1, out2):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out1)
         else:
             k6 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -4520,7 +4520,7 @@ def unique_dim_out(a0, a1, a2=None, a3=None, a4=None, *, out0, out1, out2):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out2)
         else:
             k7 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s5) or (type(out1) is LazyTensor and out0 is not None and s6 is s5) or (type(out2) is LazyTensor and out0 is not None and s7 is s5) or (type(a0) is LazyTensor and out1 is not None and s0 is s6) or (type(out2) is LazyTensor and out1 is not None and s7 is s6) or (type(a0) is LazyTensor and out2 is not None and s0 is s7):
@@ -4567,7 +4567,7 @@ def unique_dim_consecutive_out(a0, a1, a2=None, a3=None, *, out0, out1, out2):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out0)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4580,7 +4580,7 @@ def unique_dim_consecutive_out(a0, a1, a2=None, a3=None, *, out0, out1, out2):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out1)
         else:
             k5 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -4593,7 +4593,7 @@ def unique_dim_consecutive_out(a0, a1, a2=None, a3=None, *, out0, out1, out2):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out2)
         else:
             k6 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(out2) is LazyTensor and out0 is not None and s6 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5) or (type(out2) is LazyTensor and out1 is not None and s6 is s5) or (type(a0) is LazyTensor and out2 is not None and s0 is s6):

@@ -73,7 +73,7 @@ def _cdist_backward_out(a0, a1, a2, a3, a4, *, out):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5) or (type(a4) is LazyTensor and out is not None and s4 is s5):
@@ -122,7 +122,7 @@ def _linalg_slogdet_sign(a0, *, sign, logabsdet, LU, pivots):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, sign)
         else:
             k1 = other_value(sign)
         if type(logabsdet) is LazyTensor:
@@ -135,7 +135,7 @@ def _linalg_slogdet_sign(a0, *, sign, logabsdet, LU, pivots):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, logabsdet)
         else:
             k2 = other_value(logabsdet)
         if type(LU) is LazyTensor:
@@ -148,7 +148,7 @@ def _linalg_slogdet_sign(a0, *, sign, logabsdet, LU, pivots):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, LU)
         else:
             k3 = other_value(LU)
         if type(pivots) is LazyTensor:
@@ -161,7 +161,7 @@ def _linalg_slogdet_sign(a0, *, sign, logabsdet, LU, pivots):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, pivots)
         else:
             k4 = other_value(pivots)
         if (type(a0) is LazyTensor and sign is not None and s0 is s1) or (type(logabsdet) is LazyTensor and sign is not None and s2 is s1) or (type(LU) is LazyTensor and sign is not None and s3 is s1) or (type(pivots) is LazyTensor and sign is not None and s4 is s1) or (type(a0) is LazyTensor and logabsdet is not None and s0 is s2) or (type(LU) is LazyTensor and logabsdet is not None and s3 is s2) or (type(pivots) is LazyTensor and logabsdet is not None and s4 is s2) or (type(a0) is LazyTensor and LU is not None and s0 is s3) or (type(pivots) is LazyTensor and LU is not None and s4 is s3) or (type(a0) is LazyTensor and pivots is not None and s0 is s4):
@@ -243,7 +243,7 @@ def _nested_view_from_buffer_copy_out(a0, a1, a2, a3, *, out):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out)
         else:
             k4 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s4) or (type(a1) is LazyTensor and out is not None and s1 is s4) or (type(a2) is LazyTensor and out is not None and s2 is s4) or (type(a3) is LazyTensor and out is not None and s3 is s4):
@@ -303,7 +303,7 @@ def _transform_bias_rescale_qkv_out(a0, a1, a2, *, out0, out1, out2):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out0)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -316,7 +316,7 @@ def _transform_bias_rescale_qkv_out(a0, a1, a2, *, out0, out1, out2):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out1)
         else:
             k4 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -329,7 +329,7 @@ def _transform_bias_rescale_qkv_out(a0, a1, a2, *, out0, out1, out2):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out2)
         else:
             k5 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(a1) is LazyTensor and out0 is not None and s1 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(out2) is LazyTensor and out0 is not None and s5 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4) or (type(a1) is LazyTensor and out1 is not None and s1 is s4) or (type(out2) is LazyTensor and out1 is not None and s5 is s4) or (type(a0) is LazyTensor and out2 is not None and s0 is s5) or (type(a1) is LazyTensor and out2 is not None and s1 is s5):
@@ -401,7 +401,7 @@ def batch_norm_update_stats_out(a0, a1, a2, a3, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out0)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -414,7 +414,7 @@ def batch_norm_update_stats_out(a0, a1, a2, a3, *, out0, out1):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out1)
         else:
             k5 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(a1) is LazyTensor and out0 is not None and s1 is s4) or (type(a2) is LazyTensor and out0 is not None and s2 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5) or (type(a1) is LazyTensor and out1 is not None and s1 is s5) or (type(a2) is LazyTensor and out1 is not None and s2 is s5):
@@ -496,7 +496,7 @@ def binary_cross_entropy_backward_grad_input(a0, a1, a2, a3=None, a4=None, *, gr
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, grad_input)
         else:
             k5 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s5) or (type(a1) is LazyTensor and grad_input is not None and s1 is s5) or (type(a2) is LazyTensor and grad_input is not None and s2 is s5) or (type(a3) is LazyTensor and grad_input is not None and s3 is s5):
@@ -579,7 +579,7 @@ def binary_cross_entropy_with_logits_out(a0, a1, a2=None, a3=None, a4=None, *, o
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out)
         else:
             k5 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s5) or (type(a1) is LazyTensor and out is not None and s1 is s5) or (type(a2) is LazyTensor and out is not None and s2 is s5) or (type(a3) is LazyTensor and out is not None and s3 is s5):
@@ -665,7 +665,7 @@ def cudnn_convolution_add_relu_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out)
         else:
             k9 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s9) or (type(a1) is LazyTensor and out is not None and s1 is s9) or (type(a2) is LazyTensor and out is not None and s2 is s9) or (type(a4) is LazyTensor and out is not None and s4 is s9):
@@ -736,7 +736,7 @@ def cudnn_grid_sampler_backward_out(a0, a1, a2, *, out0, out1):
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out0)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -749,7 +749,7 @@ def cudnn_grid_sampler_backward_out(a0, a1, a2, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out1)
         else:
             k4 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(a1) is LazyTensor and out0 is not None and s1 is s3) or (type(a2) is LazyTensor and out0 is not None and s2 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4) or (type(a1) is LazyTensor and out1 is not None and s1 is s4) or (type(a2) is LazyTensor and out1 is not None and s2 is s4):
@@ -820,7 +820,7 @@ def fake_quantize_per_channel_affine_cachemask_out(a0, a1, a2, a3, a4, a5, *, ou
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out0)
         else:
             k6 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -833,7 +833,7 @@ def fake_quantize_per_channel_affine_cachemask_out(a0, a1, a2, a3, a4, a5, *, ou
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out1)
         else:
             k7 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s6) or (type(a1) is LazyTensor and out0 is not None and s1 is s6) or (type(a2) is LazyTensor and out0 is not None and s2 is s6) or (type(out1) is LazyTensor and out0 is not None and s7 is s6) or (type(a0) is LazyTensor and out1 is not None and s0 is s7) or (type(a1) is LazyTensor and out1 is not None and s1 is s7) or (type(a2) is LazyTensor and out1 is not None and s2 is s7):
@@ -905,7 +905,7 @@ def grid_sampler_2d_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out0)
         else:
             k7 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -918,7 +918,7 @@ def grid_sampler_2d_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out1)
         else:
             k8 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s7) or (type(a1) is LazyTensor and out0 is not None and s1 is s7) or (type(a2) is LazyTensor and out0 is not None and s2 is s7) or (type(out1) is LazyTensor and out0 is not None and s8 is s7) or (type(a0) is LazyTensor and out1 is not None and s0 is s8) or (type(a1) is LazyTensor and out1 is not None and s1 is s8) or (type(a2) is LazyTensor and out1 is not None and s2 is s8):
@@ -976,7 +976,7 @@ def histogram_bins_tensor_out(a0, a1, *, weight=None, density=None, hist, bin_ed
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, weight)
         else:
             k2 = other_value(weight)
         if type(hist) is LazyTensor:
@@ -989,7 +989,7 @@ def histogram_bins_tensor_out(a0, a1, *, weight=None, density=None, hist, bin_ed
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, hist)
         else:
             k4 = other_value(hist)
         if type(bin_edges) is LazyTensor:
@@ -1002,7 +1002,7 @@ def histogram_bins_tensor_out(a0, a1, *, weight=None, density=None, hist, bin_ed
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, bin_edges)
         else:
             k5 = other_value(bin_edges)
         if (type(a0) is LazyTensor and hist is not None and s0 is s4) or (type(a1) is LazyTensor and hist is not None and s1 is s4) or (type(weight) is LazyTensor and hist is not None and s2 is s4) or (type(bin_edges) is LazyTensor and hist is not None and s5 is s4) or (type(a0) is LazyTensor and bin_edges is not None and s0 is s5) or (type(a1) is LazyTensor and bin_edges is not None and s1 is s5) or (type(weight) is LazyTensor and bin_edges is not None and s2 is s5):
@@ -1062,7 +1062,7 @@ def lu_unpack_out(a0, a1, a2=None, a3=None, *, P, L, U):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, P)
         else:
             k4 = other_value(P)
         if type(L) is LazyTensor:
@@ -1075,7 +1075,7 @@ def lu_unpack_out(a0, a1, a2=None, a3=None, *, P, L, U):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, L)
         else:
             k5 = other_value(L)
         if type(U) is LazyTensor:
@@ -1088,7 +1088,7 @@ def lu_unpack_out(a0, a1, a2=None, a3=None, *, P, L, U):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, U)
         else:
             k6 = other_value(U)
         if (type(a0) is LazyTensor and P is not None and s0 is s4) or (type(a1) is LazyTensor and P is not None and s1 is s4) or (type(L) is LazyTensor and P is not None and s5 is s4) or (type(U) is LazyTensor and P is not None and s6 is s4) or (type(a0) is LazyTensor and L is not None and s0 is s5) or (type(a1) is LazyTensor and L is not None and s1 is s5) or (type(U) is LazyTensor and L is not None and s6 is s5) or (type(a0) is LazyTensor and U is not None and s0 is s6) or (type(a1) is LazyTensor and U is not None and s1 is s6):
@@ -1160,7 +1160,7 @@ def matmul_backward_out(a0, a1, a2, a3, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out0)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1173,7 +1173,7 @@ def matmul_backward_out(a0, a1, a2, a3, *, out0, out1):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out1)
         else:
             k5 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(a1) is LazyTensor and out0 is not None and s1 is s4) or (type(a2) is LazyTensor and out0 is not None and s2 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5) or (type(a1) is LazyTensor and out1 is not None and s1 is s5) or (type(a2) is LazyTensor and out1 is not None and s2 is s5):
@@ -1244,7 +1244,7 @@ def mkldnn_linear_backward_weights_out(a0, a1, a2, a3, *, out0, out1):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out0)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1257,7 +1257,7 @@ def mkldnn_linear_backward_weights_out(a0, a1, a2, a3, *, out0, out1):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out1)
         else:
             k5 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(a1) is LazyTensor and out0 is not None and s1 is s4) or (type(a2) is LazyTensor and out0 is not None and s2 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5) or (type(a1) is LazyTensor and out1 is not None and s1 is s5) or (type(a2) is LazyTensor and out1 is not None and s2 is s5):
@@ -1333,7 +1333,7 @@ def mps_convolution_transpose_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out0)
         else:
             k9 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1346,7 +1346,7 @@ def mps_convolution_transpose_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out1)
         else:
             k10 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s9) or (type(a1) is LazyTensor and out0 is not None and s1 is s9) or (type(a2) is LazyTensor and out0 is not None and s2 is s9) or (type(out1) is LazyTensor and out0 is not None and s10 is s9) or (type(a0) is LazyTensor and out1 is not None and s0 is s10) or (type(a1) is LazyTensor and out1 is not None and s1 is s10) or (type(a2) is LazyTensor and out1 is not None and s2 is s10):
@@ -1430,7 +1430,7 @@ def multi_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, a5=None, a6=None, 
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, grad_input)
         else:
             k7 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s7) or (type(a1) is LazyTensor and grad_input is not None and s1 is s7) or (type(a2) is LazyTensor and grad_input is not None and s2 is s7) or (type(a5) is LazyTensor and grad_input is not None and s5 is s7):
@@ -1512,7 +1512,7 @@ def multilabel_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, grad_input)
         else:
             k5 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s5) or (type(a1) is LazyTensor and grad_input is not None and s1 is s5) or (type(a2) is LazyTensor and grad_input is not None and s2 is s5) or (type(a4) is LazyTensor and grad_input is not None and s4 is s5):
@@ -1583,7 +1583,7 @@ def nll_loss2d_forward_output(a0, a1, a2, a3, a4, *, output, total_weight):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, output)
         else:
             k5 = other_value(output)
         if type(total_weight) is LazyTensor:
@@ -1596,7 +1596,7 @@ def nll_loss2d_forward_output(a0, a1, a2, a3, a4, *, output, total_weight):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, total_weight)
         else:
             k6 = other_value(total_weight)
         if (type(a0) is LazyTensor and output is not None and s0 is s5) or (type(a1) is LazyTensor and output is not None and s1 is s5) or (type(a2) is LazyTensor and output is not None and s2 is s5) or (type(total_weight) is LazyTensor and output is not None and s6 is s5) or (type(a0) is LazyTensor and total_weight is not None and s0 is s6) or (type(a1) is LazyTensor and total_weight is not None and s1 is s6) or (type(a2) is LazyTensor and total_weight is not None and s2 is s6):
@@ -1640,7 +1640,7 @@ def segment_reduce_out(a0, a1, *, lengths=None, indices=None, offsets=None, axis
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, lengths)
         else:
             k2 = other_value(lengths)
         if type(indices) is LazyTensor:
@@ -1653,7 +1653,7 @@ def segment_reduce_out(a0, a1, *, lengths=None, indices=None, offsets=None, axis
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, indices)
         else:
             k3 = other_value(indices)
         if type(offsets) is LazyTensor:
@@ -1666,7 +1666,7 @@ def segment_reduce_out(a0, a1, *, lengths=None, indices=None, offsets=None, axis
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, offsets)
         else:
             k4 = other_value(offsets)
         k7 = n7 if initial is d7 else initial if type(initial) is float and initial == initial and initial != 0.0 else number_key(initial)
@@ -1680,7 +1680,7 @@ def segment_reduce_out(a0, a1, *, lengths=None, indices=None, offsets=None, axis
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(lengths) is LazyTensor and out is not None and s2 is s8) or (type(indices) is LazyTensor and out is not None and s3 is s8) or (type(offsets) is LazyTensor and out is not None and s4 is s8):

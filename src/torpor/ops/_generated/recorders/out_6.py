@@ -93,7 +93,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out0)
         else:
             k7 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -106,7 +106,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out1)
         else:
             k8 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -119,7 +119,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out2)
         else:
             k9 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -132,7 +132,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out3)
         else:
             k10 = other_value(out3)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s7) or (type(a1) is LazyTensor and out0 is not None and s1 is s7) or (type(a2) is LazyTensor and out0 is not None and s2 is s7) or (type(a3) is LazyTensor and out0 is not None and s3 is s7) or (type(a4) is LazyTensor and out0 is not None and s4 is s7) or (type(out1) is LazyTensor and out0 is not None and s8 is s7) or (type(out2) is LazyTensor and out0 is not None and s9 is s7) or (type(out3) is LazyTensor and out0 is not None and s10 is s7) or (type(a0) is LazyTensor and out1 is not None and s0 is s8) or (type(a1) is LazyTensor and out1 is not None and s1 is s8) or (type(a2) is LazyTensor and out1 is not None and s2 is s8) or (type(a3) is LazyTensor and out1 is not None and s3 is s8) or (type(a4) is LazyTensor and out1 is not None and s4 is s8) or (type(out2) is LazyTensor and out1 is not None and s9 is s8) or (type(out3) is LazyTensor and out1 is not None and s10 is s8) or (type(a0) is LazyTensor and out2 is not None and s0 is s9) or (type(a1) is LazyTensor and out2 is not None and s1 is s9) or (type(a2) is LazyTensor and out2 is not None and s2 is s9) or (type(a3) is LazyTensor and out2 is not None and s3 is s9) or (type(a4) is LazyTensor and out2 is not None and s4 is s9) or (type(out3) is LazyTensor and out2 is not None and s10 is s9) or (type(a0) is LazyTensor and out3 is not None and s0 is s10) or (type(a1) is LazyTensor and out3 is not None and s1 is s10) or (type(a2) is LazyTensor and out3 is not None and s2 is s10) or (type(a3) is LazyTensor and out3 is not None and s3 is s10) or (type(a4) is LazyTensor and out3 is not None and s4 is s10):
@@ -239,7 +239,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out)
         else:
             k7 = other_value(out)
         if type(save_mean) is LazyTensor:
@@ -252,7 +252,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, save_mean)
         else:
             k8 = other_value(save_mean)
         if type(save_invstd) is LazyTensor:
@@ -265,7 +265,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, save_invstd)
         else:
             k9 = other_value(save_invstd)
         if type(reserve) is LazyTensor:
@@ -278,7 +278,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, reserve)
         else:
             k10 = other_value(reserve)
         if (type(a0) is LazyTensor and a3 is not None and s0 is s3 and a0 is not a3) or (type(a1) is LazyTensor and a3 is not None and s1 is s3 and a1 is not a3) or (type(a2) is LazyTensor and a3 is not None and s2 is s3 and a2 is not a3) or (type(a4) is LazyTensor and a3 is not None and s4 is s3 and a4 is not a3) or (type(out) is LazyTensor and a3 is not None and s7 is s3 and out is not a3) or (type(save_mean) is LazyTensor and a3 is not None and s8 is s3 and save_mean is not a3) or (type(save_invstd) is LazyTensor and a3 is not None and s9 is s3 and save_invstd is not a3) or (type(reserve) is LazyTensor and a3 is not None and s10 is s3 and reserve is not a3) or (type(a0) is LazyTensor and a4 is not None and s0 is s4 and a0 is not a4) or (type(a1) is LazyTensor and a4 is not None and s1 is s4 and a1 is not a4) or (type(a2) is LazyTensor and a4 is not None and s2 is s4 and a2 is not a4) or (type(out) is LazyTensor and a4 is not None and s7 is s4 and out is not a4) or (type(save_mean) is LazyTensor and a4 is not None and s8 is s4 and save_mean is not a4) or (type(save_invstd) is LazyTensor and a4 is not None and s9 is s4 and save_invstd is not a4) or (type(reserve) is LazyTensor and a4 is not None and s10 is s4 and reserve is not a4) or (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a2) is LazyTensor and out is not None and s2 is s7) or (type(save_mean) is LazyTensor and out is not None and s8 is s7) or (type(save_invstd) is LazyTensor and out is not None and s9 is s7) or (type(reserve) is LazyTensor and out is not None and s10 is s7) or (type(a0) is LazyTensor and save_mean is not None and s0 is s8) or (type(a1) is LazyTensor and save_mean is not None and s1 is s8) or (type(a2) is LazyTensor and save_mean is not None and s2 is s8) or (type(save_invstd) is LazyTensor and save_mean is not None and s9 is s8) or (type(reserve) is LazyTensor and save_mean is not None and s10 is s8) or (type(a0) is LazyTensor and save_invstd is not None and s0 is s9) or (type(a1) is LazyTensor and save_invstd is not None and s1 is s9) or (type(a2) is LazyTensor and save_invstd is not None and s2 is s9) or (type(reserve) is LazyTensor and save_invstd is not None and s10 is s9) or (type(a0) is LazyTensor and reserve is not None and s0 is s10) or (type(a1) is LazyTensor and reserve is not None and s1 is s10) or (type(a2) is LazyTensor and reserve is not None and s2 is s10):
@@ -362,7 +362,7 @@ def _ctc_loss_Tensor_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out0)
         else:
             k6 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -375,7 +375,7 @@ def _ctc_loss_Tensor_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out1)
         else:
             k7 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s6) or (type(a1) is LazyTensor and out0 is not None and s1 is s6) or (type(a2) is LazyTensor and out0 is not None and s2 is s6) or (type(a3) is LazyTensor and out0 is not None and s3 is s6) or (type(out1) is LazyTensor and out0 is not None and s7 is s6) or (type(a0) is LazyTensor and out1 is not None and s0 is s7) or (type(a1) is LazyTensor and out1 is not None and s1 is s7) or (type(a2) is LazyTensor and out1 is not None and s2 is s7) or (type(a3) is LazyTensor and out1 is not None and s3 is s7):
@@ -473,7 +473,7 @@ def _ctc_loss_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, *, out):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out)
         else:
             k9 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s9) or (type(a1) is LazyTensor and out is not None and s1 is s9) or (type(a2) is LazyTensor and out is not None and s2 is s9) or (type(a5) is LazyTensor and out is not None and s5 is s9) or (type(a6) is LazyTensor and out is not None and s6 is s9):
@@ -642,7 +642,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w22.base is k22:
                 k22 = w22.value
             else:
-                k22 = view_value(w22, s22, a22)
+                k22 = view_value(w22, s22, out0)
         else:
             k22 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -655,7 +655,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w23.base is k23:
                 k23 = w23.value
             else:
-                k23 = view_value(w23, s23, a23)
+                k23 = view_value(w23, s23, out1)
         else:
             k23 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -668,7 +668,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w24.base is k24:
                 k24 = w24.value
             else:
-                k24 = view_value(w24, s24, a24)
+                k24 = view_value(w24, s24, out2)
         else:
             k24 = other_value(out2)
         k25 = None if out3 is None else list_values(out3)
@@ -757,7 +757,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out0)
         else:
             k9 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -770,7 +770,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out1)
         else:
             k10 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -783,7 +783,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, out2)
         else:
             k11 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -796,7 +796,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12, a12)
+                k12 = view_value(w12, s12, out3)
         else:
             k12 = other_value(out3)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s9) or (type(a1) is LazyTensor and out0 is not None and s1 is s9) or (type(a2) is LazyTensor and out0 is not None and s2 is s9) or (type(a6) is LazyTensor and out0 is not None and s6 is s9) or (type(out1) is LazyTensor and out0 is not None and s10 is s9) or (type(out2) is LazyTensor and out0 is not None and s11 is s9) or (type(out3) is LazyTensor and out0 is not None and s12 is s9) or (type(a0) is LazyTensor and out1 is not None and s0 is s10) or (type(a1) is LazyTensor and out1 is not None and s1 is s10) or (type(a2) is LazyTensor and out1 is not None and s2 is s10) or (type(a6) is LazyTensor and out1 is not None and s6 is s10) or (type(out2) is LazyTensor and out1 is not None and s11 is s10) or (type(out3) is LazyTensor and out1 is not None and s12 is s10) or (type(a0) is LazyTensor and out2 is not None and s0 is s11) or (type(a1) is LazyTensor and out2 is not None and s1 is s11) or (type(a2) is LazyTensor and out2 is not None and s2 is s11) or (type(a6) is LazyTensor and out2 is not None and s6 is s11) or (type(out3) is LazyTensor and out2 is not None and s12 is s11) or (type(a0) is LazyTensor and out3 is not None and s0 is s12) or (type(a1) is LazyTensor and out3 is not None and s1 is s12) or (type(a2) is LazyTensor and out3 is not None and s2 is s12) or (type(a6) is LazyTensor and out3 is not None and s6 is s12):
@@ -905,7 +905,7 @@ def _embedding_bag_dense_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=Non
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out)
         else:
             k10 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s10) or (type(a1) is LazyTensor and out is not None and s1 is s10) or (type(a2) is LazyTensor and out is not None and s2 is s10) or (type(a3) is LazyTensor and out is not None and s3 is s10) or (type(a4) is LazyTensor and out is not None and s4 is s10) or (type(a8) is LazyTensor and out is not None and s8 is s10):
@@ -1000,7 +1000,7 @@ def _embedding_bag_per_sample_weights_backward_out(a0, a1, a2, a3, a4, a5, a6=No
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a2) is LazyTensor and out is not None and s2 is s7) or (type(a3) is LazyTensor and out is not None and s3 is s7) or (type(a4) is LazyTensor and out is not None and s4 is s7):
@@ -1084,7 +1084,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams_out(a0, a1, a2, a3
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out0)
         else:
             k6 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1097,7 +1097,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams_out(a0, a1, a2, a3
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out1)
         else:
             k7 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s6) or (type(a1) is LazyTensor and out0 is not None and s1 is s6) or (type(a2) is LazyTensor and out0 is not None and s2 is s6) or (type(a3) is LazyTensor and out0 is not None and s3 is s6) or (type(out1) is LazyTensor and out0 is not None and s7 is s6) or (type(a0) is LazyTensor and out1 is not None and s0 is s7) or (type(a1) is LazyTensor and out1 is not None and s1 is s7) or (type(a2) is LazyTensor and out1 is not None and s2 is s7) or (type(a3) is LazyTensor and out1 is not None and s3 is s7):
@@ -1137,7 +1137,7 @@ def _fused_adagrad_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maxim
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, grad_scale)
         else:
             k9 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -1150,7 +1150,7 @@ def _fused_adagrad_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maxim
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, found_inf)
         else:
             k10 = other_value(found_inf)
         k11 = None if out is None else list_values(out)
@@ -1184,7 +1184,7 @@ def _fused_adagrad_tensor_lr_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, 
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, lr)
         else:
             k4 = other_value(lr)
         k5 = lr_decay if type(lr_decay) is float and lr_decay == lr_decay and lr_decay != 0.0 else number_key(lr_decay)
@@ -1200,7 +1200,7 @@ def _fused_adagrad_tensor_lr_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, 
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, grad_scale)
         else:
             k9 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -1213,7 +1213,7 @@ def _fused_adagrad_tensor_lr_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, found_inf)
         else:
             k10 = other_value(found_inf)
         k11 = None if out is None else list_values(out)
@@ -1256,7 +1256,7 @@ def _fused_adam_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, e
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13, a13)
+                k13 = view_value(w13, s13, grad_scale)
         else:
             k13 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -1269,7 +1269,7 @@ def _fused_adam_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, e
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14, a14)
+                k14 = view_value(w14, s14, found_inf)
         else:
             k14 = other_value(found_inf)
         k15 = None if out is None else list_values(out)
@@ -1307,7 +1307,7 @@ def _fused_adam_tensor_lr_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weigh
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, lr)
         else:
             k6 = other_value(lr)
         k7 = beta1 if type(beta1) is float and beta1 == beta1 and beta1 != 0.0 else number_key(beta1)
@@ -1324,7 +1324,7 @@ def _fused_adam_tensor_lr_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weigh
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13, a13)
+                k13 = view_value(w13, s13, grad_scale)
         else:
             k13 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -1337,7 +1337,7 @@ def _fused_adam_tensor_lr_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weigh
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14, a14)
+                k14 = view_value(w14, s14, found_inf)
         else:
             k14 = other_value(found_inf)
         k15 = None if out is None else list_values(out)
@@ -1468,7 +1468,7 @@ def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, 
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13, a13)
+                k13 = view_value(w13, s13, out0)
         else:
             k13 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -1481,7 +1481,7 @@ def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, 
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14, a14)
+                k14 = view_value(w14, s14, out1)
         else:
             k14 = other_value(out1)
         if (type(a0) is LazyTensor and a3 is not None and s0 is s3 and a0 is not a3) or (type(a1) is LazyTensor and a3 is not None and s1 is s3 and a1 is not a3) or (type(a2) is LazyTensor and a3 is not None and s2 is s3 and a2 is not a3) or (type(a4) is LazyTensor and a3 is not None and s4 is s3 and a4 is not a3) or (type(a5) is LazyTensor and a3 is not None and s5 is s3 and a5 is not a3) or (type(a6) is LazyTensor and a3 is not None and s6 is s3 and a6 is not a3) or (type(out0) is LazyTensor and a3 is not None and s13 is s3 and out0 is not a3) or (type(out1) is LazyTensor and a3 is not None and s14 is s3 and out1 is not a3) or (type(a0) is LazyTensor and a4 is not None and s0 is s4 and a0 is not a4) or (type(a1) is LazyTensor and a4 is not None and s1 is s4 and a1 is not a4) or (type(a2) is LazyTensor and a4 is not None and s2 is s4 and a2 is not a4) or (type(a5) is LazyTensor and a4 is not None and s5 is s4 and a5 is not a4) or (type(a6) is LazyTensor and a4 is not None and s6 is s4 and a6 is not a4) or (type(out0) is LazyTensor and a4 is not None and s13 is s4 and out0 is not a4) or (type(out1) is LazyTensor and a4 is not None and s14 is s4 and out1 is not a4) or (type(a0) is LazyTensor and a5 is not None and s0 is s5 and a0 is not a5) or (type(a1) is LazyTensor and a5 is not None and s1 is s5 and a1 is not a5) or (type(a2) is LazyTensor and a5 is not None and s2 is s5 and a2 is not a5) or (type(a6) is LazyTensor and a5 is not None and s6 is s5 and a6 is not a5) or (type(out0) is LazyTensor and a5 is not None and s13 is s5 and out0 is not a5) or (type(out1) is LazyTensor and a5 is not None and s14 is s5 and out1 is not a5) or (type(a0) is LazyTensor and a6 is not None and s0 is s6 and a0 is not a6) or (type(a1) is LazyTensor and a6 is not None and s1 is s6 and a1 is not a6) or (type(a2) is LazyTensor and a6 is not None and s2 is s6 and a2 is not a6) or (type(out0) is LazyTensor and a6 is not None and s13 is s6 and out0 is not a6) or (type(out1) is LazyTensor and a6 is not None and s14 is s6 and out1 is not a6) or (type(a0) is LazyTensor and out0 is not None and s0 is s13) or (type(a1) is LazyTensor and out0 is not None and s1 is s13) or (type(a2) is LazyTensor and out0 is not None and s2 is s13) or (type(out1) is LazyTensor and out0 is not None and s14 is s13) or (type(a0) is LazyTensor and out1 is not None and s0 is s14) or (type(a1) is LazyTensor and out1 is not None and s1 is s14) or (type(a2) is LazyTensor and out1 is not None and s2 is s14):
@@ -1519,7 +1519,7 @@ def _fused_sgd_out(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nestero
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, grad_scale)
         else:
             k10 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -1532,7 +1532,7 @@ def _fused_sgd_out(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nestero
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, found_inf)
         else:
             k11 = other_value(found_inf)
         k12 = None if out is None else list_values(out)
@@ -1567,7 +1567,7 @@ def _fused_sgd_tensor_lr_out(a0, a1, a2, *, weight_decay, momentum, lr, dampenin
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, lr)
         else:
             k5 = other_value(lr)
         k6 = dampening if type(dampening) is float and dampening == dampening and dampening != 0.0 else number_key(dampening)
@@ -1581,7 +1581,7 @@ def _fused_sgd_tensor_lr_out(a0, a1, a2, *, weight_decay, momentum, lr, dampenin
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, grad_scale)
         else:
             k10 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -1594,7 +1594,7 @@ def _fused_sgd_tensor_lr_out(a0, a1, a2, *, weight_decay, momentum, lr, dampenin
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, found_inf)
         else:
             k11 = other_value(found_inf)
         k12 = None if out is None else list_values(out)
@@ -1655,7 +1655,7 @@ def _linalg_solve_ex_result(a0, a1, *, left=None, check_errors=None, result, LU,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, result)
         else:
             k4 = other_value(result)
         if type(LU) is LazyTensor:
@@ -1668,7 +1668,7 @@ def _linalg_solve_ex_result(a0, a1, *, left=None, check_errors=None, result, LU,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, LU)
         else:
             k5 = other_value(LU)
         if type(pivots) is LazyTensor:
@@ -1681,7 +1681,7 @@ def _linalg_solve_ex_result(a0, a1, *, left=None, check_errors=None, result, LU,
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, pivots)
         else:
             k6 = other_value(pivots)
         if type(info) is LazyTensor:
@@ -1694,7 +1694,7 @@ def _linalg_solve_ex_result(a0, a1, *, left=None, check_errors=None, result, LU,
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, info)
         else:
             k7 = other_value(info)
         if (type(a0) is LazyTensor and result is not None and s0 is s4) or (type(a1) is LazyTensor and result is not None and s1 is s4) or (type(LU) is LazyTensor and result is not None and s5 is s4) or (type(pivots) is LazyTensor and result is not None and s6 is s4) or (type(info) is LazyTensor and result is not None and s7 is s4) or (type(a0) is LazyTensor and LU is not None and s0 is s5) or (type(a1) is LazyTensor and LU is not None and s1 is s5) or (type(pivots) is LazyTensor and LU is not None and s6 is s5) or (type(info) is LazyTensor and LU is not None and s7 is s5) or (type(a0) is LazyTensor and pivots is not None and s0 is s6) or (type(a1) is LazyTensor and pivots is not None and s1 is s6) or (type(info) is LazyTensor and pivots is not None and s7 is s6) or (type(a0) is LazyTensor and info is not None and s0 is s7) or (type(a1) is LazyTensor and info is not None and s1 is s7):
@@ -1769,7 +1769,7 @@ def _native_batch_norm_legit_no_stats_out(a0, a1, a2, a3, a4, a5, *, out, save_m
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if type(save_mean) is LazyTensor:
@@ -1782,7 +1782,7 @@ def _native_batch_norm_legit_no_stats_out(a0, a1, a2, a3, a4, a5, *, out, save_m
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, save_mean)
         else:
             k7 = other_value(save_mean)
         if type(save_invstd) is LazyTensor:
@@ -1795,7 +1795,7 @@ def _native_batch_norm_legit_no_stats_out(a0, a1, a2, a3, a4, a5, *, out, save_m
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, save_invstd)
         else:
             k8 = other_value(save_invstd)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6) or (type(save_mean) is LazyTensor and out is not None and s7 is s6) or (type(save_invstd) is LazyTensor and out is not None and s8 is s6) or (type(a0) is LazyTensor and save_mean is not None and s0 is s7) or (type(a1) is LazyTensor and save_mean is not None and s1 is s7) or (type(a2) is LazyTensor and save_mean is not None and s2 is s7) or (type(save_invstd) is LazyTensor and save_mean is not None and s8 is s7) or (type(a0) is LazyTensor and save_invstd is not None and s0 is s8) or (type(a1) is LazyTensor and save_invstd is not None and s1 is s8) or (type(a2) is LazyTensor and save_invstd is not None and s2 is s8):
@@ -1900,7 +1900,7 @@ def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_me
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out)
         else:
             k8 = other_value(out)
         if type(save_mean) is LazyTensor:
@@ -1913,7 +1913,7 @@ def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_me
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, save_mean)
         else:
             k9 = other_value(save_mean)
         if type(save_invstd) is LazyTensor:
@@ -1926,7 +1926,7 @@ def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_me
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, save_invstd)
         else:
             k10 = other_value(save_invstd)
         if (type(a0) is LazyTensor and a3 is not None and s0 is s3 and a0 is not a3) or (type(a1) is LazyTensor and a3 is not None and s1 is s3 and a1 is not a3) or (type(a2) is LazyTensor and a3 is not None and s2 is s3 and a2 is not a3) or (type(a4) is LazyTensor and a3 is not None and s4 is s3 and a4 is not a3) or (type(out) is LazyTensor and a3 is not None and s8 is s3 and out is not a3) or (type(save_mean) is LazyTensor and a3 is not None and s9 is s3 and save_mean is not a3) or (type(save_invstd) is LazyTensor and a3 is not None and s10 is s3 and save_invstd is not a3) or (type(a0) is LazyTensor and a4 is not None and s0 is s4 and a0 is not a4) or (type(a1) is LazyTensor and a4 is not None and s1 is s4 and a1 is not a4) or (type(a2) is LazyTensor and a4 is not None and s2 is s4 and a2 is not a4) or (type(out) is LazyTensor and a4 is not None and s8 is s4 and out is not a4) or (type(save_mean) is LazyTensor and a4 is not None and s9 is s4 and save_mean is not a4) or (type(save_invstd) is LazyTensor and a4 is not None and s10 is s4 and save_invstd is not a4) or (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8) or (type(save_mean) is LazyTensor and out is not None and s9 is s8) or (type(save_invstd) is LazyTensor and out is not None and s10 is s8) or (type(a0) is LazyTensor and save_mean is not None and s0 is s9) or (type(a1) is LazyTensor and save_mean is not None and s1 is s9) or (type(a2) is LazyTensor and save_mean is not None and s2 is s9) or (type(save_invstd) is LazyTensor and save_mean is not None and s10 is s9) or (type(a0) is LazyTensor and save_invstd is not None and s0 is s10) or (type(a1) is LazyTensor and save_invstd is not None and s1 is s10) or (type(a2) is LazyTensor and save_invstd is not None and s2 is s10):
@@ -2027,7 +2027,7 @@ def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out0)
         else:
             k7 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -2040,7 +2040,7 @@ def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out1)
         else:
             k8 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -2053,7 +2053,7 @@ def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out2)
         else:
             k9 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s7) or (type(a1) is LazyTensor and out0 is not None and s1 is s7) or (type(a2) is LazyTensor and out0 is not None and s2 is s7) or (type(a3) is LazyTensor and out0 is not None and s3 is s7) or (type(a4) is LazyTensor and out0 is not None and s4 is s7) or (type(out1) is LazyTensor and out0 is not None and s8 is s7) or (type(out2) is LazyTensor and out0 is not None and s9 is s7) or (type(a0) is LazyTensor and out1 is not None and s0 is s8) or (type(a1) is LazyTensor and out1 is not None and s1 is s8) or (type(a2) is LazyTensor and out1 is not None and s2 is s8) or (type(a3) is LazyTensor and out1 is not None and s3 is s8) or (type(a4) is LazyTensor and out1 is not None and s4 is s8) or (type(out2) is LazyTensor and out1 is not None and s9 is s8) or (type(a0) is LazyTensor and out2 is not None and s0 is s9) or (type(a1) is LazyTensor and out2 is not None and s1 is s9) or (type(a2) is LazyTensor and out2 is not None and s2 is s9) or (type(a3) is LazyTensor and out2 is not None and s3 is s9) or (type(a4) is LazyTensor and out2 is not None and s4 is s9):
@@ -2189,7 +2189,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13, a13)
+                k13 = view_value(w13, s13, out0)
         else:
             k13 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -2202,7 +2202,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14, a14)
+                k14 = view_value(w14, s14, out1)
         else:
             k14 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s13) or (type(a1) is LazyTensor and out0 is not None and s1 is s13) or (type(a2) is LazyTensor and out0 is not None and s2 is s13) or (type(a5) is LazyTensor and out0 is not None and s5 is s13) or (type(a6) is LazyTensor and out0 is not None and s6 is s13) or (type(a7) is LazyTensor and out0 is not None and s7 is s13) or (type(a8) is LazyTensor and out0 is not None and s8 is s13) or (type(a9) is LazyTensor and out0 is not None and s9 is s13) or (type(out1) is LazyTensor and out0 is not None and s14 is s13) or (type(a0) is LazyTensor and out1 is not None and s0 is s14) or (type(a1) is LazyTensor and out1 is not None and s1 is s14) or (type(a2) is LazyTensor and out1 is not None and s2 is s14) or (type(a5) is LazyTensor and out1 is not None and s5 is s14) or (type(a6) is LazyTensor and out1 is not None and s6 is s14) or (type(a7) is LazyTensor and out1 is not None and s7 is s14) or (type(a8) is LazyTensor and out1 is not None and s8 is s14) or (type(a9) is LazyTensor and out1 is not None and s9 is s14):
@@ -2310,7 +2310,7 @@ def _nested_view_from_jagged_copy_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out)
         else:
             k7 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s7) or (type(a1) is LazyTensor and out is not None and s1 is s7) or (type(a2) is LazyTensor and out is not None and s2 is s7) or (type(a3) is LazyTensor and out is not None and s3 is s7) or (type(a5) is LazyTensor and out is not None and s5 is s7) or (type(a6) is LazyTensor and out is not None and s6 is s7):
@@ -2418,7 +2418,7 @@ def _scaled_mm_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, *, out):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8) or (type(a3) is LazyTensor and out is not None and s3 is s8) or (type(a4) is LazyTensor and out is not None and s4 is s8) or (type(a5) is LazyTensor and out is not None and s5 is s8):
@@ -2494,7 +2494,7 @@ def _scaled_mm_v2_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10=None, a11=None
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12, a12)
+                k12 = view_value(w12, s12, out)
         else:
             k12 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s12) or (type(a1) is LazyTensor and out is not None and s1 is s12) or (type(a8) is LazyTensor and out is not None and s8 is s12) or (out is not None and shares(s12, a2)) or (out is not None and shares(s12, a5)):
@@ -2563,7 +2563,7 @@ def _segment_reduce_backward_out(a0, a1, a2, a3, *, lengths=None, offsets=None, 
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, lengths)
         else:
             k4 = other_value(lengths)
         if type(offsets) is LazyTensor:
@@ -2576,7 +2576,7 @@ def _segment_reduce_backward_out(a0, a1, a2, a3, *, lengths=None, offsets=None, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, offsets)
         else:
             k5 = other_value(offsets)
         k7 = n7 if initial is d7 else initial if type(initial) is float and initial == initial and initial != 0.0 else number_key(initial)
@@ -2590,7 +2590,7 @@ def _segment_reduce_backward_out(a0, a1, a2, a3, *, lengths=None, offsets=None, 
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8) or (type(lengths) is LazyTensor and out is not None and s4 is s8) or (type(offsets) is LazyTensor and out is not None and s5 is s8):
@@ -2666,7 +2666,7 @@ def _slow_conv2d_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input, grad
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, grad_input)
         else:
             k6 = other_value(grad_input)
         if type(grad_weight) is LazyTensor:
@@ -2679,7 +2679,7 @@ def _slow_conv2d_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input, grad
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, grad_weight)
         else:
             k7 = other_value(grad_weight)
         if type(grad_bias) is LazyTensor:
@@ -2692,7 +2692,7 @@ def _slow_conv2d_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input, grad
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, grad_bias)
         else:
             k8 = other_value(grad_bias)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s6) or (type(a1) is LazyTensor and grad_input is not None and s1 is s6) or (type(a2) is LazyTensor and grad_input is not None and s2 is s6) or (type(grad_weight) is LazyTensor and grad_input is not None and s7 is s6) or (type(grad_bias) is LazyTensor and grad_input is not None and s8 is s6) or (type(a0) is LazyTensor and grad_weight is not None and s0 is s7) or (type(a1) is LazyTensor and grad_weight is not None and s1 is s7) or (type(a2) is LazyTensor and grad_weight is not None and s2 is s7) or (type(grad_bias) is LazyTensor and grad_weight is not None and s8 is s7) or (type(a0) is LazyTensor and grad_bias is not None and s0 is s8) or (type(a1) is LazyTensor and grad_bias is not None and s1 is s8) or (type(a2) is LazyTensor and grad_bias is not None and s2 is s8):
@@ -2769,7 +2769,7 @@ def _slow_conv2d_backward_output_mask_out(a0, a1, a2, a3, a4, a5, a6, *, out0, o
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out0)
         else:
             k7 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -2782,7 +2782,7 @@ def _slow_conv2d_backward_output_mask_out(a0, a1, a2, a3, a4, a5, a6, *, out0, o
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out1)
         else:
             k8 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -2795,7 +2795,7 @@ def _slow_conv2d_backward_output_mask_out(a0, a1, a2, a3, a4, a5, a6, *, out0, o
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out2)
         else:
             k9 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s7) or (type(a1) is LazyTensor and out0 is not None and s1 is s7) or (type(a2) is LazyTensor and out0 is not None and s2 is s7) or (type(out1) is LazyTensor and out0 is not None and s8 is s7) or (type(out2) is LazyTensor and out0 is not None and s9 is s7) or (type(a0) is LazyTensor and out1 is not None and s0 is s8) or (type(a1) is LazyTensor and out1 is not None and s1 is s8) or (type(a2) is LazyTensor and out1 is not None and s2 is s8) or (type(out2) is LazyTensor and out1 is not None and s9 is s8) or (type(a0) is LazyTensor and out2 is not None and s0 is s9) or (type(a1) is LazyTensor and out2 is not None and s1 is s9) or (type(a2) is LazyTensor and out2 is not None and s2 is s9):
@@ -2892,7 +2892,7 @@ def _thnn_fused_gru_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out0)
         else:
             k5 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -2905,7 +2905,7 @@ def _thnn_fused_gru_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out1)
         else:
             k6 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s5) or (type(a1) is LazyTensor and out0 is not None and s1 is s5) or (type(a2) is LazyTensor and out0 is not None and s2 is s5) or (type(a3) is LazyTensor and out0 is not None and s3 is s5) or (type(a4) is LazyTensor and out0 is not None and s4 is s5) or (type(out1) is LazyTensor and out0 is not None and s6 is s5) or (type(a0) is LazyTensor and out1 is not None and s0 is s6) or (type(a1) is LazyTensor and out1 is not None and s1 is s6) or (type(a2) is LazyTensor and out1 is not None and s2 is s6) or (type(a3) is LazyTensor and out1 is not None and s3 is s6) or (type(a4) is LazyTensor and out1 is not None and s4 is s6):
@@ -2969,7 +2969,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
             elif w3.base is k3:
                 k3 = w3.value
             else:
-                k3 = view_value(w3, s3, a3)
+                k3 = view_value(w3, s3, out0)
         else:
             k3 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -2982,7 +2982,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out1)
         else:
             k4 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -2995,7 +2995,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out2)
         else:
             k5 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -3008,7 +3008,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out3)
         else:
             k6 = other_value(out3)
         if type(out4) is LazyTensor:
@@ -3021,7 +3021,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out4)
         else:
             k7 = other_value(out4)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s3) or (type(a1) is LazyTensor and out0 is not None and s1 is s3) or (type(out1) is LazyTensor and out0 is not None and s4 is s3) or (type(out2) is LazyTensor and out0 is not None and s5 is s3) or (type(out3) is LazyTensor and out0 is not None and s6 is s3) or (type(out4) is LazyTensor and out0 is not None and s7 is s3) or (type(a0) is LazyTensor and out1 is not None and s0 is s4) or (type(a1) is LazyTensor and out1 is not None and s1 is s4) or (type(out2) is LazyTensor and out1 is not None and s5 is s4) or (type(out3) is LazyTensor and out1 is not None and s6 is s4) or (type(out4) is LazyTensor and out1 is not None and s7 is s4) or (type(a0) is LazyTensor and out2 is not None and s0 is s5) or (type(a1) is LazyTensor and out2 is not None and s1 is s5) or (type(out3) is LazyTensor and out2 is not None and s6 is s5) or (type(out4) is LazyTensor and out2 is not None and s7 is s5) or (type(a0) is LazyTensor and out3 is not None and s0 is s6) or (type(a1) is LazyTensor and out3 is not None and s1 is s6) or (type(out4) is LazyTensor and out3 is not None and s7 is s6) or (type(a0) is LazyTensor and out4 is not None and s0 is s7) or (type(a1) is LazyTensor and out4 is not None and s1 is s7):
@@ -3120,7 +3120,7 @@ def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2)
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out0)
         else:
             k5 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -3133,7 +3133,7 @@ def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2)
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out1)
         else:
             k6 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -3146,7 +3146,7 @@ def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2)
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out2)
         else:
             k7 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s5) or (type(a1) is LazyTensor and out0 is not None and s1 is s5) or (type(a2) is LazyTensor and out0 is not None and s2 is s5) or (type(a3) is LazyTensor and out0 is not None and s3 is s5) or (type(a4) is LazyTensor and out0 is not None and s4 is s5) or (type(out1) is LazyTensor and out0 is not None and s6 is s5) or (type(out2) is LazyTensor and out0 is not None and s7 is s5) or (type(a0) is LazyTensor and out1 is not None and s0 is s6) or (type(a1) is LazyTensor and out1 is not None and s1 is s6) or (type(a2) is LazyTensor and out1 is not None and s2 is s6) or (type(a3) is LazyTensor and out1 is not None and s3 is s6) or (type(a4) is LazyTensor and out1 is not None and s4 is s6) or (type(out2) is LazyTensor and out1 is not None and s7 is s6) or (type(a0) is LazyTensor and out2 is not None and s0 is s7) or (type(a1) is LazyTensor and out2 is not None and s1 is s7) or (type(a2) is LazyTensor and out2 is not None and s2 is s7) or (type(a3) is LazyTensor and out2 is not None and s3 is s7) or (type(a4) is LazyTensor and out2 is not None and s4 is s7):
@@ -3245,7 +3245,7 @@ def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out0)
         else:
             k6 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -3258,7 +3258,7 @@ def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out1)
         else:
             k7 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -3271,7 +3271,7 @@ def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out2)
         else:
             k8 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s6) or (type(a1) is LazyTensor and out0 is not None and s1 is s6) or (type(a2) is LazyTensor and out0 is not None and s2 is s6) or (type(a3) is LazyTensor and out0 is not None and s3 is s6) or (type(a4) is LazyTensor and out0 is not None and s4 is s6) or (type(out1) is LazyTensor and out0 is not None and s7 is s6) or (type(out2) is LazyTensor and out0 is not None and s8 is s6) or (type(a0) is LazyTensor and out1 is not None and s0 is s7) or (type(a1) is LazyTensor and out1 is not None and s1 is s7) or (type(a2) is LazyTensor and out1 is not None and s2 is s7) or (type(a3) is LazyTensor and out1 is not None and s3 is s7) or (type(a4) is LazyTensor and out1 is not None and s4 is s7) or (type(out2) is LazyTensor and out1 is not None and s8 is s7) or (type(a0) is LazyTensor and out2 is not None and s0 is s8) or (type(a1) is LazyTensor and out2 is not None and s1 is s8) or (type(a2) is LazyTensor and out2 is not None and s2 is s8) or (type(a3) is LazyTensor and out2 is not None and s3 is s8) or (type(a4) is LazyTensor and out2 is not None and s4 is s8):
@@ -3484,7 +3484,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
             elif w20.base is k20:
                 k20 = w20.value
             else:
-                k20 = view_value(w20, s20, a20)
+                k20 = view_value(w20, s20, out)
         else:
             k20 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s20) or (type(a3) is LazyTensor and out is not None and s3 is s20) or (type(a4) is LazyTensor and out is not None and s4 is s20) or (type(a5) is LazyTensor and out is not None and s5 is s20) or (type(a6) is LazyTensor and out is not None and s6 is s20) or (type(a10) is LazyTensor and out is not None and s10 is s20) or (type(a11) is LazyTensor and out is not None and s11 is s20) or (type(a12) is LazyTensor and out is not None and s12 is s20) or (type(a13) is LazyTensor and out is not None and s13 is s20) or (type(a14) is LazyTensor and out is not None and s14 is s20) or (type(a15) is LazyTensor and out is not None and s15 is s20) or (type(a16) is LazyTensor and out is not None and s16 is s20) or (type(a17) is LazyTensor and out is not None and s17 is s20) or (type(a18) is LazyTensor and out is not None and s18 is s20):
@@ -3618,7 +3618,7 @@ def _triton_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out)
         else:
             k10 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s10) or (type(a1) is LazyTensor and out is not None and s1 is s10) or (type(a2) is LazyTensor and out is not None and s2 is s10) or (type(a5) is LazyTensor and out is not None and s5 is s10) or (type(a6) is LazyTensor and out is not None and s6 is s10) or (type(a7) is LazyTensor and out is not None and s7 is s10) or (type(a8) is LazyTensor and out is not None and s8 is s10) or (type(a9) is LazyTensor and out is not None and s9 is s10):
@@ -3702,7 +3702,7 @@ def _weight_norm_interface_backward_out(a0, a1, a2, a3, a4, *, out0, out1):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out0)
         else:
             k5 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -3715,7 +3715,7 @@ def _weight_norm_interface_backward_out(a0, a1, a2, a3, a4, *, out0, out1):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out1)
         else:
             k6 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s5) or (type(a1) is LazyTensor and out0 is not None and s1 is s5) or (type(a2) is LazyTensor and out0 is not None and s2 is s5) or (type(a3) is LazyTensor and out0 is not None and s3 is s5) or (type(out1) is LazyTensor and out0 is not None and s6 is s5) or (type(a0) is LazyTensor and out1 is not None and s0 is s6) or (type(a1) is LazyTensor and out1 is not None and s1 is s6) or (type(a2) is LazyTensor and out1 is not None and s2 is s6) or (type(a3) is LazyTensor and out1 is not None and s3 is s6):
@@ -3849,7 +3849,7 @@ def batch_norm_backward_elemt_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8) or (type(a3) is LazyTensor and out is not None and s3 is s8) or (type(a4) is LazyTensor and out is not None and s4 is s8) or (type(a5) is LazyTensor and out is not None and s5 is s8) or (type(a6) is LazyTensor and out is not None and s6 is s8) or (type(a7) is LazyTensor and out is not None and s7 is s8):
@@ -3950,7 +3950,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out0)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -3963,7 +3963,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out1)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -3976,7 +3976,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out2)
         else:
             k10 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -3989,7 +3989,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, out3)
         else:
             k11 = other_value(out3)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(out3) is LazyTensor and out0 is not None and s11 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(out3) is LazyTensor and out1 is not None and s11 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a2) is LazyTensor and out2 is not None and s2 is s10) or (type(a3) is LazyTensor and out2 is not None and s3 is s10) or (type(a4) is LazyTensor and out2 is not None and s4 is s10) or (type(out3) is LazyTensor and out2 is not None and s11 is s10) or (type(a0) is LazyTensor and out3 is not None and s0 is s11) or (type(a1) is LazyTensor and out3 is not None and s1 is s11) or (type(a2) is LazyTensor and out3 is not None and s2 is s11) or (type(a3) is LazyTensor and out3 is not None and s3 is s11) or (type(a4) is LazyTensor and out3 is not None and s4 is s11):
@@ -4085,7 +4085,7 @@ def batch_norm_elemt_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6) or (type(a3) is LazyTensor and out is not None and s3 is s6) or (type(a4) is LazyTensor and out is not None and s4 is s6):
@@ -4184,7 +4184,7 @@ def batch_norm_gather_stats_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out0)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4197,7 +4197,7 @@ def batch_norm_gather_stats_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out1)
         else:
             k9 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9):
@@ -4309,7 +4309,7 @@ def batch_norm_gather_stats_with_counts_out(a0, a1, a2, a3, a4, a5, a6, a7, *, o
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out0)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4322,7 +4322,7 @@ def batch_norm_gather_stats_with_counts_out(a0, a1, a2, a3, a4, a5, a6, a7, *, o
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out1)
         else:
             k9 = other_value(out1)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(a7) is LazyTensor and out0 is not None and s7 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9) or (type(a7) is LazyTensor and out1 is not None and s7 is s9):
@@ -4401,7 +4401,7 @@ def convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, *, out
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, out0)
         else:
             k11 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4414,7 +4414,7 @@ def convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, *, out
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12, a12)
+                k12 = view_value(w12, s12, out1)
         else:
             k12 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -4427,7 +4427,7 @@ def convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, *, out
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13, a13)
+                k13 = view_value(w13, s13, out2)
         else:
             k13 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s11) or (type(a1) is LazyTensor and out0 is not None and s1 is s11) or (type(a2) is LazyTensor and out0 is not None and s2 is s11) or (type(out1) is LazyTensor and out0 is not None and s12 is s11) or (type(out2) is LazyTensor and out0 is not None and s13 is s11) or (type(a0) is LazyTensor and out1 is not None and s0 is s12) or (type(a1) is LazyTensor and out1 is not None and s1 is s12) or (type(a2) is LazyTensor and out1 is not None and s2 is s12) or (type(out2) is LazyTensor and out1 is not None and s13 is s12) or (type(a0) is LazyTensor and out2 is not None and s0 is s13) or (type(a1) is LazyTensor and out2 is not None and s1 is s13) or (type(a2) is LazyTensor and out2 is not None and s2 is s13):
@@ -4505,7 +4505,7 @@ def convolution_backward_overrideable_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out0)
         else:
             k10 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4518,7 +4518,7 @@ def convolution_backward_overrideable_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, out1)
         else:
             k11 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -4531,7 +4531,7 @@ def convolution_backward_overrideable_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12, a12)
+                k12 = view_value(w12, s12, out2)
         else:
             k12 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s10) or (type(a1) is LazyTensor and out0 is not None and s1 is s10) or (type(a2) is LazyTensor and out0 is not None and s2 is s10) or (type(out1) is LazyTensor and out0 is not None and s11 is s10) or (type(out2) is LazyTensor and out0 is not None and s12 is s10) or (type(a0) is LazyTensor and out1 is not None and s0 is s11) or (type(a1) is LazyTensor and out1 is not None and s1 is s11) or (type(a2) is LazyTensor and out1 is not None and s2 is s11) or (type(out2) is LazyTensor and out1 is not None and s12 is s11) or (type(a0) is LazyTensor and out2 is not None and s0 is s12) or (type(a1) is LazyTensor and out2 is not None and s1 is s12) or (type(a2) is LazyTensor and out2 is not None and s2 is s12):
@@ -4634,7 +4634,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out0)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4647,7 +4647,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out1)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -4660,7 +4660,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out2)
         else:
             k10 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -4673,7 +4673,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, out3)
         else:
             k11 = other_value(out3)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(out3) is LazyTensor and out0 is not None and s11 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(out3) is LazyTensor and out1 is not None and s11 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a2) is LazyTensor and out2 is not None and s2 is s10) or (type(a3) is LazyTensor and out2 is not None and s3 is s10) or (type(a4) is LazyTensor and out2 is not None and s4 is s10) or (type(out3) is LazyTensor and out2 is not None and s11 is s10) or (type(a0) is LazyTensor and out3 is not None and s0 is s11) or (type(a1) is LazyTensor and out3 is not None and s1 is s11) or (type(a2) is LazyTensor and out3 is not None and s2 is s11) or (type(a3) is LazyTensor and out3 is not None and s3 is s11) or (type(a4) is LazyTensor and out3 is not None and s4 is s11):
@@ -4812,7 +4812,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out0)
         else:
             k9 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -4825,7 +4825,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out1)
         else:
             k10 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -4838,7 +4838,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, out2)
         else:
             k11 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s9) or (type(a1) is LazyTensor and out0 is not None and s1 is s9) or (type(a2) is LazyTensor and out0 is not None and s2 is s9) or (type(a3) is LazyTensor and out0 is not None and s3 is s9) or (type(a4) is LazyTensor and out0 is not None and s4 is s9) or (type(a5) is LazyTensor and out0 is not None and s5 is s9) or (type(a6) is LazyTensor and out0 is not None and s6 is s9) or (type(a8) is LazyTensor and out0 is not None and s8 is s9) or (type(out1) is LazyTensor and out0 is not None and s10 is s9) or (type(out2) is LazyTensor and out0 is not None and s11 is s9) or (type(a0) is LazyTensor and out1 is not None and s0 is s10) or (type(a1) is LazyTensor and out1 is not None and s1 is s10) or (type(a2) is LazyTensor and out1 is not None and s2 is s10) or (type(a3) is LazyTensor and out1 is not None and s3 is s10) or (type(a4) is LazyTensor and out1 is not None and s4 is s10) or (type(a5) is LazyTensor and out1 is not None and s5 is s10) or (type(a6) is LazyTensor and out1 is not None and s6 is s10) or (type(a8) is LazyTensor and out1 is not None and s8 is s10) or (type(out2) is LazyTensor and out1 is not None and s11 is s10) or (type(a0) is LazyTensor and out2 is not None and s0 is s11) or (type(a1) is LazyTensor and out2 is not None and s1 is s11) or (type(a2) is LazyTensor and out2 is not None and s2 is s11) or (type(a3) is LazyTensor and out2 is not None and s3 is s11) or (type(a4) is LazyTensor and out2 is not None and s4 is s11) or (type(a5) is LazyTensor and out2 is not None and s5 is s11) or (type(a6) is LazyTensor and out2 is not None and s6 is s11) or (type(a8) is LazyTensor and out2 is not None and s8 is s11):
@@ -4933,7 +4933,7 @@ def glu_backward_jvp_out(a0, a1, a2, a3, a4, a5, *, out):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out)
         else:
             k6 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s6) or (type(a1) is LazyTensor and out is not None and s1 is s6) or (type(a2) is LazyTensor and out is not None and s2 is s6) or (type(a3) is LazyTensor and out is not None and s3 is s6) or (type(a4) is LazyTensor and out is not None and s4 is s6):
@@ -4996,7 +4996,7 @@ def linalg_lstsq_out(a0, a1, a2=None, *, driver=None, solution, residuals, rank,
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, solution)
         else:
             k4 = other_value(solution)
         if type(residuals) is LazyTensor:
@@ -5009,7 +5009,7 @@ def linalg_lstsq_out(a0, a1, a2=None, *, driver=None, solution, residuals, rank,
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, residuals)
         else:
             k5 = other_value(residuals)
         if type(rank) is LazyTensor:
@@ -5022,7 +5022,7 @@ def linalg_lstsq_out(a0, a1, a2=None, *, driver=None, solution, residuals, rank,
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, rank)
         else:
             k6 = other_value(rank)
         if type(singular_values) is LazyTensor:
@@ -5035,7 +5035,7 @@ def linalg_lstsq_out(a0, a1, a2=None, *, driver=None, solution, residuals, rank,
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, singular_values)
         else:
             k7 = other_value(singular_values)
         if (type(a0) is LazyTensor and solution is not None and s0 is s4) or (type(a1) is LazyTensor and solution is not None and s1 is s4) or (type(residuals) is LazyTensor and solution is not None and s5 is s4) or (type(rank) is LazyTensor and solution is not None and s6 is s4) or (type(singular_values) is LazyTensor and solution is not None and s7 is s4) or (type(a0) is LazyTensor and residuals is not None and s0 is s5) or (type(a1) is LazyTensor and residuals is not None and s1 is s5) or (type(rank) is LazyTensor and residuals is not None and s6 is s5) or (type(singular_values) is LazyTensor and residuals is not None and s7 is s5) or (type(a0) is LazyTensor and rank is not None and s0 is s6) or (type(a1) is LazyTensor and rank is not None and s1 is s6) or (type(singular_values) is LazyTensor and rank is not None and s7 is s6) or (type(a0) is LazyTensor and singular_values is not None and s0 is s7) or (type(a1) is LazyTensor and singular_values is not None and s1 is s7):
@@ -5109,7 +5109,7 @@ def linear_backward_out(a0, a1, a2, a3, *, out0, out1, out2):
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, out0)
         else:
             k4 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -5122,7 +5122,7 @@ def linear_backward_out(a0, a1, a2, a3, *, out0, out1, out2):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out1)
         else:
             k5 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -5135,7 +5135,7 @@ def linear_backward_out(a0, a1, a2, a3, *, out0, out1, out2):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out2)
         else:
             k6 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s4) or (type(a1) is LazyTensor and out0 is not None and s1 is s4) or (type(a2) is LazyTensor and out0 is not None and s2 is s4) or (type(out1) is LazyTensor and out0 is not None and s5 is s4) or (type(out2) is LazyTensor and out0 is not None and s6 is s4) or (type(a0) is LazyTensor and out1 is not None and s0 is s5) or (type(a1) is LazyTensor and out1 is not None and s1 is s5) or (type(a2) is LazyTensor and out1 is not None and s2 is s5) or (type(out2) is LazyTensor and out1 is not None and s6 is s5) or (type(a0) is LazyTensor and out2 is not None and s0 is s6) or (type(a1) is LazyTensor and out2 is not None and s1 is s6) or (type(a2) is LazyTensor and out2 is not None and s2 is s6):
@@ -5261,7 +5261,7 @@ def lstm_mps_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12,
             elif w15.base is k15:
                 k15 = w15.value
             else:
-                k15 = view_value(w15, s15, a15)
+                k15 = view_value(w15, s15, out0)
         else:
             k15 = other_value(out0)
         k16 = None if out1 is None else list_values(out1)
@@ -5364,7 +5364,7 @@ def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out0)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -5377,7 +5377,7 @@ def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out1)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -5390,7 +5390,7 @@ def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out2)
         else:
             k10 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a2) is LazyTensor and out2 is not None and s2 is s10) or (type(a3) is LazyTensor and out2 is not None and s3 is s10) or (type(a4) is LazyTensor and out2 is not None and s4 is s10):
@@ -5516,7 +5516,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out0)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -5529,7 +5529,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out1)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -5542,7 +5542,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out2)
         else:
             k10 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(a5) is LazyTensor and out0 is not None and s5 is s8) or (type(a6) is LazyTensor and out0 is not None and s6 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9) or (type(a5) is LazyTensor and out1 is not None and s5 is s9) or (type(a6) is LazyTensor and out1 is not None and s6 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a2) is LazyTensor and out2 is not None and s2 is s10) or (type(a3) is LazyTensor and out2 is not None and s3 is s10) or (type(a4) is LazyTensor and out2 is not None and s4 is s10) or (type(a5) is LazyTensor and out2 is not None and s5 is s10) or (type(a6) is LazyTensor and out2 is not None and s6 is s10):
@@ -5711,7 +5711,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w21.base is k21:
                 k21 = w21.value
             else:
-                k21 = view_value(w21, s21, a21)
+                k21 = view_value(w21, s21, out0)
         else:
             k21 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -5724,7 +5724,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w22.base is k22:
                 k22 = w22.value
             else:
-                k22 = view_value(w22, s22, a22)
+                k22 = view_value(w22, s22, out1)
         else:
             k22 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -5737,7 +5737,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
             elif w23.base is k23:
                 k23 = w23.value
             else:
-                k23 = view_value(w23, s23, a23)
+                k23 = view_value(w23, s23, out2)
         else:
             k23 = other_value(out2)
         k24 = None if out3 is None else list_values(out3)
@@ -5866,7 +5866,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w16.base is k16:
                 k16 = w16.value
             else:
-                k16 = view_value(w16, s16, a16)
+                k16 = view_value(w16, s16, out0)
         else:
             k16 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -5879,7 +5879,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w17.base is k17:
                 k17 = w17.value
             else:
-                k17 = view_value(w17, s17, a17)
+                k17 = view_value(w17, s17, out1)
         else:
             k17 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -5892,7 +5892,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w18.base is k18:
                 k18 = w18.value
             else:
-                k18 = view_value(w18, s18, a18)
+                k18 = view_value(w18, s18, out2)
         else:
             k18 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -5905,7 +5905,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
             elif w19.base is k19:
                 k19 = w19.value
             else:
-                k19 = view_value(w19, s19, a19)
+                k19 = view_value(w19, s19, out3)
         else:
             k19 = other_value(out3)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s16) or (type(a1) is LazyTensor and out0 is not None and s1 is s16) or (type(a2) is LazyTensor and out0 is not None and s2 is s16) or (type(a3) is LazyTensor and out0 is not None and s3 is s16) or (type(a4) is LazyTensor and out0 is not None and s4 is s16) or (type(a5) is LazyTensor and out0 is not None and s5 is s16) or (type(a6) is LazyTensor and out0 is not None and s6 is s16) or (type(out1) is LazyTensor and out0 is not None and s17 is s16) or (type(out2) is LazyTensor and out0 is not None and s18 is s16) or (type(out3) is LazyTensor and out0 is not None and s19 is s16) or (type(a0) is LazyTensor and out1 is not None and s0 is s17) or (type(a1) is LazyTensor and out1 is not None and s1 is s17) or (type(a2) is LazyTensor and out1 is not None and s2 is s17) or (type(a3) is LazyTensor and out1 is not None and s3 is s17) or (type(a4) is LazyTensor and out1 is not None and s4 is s17) or (type(a5) is LazyTensor and out1 is not None and s5 is s17) or (type(a6) is LazyTensor and out1 is not None and s6 is s17) or (type(out2) is LazyTensor and out1 is not None and s18 is s17) or (type(out3) is LazyTensor and out1 is not None and s19 is s17) or (type(a0) is LazyTensor and out2 is not None and s0 is s18) or (type(a1) is LazyTensor and out2 is not None and s1 is s18) or (type(a2) is LazyTensor and out2 is not None and s2 is s18) or (type(a3) is LazyTensor and out2 is not None and s3 is s18) or (type(a4) is LazyTensor and out2 is not None and s4 is s18) or (type(a5) is LazyTensor and out2 is not None and s5 is s18) or (type(a6) is LazyTensor and out2 is not None and s6 is s18) or (type(out3) is LazyTensor and out2 is not None and s19 is s18) or (type(a0) is LazyTensor and out3 is not None and s0 is s19) or (type(a1) is LazyTensor and out3 is not None and s1 is s19) or (type(a2) is LazyTensor and out3 is not None and s2 is s19) or (type(a3) is LazyTensor and out3 is not None and s3 is s19) or (type(a4) is LazyTensor and out3 is not None and s4 is s19) or (type(a5) is LazyTensor and out3 is not None and s5 is s19) or (type(a6) is LazyTensor and out3 is not None and s6 is s19):
@@ -6130,7 +6130,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w23.base is k23:
                 k23 = w23.value
             else:
-                k23 = view_value(w23, s23, a23)
+                k23 = view_value(w23, s23, out0)
         else:
             k23 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -6143,7 +6143,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w24.base is k24:
                 k24 = w24.value
             else:
-                k24 = view_value(w24, s24, a24)
+                k24 = view_value(w24, s24, out1)
         else:
             k24 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -6156,7 +6156,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w25.base is k25:
                 k25 = w25.value
             else:
-                k25 = view_value(w25, s25, a25)
+                k25 = view_value(w25, s25, out2)
         else:
             k25 = other_value(out2)
         if type(out3) is LazyTensor:
@@ -6169,7 +6169,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w26.base is k26:
                 k26 = w26.value
             else:
-                k26 = view_value(w26, s26, a26)
+                k26 = view_value(w26, s26, out3)
         else:
             k26 = other_value(out3)
         if type(out4) is LazyTensor:
@@ -6182,7 +6182,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w27.base is k27:
                 k27 = w27.value
             else:
-                k27 = view_value(w27, s27, a27)
+                k27 = view_value(w27, s27, out4)
         else:
             k27 = other_value(out4)
         if type(out5) is LazyTensor:
@@ -6195,7 +6195,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w28.base is k28:
                 k28 = w28.value
             else:
-                k28 = view_value(w28, s28, a28)
+                k28 = view_value(w28, s28, out5)
         else:
             k28 = other_value(out5)
         if type(out6) is LazyTensor:
@@ -6208,7 +6208,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             elif w29.base is k29:
                 k29 = w29.value
             else:
-                k29 = view_value(w29, s29, a29)
+                k29 = view_value(w29, s29, out6)
         else:
             k29 = other_value(out6)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s23) or (type(a1) is LazyTensor and out0 is not None and s1 is s23) or (type(a2) is LazyTensor and out0 is not None and s2 is s23) or (type(a3) is LazyTensor and out0 is not None and s3 is s23) or (type(a4) is LazyTensor and out0 is not None and s4 is s23) or (type(a5) is LazyTensor and out0 is not None and s5 is s23) or (type(a6) is LazyTensor and out0 is not None and s6 is s23) or (type(a7) is LazyTensor and out0 is not None and s7 is s23) or (type(a8) is LazyTensor and out0 is not None and s8 is s23) or (type(a9) is LazyTensor and out0 is not None and s9 is s23) or (type(a10) is LazyTensor and out0 is not None and s10 is s23) or (type(a11) is LazyTensor and out0 is not None and s11 is s23) or (type(a12) is LazyTensor and out0 is not None and s12 is s23) or (type(a22) is LazyTensor and out0 is not None and s22 is s23) or (type(out1) is LazyTensor and out0 is not None and s24 is s23) or (type(out2) is LazyTensor and out0 is not None and s25 is s23) or (type(out3) is LazyTensor and out0 is not None and s26 is s23) or (type(out4) is LazyTensor and out0 is not None and s27 is s23) or (type(out5) is LazyTensor and out0 is not None and s28 is s23) or (type(out6) is LazyTensor and out0 is not None and s29 is s23) or (type(a0) is LazyTensor and out1 is not None and s0 is s24) or (type(a1) is LazyTensor and out1 is not None and s1 is s24) or (type(a2) is LazyTensor and out1 is not None and s2 is s24) or (type(a3) is LazyTensor and out1 is not None and s3 is s24) or (type(a4) is LazyTensor and out1 is not None and s4 is s24) or (type(a5) is LazyTensor and out1 is not None and s5 is s24) or (type(a6) is LazyTensor and out1 is not None and s6 is s24) or (type(a7) is LazyTensor and out1 is not None and s7 is s24) or (type(a8) is LazyTensor and out1 is not None and s8 is s24) or (type(a9) is LazyTensor and out1 is not None and s9 is s24) or (type(a10) is LazyTensor and out1 is not None and s10 is s24) or (type(a11) is LazyTensor and out1 is not None and s11 is s24) or (type(a12) is LazyTensor and out1 is not None and s12 is s24) or (type(a22) is LazyTensor and out1 is not None and s22 is s24) or (type(out2) is LazyTensor and out1 is not None and s25 is s24) or (type(out3) is LazyTensor and out1 is not None and s26 is s24) or (type(out4) is LazyTensor and out1 is not None and s27 is s24) or (type(out5) is LazyTensor and out1 is not None and s28 is s24) or (type(out6) is LazyTensor and out1 is not None and s29 is s24) or (type(a0) is LazyTensor and out2 is not None and s0 is s25) or (type(a1) is LazyTensor and out2 is not None and s1 is s25) or (type(a2) is LazyTensor and out2 is not None and s2 is s25) or (type(a3) is LazyTensor and out2 is not None and s3 is s25) or (type(a4) is LazyTensor and out2 is not None and s4 is s25) or (type(a5) is LazyTensor and out2 is not None and s5 is s25) or (type(a6) is LazyTensor and out2 is not None and s6 is s25) or (type(a7) is LazyTensor and out2 is not None and s7 is s25) or (type(a8) is LazyTensor and out2 is not None and s8 is s25) or (type(a9) is LazyTensor and out2 is not None and s9 is s25) or (type(a10) is LazyTensor and out2 is not None and s10 is s25) or (type(a11) is LazyTensor and out2 is not None and s11 is s25) or (type(a12) is LazyTensor and out2 is not None and s12 is s25) or (type(a22) is LazyTensor and out2 is not None and s22 is s25) or (type(out3) is LazyTensor and out2 is not None and s26 is s25) or (type(out4) is LazyTensor and out2 is not None and s27 is s25) or (type(out5) is LazyTensor and out2 is not None and s28 is s25) or (type(out6) is LazyTensor and out2 is not None and s29 is s25) or (type(a0) is LazyTensor and out3 is not None and s0 is s26) or (type(a1) is LazyTensor and out3 is not None and s1 is s26) or (type(a2) is LazyTensor and out3 is not None and s2 is s26) or (type(a3) is LazyTensor and out3 is not None and s3 is s26) or (type(a4) is LazyTensor and out3 is not None and s4 is s26) or (type(a5) is LazyTensor and out3 is not None and s5 is s26) or (type(a6) is LazyTensor and out3 is not None and s6 is s26) or (type(a7) is LazyTensor and out3 is not None and s7 is s26) or (type(a8) is LazyTensor and out3 is not None and s8 is s26) or (type(a9) is LazyTensor and out3 is not None and s9 is s26) or (type(a10) is LazyTensor and out3 is not None and s10 is s26) or (type(a11) is LazyTensor and out3 is not None and s11 is s26) or (type(a12) is LazyTensor and out3 is not None and s12 is s26) or (type(a22) is LazyTensor and out3 is not None and s22 is s26) or (type(out4) is LazyTensor and out3 is not None and s27 is s26) or (type(out5) is LazyTensor and out3 is not None and s28 is s26) or (type(out6) is LazyTensor and out3 is not None and s29 is s26) or (type(a0) is LazyTensor and out4 is not None and s0 is s27) or (type(a1) is LazyTensor and out4 is not None and s1 is s27) or (type(a2) is LazyTensor and out4 is not None and s2 is s27) or (type(a3) is LazyTensor and out4 is not None and s3 is s27) or (type(a4) is LazyTensor and out4 is not None and s4 is s27) or (type(a5) is LazyTensor and out4 is not None and s5 is s27) or (type(a6) is LazyTensor and out4 is not None and s6 is s27) or (type(a7) is LazyTensor and out4 is not None and s7 is s27) or (type(a8) is LazyTensor and out4 is not None and s8 is s27) or (type(a9) is LazyTensor and out4 is not None and s9 is s27) or (type(a10) is LazyTensor and out4 is not None and s10 is s27) or (type(a11) is LazyTensor and out4 is not None and s11 is s27) or (type(a12) is LazyTensor and out4 is not None and s12 is s27) or (type(a22) is LazyTensor and out4 is not None and s22 is s27) or (type(out5) is LazyTensor and out4 is not None and s28 is s27) or (type(out6) is LazyTensor and out4 is not None and s29 is s27) or (type(a0) is LazyTensor and out5 is not None and s0 is s28) or (type(a1) is LazyTensor and out5 is not None and s1 is s28) or (type(a2) is LazyTensor and out5 is not None and s2 is s28) or (type(a3) is LazyTensor and out5 is not None and s3 is s28) or (type(a4) is LazyTensor and out5 is not None and s4 is s28) or (type(a5) is LazyTensor and out5 is not None and s5 is s28) or (type(a6) is LazyTensor and out5 is not None and s6 is s28) or (type(a7) is LazyTensor and out5 is not None and s7 is s28) or (type(a8) is LazyTensor and out5 is not None and s8 is s28) or (type(a9) is LazyTensor and out5 is not None and s9 is s28) or (type(a10) is LazyTensor and out5 is not None and s10 is s28) or (type(a11) is LazyTensor and out5 is not None and s11 is s28) or (type(a12) is LazyTensor and out5 is not None and s12 is s28) or (type(a22) is LazyTensor and out5 is not None and s22 is s28) or (type(out6) is LazyTensor and out5 is not None and s29 is s28) or (type(a0) is LazyTensor and out6 is not None and s0 is s29) or (type(a1) is LazyTensor and out6 is not None and s1 is s29) or (type(a2) is LazyTensor and out6 is not None and s2 is s29) or (type(a3) is LazyTensor and out6 is not None and s3 is s29) or (type(a4) is LazyTensor and out6 is not None and s4 is s29) or (type(a5) is LazyTensor and out6 is not None and s5 is s29) or (type(a6) is LazyTensor and out6 is not None and s6 is s29) or (type(a7) is LazyTensor and out6 is not None and s7 is s29) or (type(a8) is LazyTensor and out6 is not None and s8 is s29) or (type(a9) is LazyTensor and out6 is not None and s9 is s29) or (type(a10) is LazyTensor and out6 is not None and s10 is s29) or (type(a11) is LazyTensor and out6 is not None and s11 is s29) or (type(a12) is LazyTensor and out6 is not None and s12 is s29) or (type(a22) is LazyTensor and out6 is not None and s22 is s29):
@@ -6285,7 +6285,7 @@ def mps_convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, 
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out0)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -6298,7 +6298,7 @@ def mps_convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, 
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out1)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -6311,7 +6311,7 @@ def mps_convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out2)
         else:
             k10 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a2) is LazyTensor and out2 is not None and s2 is s10):
@@ -6412,7 +6412,7 @@ def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, sav
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out)
         else:
             k8 = other_value(out)
         if type(save_mean) is LazyTensor:
@@ -6425,7 +6425,7 @@ def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, sav
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, save_mean)
         else:
             k9 = other_value(save_mean)
         if type(save_invstd) is LazyTensor:
@@ -6438,7 +6438,7 @@ def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, sav
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, save_invstd)
         else:
             k10 = other_value(save_invstd)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8) or (type(a3) is LazyTensor and out is not None and s3 is s8) or (type(a4) is LazyTensor and out is not None and s4 is s8) or (type(save_mean) is LazyTensor and out is not None and s9 is s8) or (type(save_invstd) is LazyTensor and out is not None and s10 is s8) or (type(a0) is LazyTensor and save_mean is not None and s0 is s9) or (type(a1) is LazyTensor and save_mean is not None and s1 is s9) or (type(a2) is LazyTensor and save_mean is not None and s2 is s9) or (type(a3) is LazyTensor and save_mean is not None and s3 is s9) or (type(a4) is LazyTensor and save_mean is not None and s4 is s9) or (type(save_invstd) is LazyTensor and save_mean is not None and s10 is s9) or (type(a0) is LazyTensor and save_invstd is not None and s0 is s10) or (type(a1) is LazyTensor and save_invstd is not None and s1 is s10) or (type(a2) is LazyTensor and save_invstd is not None and s2 is s10) or (type(a3) is LazyTensor and save_invstd is not None and s3 is s10) or (type(a4) is LazyTensor and save_invstd is not None and s4 is s10):
@@ -6565,7 +6565,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out0)
         else:
             k10 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -6578,7 +6578,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, out1)
         else:
             k11 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -6591,7 +6591,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12, a12)
+                k12 = view_value(w12, s12, out2)
         else:
             k12 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s10) or (type(a1) is LazyTensor and out0 is not None and s1 is s10) or (type(a2) is LazyTensor and out0 is not None and s2 is s10) or (type(a3) is LazyTensor and out0 is not None and s3 is s10) or (type(a4) is LazyTensor and out0 is not None and s4 is s10) or (type(a5) is LazyTensor and out0 is not None and s5 is s10) or (type(a6) is LazyTensor and out0 is not None and s6 is s10) or (type(out1) is LazyTensor and out0 is not None and s11 is s10) or (type(out2) is LazyTensor and out0 is not None and s12 is s10) or (type(a0) is LazyTensor and out1 is not None and s0 is s11) or (type(a1) is LazyTensor and out1 is not None and s1 is s11) or (type(a2) is LazyTensor and out1 is not None and s2 is s11) or (type(a3) is LazyTensor and out1 is not None and s3 is s11) or (type(a4) is LazyTensor and out1 is not None and s4 is s11) or (type(a5) is LazyTensor and out1 is not None and s5 is s11) or (type(a6) is LazyTensor and out1 is not None and s6 is s11) or (type(out2) is LazyTensor and out1 is not None and s12 is s11) or (type(a0) is LazyTensor and out2 is not None and s0 is s12) or (type(a1) is LazyTensor and out2 is not None and s1 is s12) or (type(a2) is LazyTensor and out2 is not None and s2 is s12) or (type(a3) is LazyTensor and out2 is not None and s3 is s12) or (type(a4) is LazyTensor and out2 is not None and s4 is s12) or (type(a5) is LazyTensor and out2 is not None and s5 is s12) or (type(a6) is LazyTensor and out2 is not None and s6 is s12):
@@ -6665,7 +6665,7 @@ def native_group_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out0)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -6678,7 +6678,7 @@ def native_group_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out1)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -6691,7 +6691,7 @@ def native_group_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out2)
         else:
             k10 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a2) is LazyTensor and out0 is not None and s2 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a2) is LazyTensor and out1 is not None and s2 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a2) is LazyTensor and out2 is not None and s2 is s10):
@@ -6791,7 +6791,7 @@ def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out0)
         else:
             k10 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -6804,7 +6804,7 @@ def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, out1)
         else:
             k11 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -6817,7 +6817,7 @@ def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
             elif w12.base is k12:
                 k12 = w12.value
             else:
-                k12 = view_value(w12, s12, a12)
+                k12 = view_value(w12, s12, out2)
         else:
             k12 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s10) or (type(a1) is LazyTensor and out0 is not None and s1 is s10) or (type(a2) is LazyTensor and out0 is not None and s2 is s10) or (type(a3) is LazyTensor and out0 is not None and s3 is s10) or (type(a4) is LazyTensor and out0 is not None and s4 is s10) or (type(out1) is LazyTensor and out0 is not None and s11 is s10) or (type(out2) is LazyTensor and out0 is not None and s12 is s10) or (type(a0) is LazyTensor and out1 is not None and s0 is s11) or (type(a1) is LazyTensor and out1 is not None and s1 is s11) or (type(a2) is LazyTensor and out1 is not None and s2 is s11) or (type(a3) is LazyTensor and out1 is not None and s3 is s11) or (type(a4) is LazyTensor and out1 is not None and s4 is s11) or (type(out2) is LazyTensor and out1 is not None and s12 is s11) or (type(a0) is LazyTensor and out2 is not None and s0 is s12) or (type(a1) is LazyTensor and out2 is not None and s1 is s12) or (type(a2) is LazyTensor and out2 is not None and s2 is s12) or (type(a3) is LazyTensor and out2 is not None and s3 is s12) or (type(a4) is LazyTensor and out2 is not None and s4 is s12):
@@ -6892,7 +6892,7 @@ def native_layer_norm_out(a0, a1, a2, a3, a4, *, out0, out1, out2):
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, out0)
         else:
             k5 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -6905,7 +6905,7 @@ def native_layer_norm_out(a0, a1, a2, a3, a4, *, out0, out1, out2):
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, out1)
         else:
             k6 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -6918,7 +6918,7 @@ def native_layer_norm_out(a0, a1, a2, a3, a4, *, out0, out1, out2):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, out2)
         else:
             k7 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s5) or (type(a2) is LazyTensor and out0 is not None and s2 is s5) or (type(a3) is LazyTensor and out0 is not None and s3 is s5) or (type(out1) is LazyTensor and out0 is not None and s6 is s5) or (type(out2) is LazyTensor and out0 is not None and s7 is s5) or (type(a0) is LazyTensor and out1 is not None and s0 is s6) or (type(a2) is LazyTensor and out1 is not None and s2 is s6) or (type(a3) is LazyTensor and out1 is not None and s3 is s6) or (type(out2) is LazyTensor and out1 is not None and s7 is s6) or (type(a0) is LazyTensor and out2 is not None and s0 is s7) or (type(a2) is LazyTensor and out2 is not None and s2 is s7) or (type(a3) is LazyTensor and out2 is not None and s3 is s7):
@@ -7032,7 +7032,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out0)
         else:
             k8 = other_value(out0)
         if type(out1) is LazyTensor:
@@ -7045,7 +7045,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, out1)
         else:
             k9 = other_value(out1)
         if type(out2) is LazyTensor:
@@ -7058,7 +7058,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, out2)
         else:
             k10 = other_value(out2)
         if (type(a0) is LazyTensor and out0 is not None and s0 is s8) or (type(a1) is LazyTensor and out0 is not None and s1 is s8) or (type(a3) is LazyTensor and out0 is not None and s3 is s8) or (type(a4) is LazyTensor and out0 is not None and s4 is s8) or (type(a5) is LazyTensor and out0 is not None and s5 is s8) or (type(a6) is LazyTensor and out0 is not None and s6 is s8) or (type(out1) is LazyTensor and out0 is not None and s9 is s8) or (type(out2) is LazyTensor and out0 is not None and s10 is s8) or (type(a0) is LazyTensor and out1 is not None and s0 is s9) or (type(a1) is LazyTensor and out1 is not None and s1 is s9) or (type(a3) is LazyTensor and out1 is not None and s3 is s9) or (type(a4) is LazyTensor and out1 is not None and s4 is s9) or (type(a5) is LazyTensor and out1 is not None and s5 is s9) or (type(a6) is LazyTensor and out1 is not None and s6 is s9) or (type(out2) is LazyTensor and out1 is not None and s10 is s9) or (type(a0) is LazyTensor and out2 is not None and s0 is s10) or (type(a1) is LazyTensor and out2 is not None and s1 is s10) or (type(a3) is LazyTensor and out2 is not None and s3 is s10) or (type(a4) is LazyTensor and out2 is not None and s4 is s10) or (type(a5) is LazyTensor and out2 is not None and s5 is s10) or (type(a6) is LazyTensor and out2 is not None and s6 is s10):
@@ -7153,7 +7153,7 @@ def nll_loss2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, *, grad_input):
             elif w7.base is k7:
                 k7 = w7.value
             else:
-                k7 = view_value(w7, s7, a7)
+                k7 = view_value(w7, s7, grad_input)
         else:
             k7 = other_value(grad_input)
         if (type(a0) is LazyTensor and grad_input is not None and s0 is s7) or (type(a1) is LazyTensor and grad_input is not None and s1 is s7) or (type(a2) is LazyTensor and grad_input is not None and s2 is s7) or (type(a3) is LazyTensor and grad_input is not None and s3 is s7) or (type(a6) is LazyTensor and grad_input is not None and s6 is s7):
@@ -7251,7 +7251,7 @@ def quantized_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
             elif w8.base is k8:
                 k8 = w8.value
             else:
-                k8 = view_value(w8, s8, a8)
+                k8 = view_value(w8, s8, out)
         else:
             k8 = other_value(out)
         if (type(a0) is LazyTensor and out is not None and s0 is s8) or (type(a1) is LazyTensor and out is not None and s1 is s8) or (type(a2) is LazyTensor and out is not None and s2 is s8) or (type(a3) is LazyTensor and out is not None and s3 is s8) or (type(a4) is LazyTensor and out is not None and s4 is s8):

@@ -674,7 +674,7 @@ def _histogramdd_from_bin_tensors(a0, a1, *, weight=None, density=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, weight)
         else:
             k2 = other_value(weight)
         key = (k0, k1, k2, density)
@@ -2507,7 +2507,7 @@ def histogram_bins_tensor(a0, a1, *, weight=None, density=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, weight)
         else:
             k2 = other_value(weight)
         key = (k0, k1, k2, density)
@@ -2948,7 +2948,7 @@ def linalg_pinv_atol_rtol_tensor(a0, *, atol=None, rtol=None, hermitian=None):
             elif w1.base is k1:
                 k1 = w1.value
             else:
-                k1 = view_value(w1, s1, a1)
+                k1 = view_value(w1, s1, atol)
         else:
             k1 = other_value(atol)
         if type(rtol) is LazyTensor:
@@ -2961,7 +2961,7 @@ def linalg_pinv_atol_rtol_tensor(a0, *, atol=None, rtol=None, hermitian=None):
             elif w2.base is k2:
                 k2 = w2.value
             else:
-                k2 = view_value(w2, s2, a2)
+                k2 = view_value(w2, s2, rtol)
         else:
             k2 = other_value(rtol)
         key = (k0, k1, k2, hermitian)
@@ -4442,7 +4442,7 @@ def searchsorted_Tensor(a0, a1, *, out_int32=None, right=None, side=None, sorter
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, sorter)
         else:
             k5 = other_value(sorter)
         key = (k0, k1, out_int32, right, side, k5)

@@ -493,7 +493,7 @@ def _fused_adagrad_(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, grad_scale)
         else:
             k9 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -506,7 +506,7 @@ def _fused_adagrad_(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, found_inf)
         else:
             k10 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, maximize, k9, k10)
@@ -539,7 +539,7 @@ def _fused_adagrad__tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps
             elif w4.base is k4:
                 k4 = w4.value
             else:
-                k4 = view_value(w4, s4, a4)
+                k4 = view_value(w4, s4, lr)
         else:
             k4 = other_value(lr)
         k5 = lr_decay if type(lr_decay) is float and lr_decay == lr_decay and lr_decay != 0.0 else number_key(lr_decay)
@@ -555,7 +555,7 @@ def _fused_adagrad__tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps
             elif w9.base is k9:
                 k9 = w9.value
             else:
-                k9 = view_value(w9, s9, a9)
+                k9 = view_value(w9, s9, grad_scale)
         else:
             k9 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -568,7 +568,7 @@ def _fused_adagrad__tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, found_inf)
         else:
             k10 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, maximize, k9, k10)
@@ -610,7 +610,7 @@ def _fused_adam_(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps,
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13, a13)
+                k13 = view_value(w13, s13, grad_scale)
         else:
             k13 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -623,7 +623,7 @@ def _fused_adam_(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps,
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14, a14)
+                k14 = view_value(w14, s14, found_inf)
         else:
             k14 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, amsgrad, maximize, k13, k14)
@@ -660,7 +660,7 @@ def _fused_adam__tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_d
             elif w6.base is k6:
                 k6 = w6.value
             else:
-                k6 = view_value(w6, s6, a6)
+                k6 = view_value(w6, s6, lr)
         else:
             k6 = other_value(lr)
         k7 = beta1 if type(beta1) is float and beta1 == beta1 and beta1 != 0.0 else number_key(beta1)
@@ -677,7 +677,7 @@ def _fused_adam__tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_d
             elif w13.base is k13:
                 k13 = w13.value
             else:
-                k13 = view_value(w13, s13, a13)
+                k13 = view_value(w13, s13, grad_scale)
         else:
             k13 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -690,7 +690,7 @@ def _fused_adam__tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_d
             elif w14.base is k14:
                 k14 = w14.value
             else:
-                k14 = view_value(w14, s14, a14)
+                k14 = view_value(w14, s14, found_inf)
         else:
             k14 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, amsgrad, maximize, k13, k14)
@@ -841,7 +841,7 @@ def _fused_sgd_(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, grad_scale)
         else:
             k10 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -854,7 +854,7 @@ def _fused_sgd_(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, 
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, found_inf)
         else:
             k11 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, nesterov, maximize, is_first_step, k10, k11)
@@ -888,7 +888,7 @@ def _fused_sgd__tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, 
             elif w5.base is k5:
                 k5 = w5.value
             else:
-                k5 = view_value(w5, s5, a5)
+                k5 = view_value(w5, s5, lr)
         else:
             k5 = other_value(lr)
         k6 = dampening if type(dampening) is float and dampening == dampening and dampening != 0.0 else number_key(dampening)
@@ -902,7 +902,7 @@ def _fused_sgd__tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, 
             elif w10.base is k10:
                 k10 = w10.value
             else:
-                k10 = view_value(w10, s10, a10)
+                k10 = view_value(w10, s10, grad_scale)
         else:
             k10 = other_value(grad_scale)
         if type(found_inf) is LazyTensor:
@@ -915,7 +915,7 @@ def _fused_sgd__tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, 
             elif w11.base is k11:
                 k11 = w11.value
             else:
-                k11 = view_value(w11, s11, a11)
+                k11 = view_value(w11, s11, found_inf)
         else:
             k11 = other_value(found_inf)
         key = (k0, k1, k2, k3, k4, k5, k6, nesterov, maximize, is_first_step, k10, k11)
