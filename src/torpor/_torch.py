@@ -185,6 +185,24 @@ def set_op_attribute(op: OpOverload, name: str, value: Any) -> None:
     setattr(op, name, value)
 
 
+def dispatch_keys(tensor: torch.Tensor) -> str:
+    """The dispatch keys of a tensor, as text."""
+    return str(_C._dispatch_keys(tensor))
+
+
+@functools.cache
+def define_ops(namespace: str, schemas: tuple[str, ...]) -> list[OpOverload]:
+    """Ops with these schemas and no kernels, under a namespace of ours; they stay."""
+    library = torch.library.Library(namespace, "DEF")
+    names = [library.define(schema) for schema in schemas]
+    _libraries.append(library)
+    packets = getattr(torch.ops, namespace)
+    return [getattr(packets, name).default for name in names]
+
+
+_libraries: list[torch.library.Library] = []
+
+
 def parse_schema(text: str) -> Any:
     """The schema that `text` is, as torch reads it; `RuntimeError` if it is none."""
     return _C.parse_schema(text)
@@ -482,6 +500,11 @@ def kernel(op: OpOverload, key: str) -> Callable[..., Any]:
     """The kernel that `op` has for a dispatch key now; called with the keys it is called with."""
     found: Callable[..., Any] = torch.library.get_kernel(op, key).call_boxed
     return found
+
+
+def kernel_object(kernel: Callable[..., Any]) -> Any:
+    """The object of torch that a function of `kernel` calls."""
+    return kernel.__self__  # type: ignore[attr-defined]  # a bound method
 
 
 def on_default_dtype(finish: Callable[[], None], changed: Callable[[], None]) -> None:

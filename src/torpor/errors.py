@@ -5,6 +5,7 @@
     ├── BackendError                a backend misbehaved: unknown, unavailable, wrong results
     │   └── CompileError            a backend could not compile a graph
     ├── RegistrationError           an op of somebody's own that was told of in a way that cannot be
+    ├── NativeError                 the native recorder cannot be built or used
     ├── UnsupportedError            a thing a lazy tensor cannot do, with what to do instead
     ├── StepError                   a graph failed while running and eager has no type of its own
     ├── RecompileError              a graph would be compiled again; config.on_recompile forbids
@@ -43,6 +44,10 @@ class RegistrationError(TorporError):
     """What was told of an op of somebody's own is missing, twice there, or not true."""
 
     node: object = None  # the node that shows it, where a graph does
+
+
+class NativeError(TorporError):
+    """The native recorder cannot be built or used; the message says why."""
 
 
 class UnsupportedError(TorporError):

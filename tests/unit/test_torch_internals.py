@@ -51,6 +51,29 @@ def test_every_name_has_a_test() -> None:
     assert untested == []
 
 
+# -- the native recorder ---------------------------------------------------------------------------
+
+
+def test_dispatch_keys_of_a_lazy_tensor_are_those_that_reach_torpor(lazy: torch.Tensor) -> None:
+    assert "Python" in _torch.dispatch_keys(lazy)
+    assert "Python" not in _torch.dispatch_keys(torch.ones(1))
+
+
+def test_define_ops_gives_ops_without_kernels() -> None:
+    schemas = ("one(Tensor a) -> Tensor", "two(Tensor a, int b=2) -> (Tensor, Tensor)")
+    one, two = _torch.define_ops("torpor_test_ops", schemas)
+    assert str(one) == "torpor_test_ops.one.default"
+    assert two._schema.arguments[1].default_value == 2
+    assert _torch.define_ops("torpor_test_ops", schemas) == [one, two]
+    with pytest.raises(NotImplementedError, match=r"torpor_test_ops::one"):
+        one(torch.ones(1))
+
+
+def test_kernel_object_is_what_a_kernel_calls() -> None:
+    kernel = _torch.kernel(aten.relu.default, "AutogradLazy")
+    assert _torch.kernel_object(kernel).call_boxed == kernel
+
+
 # -- tensors without memory ------------------------------------------------------------------------
 
 

@@ -10,7 +10,18 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from torpor.cli import bench, cache, codegen, conformance, demo, info, new_backend, replay, view
+from torpor.cli import (
+    bench,
+    cache,
+    codegen,
+    conformance,
+    demo,
+    info,
+    native,
+    new_backend,
+    replay,
+    view,
+)
 
 __all__ = ["main"]
 
@@ -27,7 +38,7 @@ class Command(Protocol):
 
 
 COMMANDS: tuple[Command, ...] = (
-    info, demo, bench, cache, replay, view, codegen, conformance, new_backend,
+    info, demo, bench, cache, native, replay, view, codegen, conformance, new_backend,
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from torpor.trace import (  # noqa: F401  # register their ops, give LazyTensor 
     gradients,
     hooks,
     methods,
+    native,
     values,
     whole,
 )  # fmt: skip

@@ -51,11 +51,21 @@ def special(*names: str) -> Callable[[F], F]:
     return register
 
 
+_tell: list[Callable[[OpSpec, Recorder], None]] = []
+
+
+def on_recorder(meet: Callable[[OpSpec, Recorder], None]) -> None:
+    """Call `meet(spec, recorder)` for every recorder that is put in its place."""
+    _tell.append(meet)
+
+
 def recorder_of(target: Any) -> Recorder:
     """The recorder of an op, made on first use and kept on the op."""
     spec = spec_of(target)
     recorder = SPECIAL.get(spec.name) or _by_mode(spec)
     _torch.set_op_attribute(target, "_torpor_record", recorder)
+    for meet in _tell:
+        meet(spec, recorder)
     return recorder
 
 
@@ -175,13 +185,28 @@ class _Watch:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.running = 0
+        self.entry: Recorder = dispatch
+        self.switch: Callable[[bool], None] = lambda on: None
 
     def __call__(self, starts: bool) -> None:
         with self.lock:
             self.running += 1 if starts else -1
-            TRACE.lock = _WatchedLock() if self.running else _LOCK  # type: ignore[assignment]  # used like one
-            LazyTensor.__torch_dispatch__ = classmethod(_watched if self.running else dispatch)  # type: ignore[assignment,method-assign]  # as below
+            self.place()
+
+    def place(self) -> None:
+        """Let torch call what it has to call now."""
+        TRACE.lock = _WatchedLock() if self.running else _LOCK  # type: ignore[assignment]  # used like one
+        self.switch(not self.running)
+        LazyTensor.__torch_dispatch__ = classmethod(_watched if self.running else self.entry)  # type: ignore[assignment,method-assign]  # replaces the stub
 
 
-custom.on_running(_Watch())
-LazyTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment,method-assign]  # replaces the stub
+_watch = _Watch()
+_watch.place()
+custom.on_running(_watch)
+
+
+def stand_in_front(entry: Recorder, switch: Callable[[bool], None]) -> None:
+    """Let torch call `entry` in the place of `dispatch`, but for what `switch` is told of."""
+    with _watch.lock:
+        _watch.entry, _watch.switch = entry, switch
+        _watch.place()

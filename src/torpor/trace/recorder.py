@@ -282,6 +282,7 @@ def make_recorder(
         "View": View,
         "WritesPlain": WritesPlain,
         "all_lazy": all_lazy,
+        "also": also,
         "acquire": TRACE.lock.acquire,
         "check_overlap": check_overlap,
         "cell": _cell(spec),

@@ -246,9 +246,26 @@ class _While:
                 self._change(False)
 
 
+_listeners: list[Callable[[bool], None]] = []
+
+
+def _tell(on: bool) -> None:
+    for listener in _listeners:
+        listener(on)
+
+
+def on_parts(listener: Callable[[bool], None]) -> None:
+    """Call `listener` with whether all is taken apart, now and whenever that changes."""
+    _listeners.append(listener)
+    listener(_parts.inside > 0)
+
+
+WHOLE: dict[Any, Callable[..., Any]] = {}
+"""Ops that stay whole, and torch's own kernel above autograd of each."""
+
 _kept = _torch.Kernels("Lazy", {aten.linear.default: _never, aten.matmul.default: _never})
 _library = torch.library.Library("aten", "IMPL")
-_parts = _While()
+_parts = _While(_tell)
 _parts_of_backward = _While(
     _torch.Kernels(
         "AutogradLazy",
@@ -266,7 +283,7 @@ def _whole_or_parts(op: Any) -> None:
     The parts keep an operand only if the gradient of another needs it; one that they leave alone
     may be written to before backward.
     """
-    whole = _torch.kernel(op, "AutogradLazy")
+    whole = WHOLE[op] = _torch.kernel(op, "AutogradLazy")
 
     def linear(keys: Any, one: torch.Tensor, other: torch.Tensor, bias: Any = None) -> Any:
         if one.requires_grad and other.requires_grad and not _parts.inside:

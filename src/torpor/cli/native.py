@@ -1,0 +1,66 @@
+"""``torpor native``: the native recorder: whether it is there, and building it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from torpor import config
+from torpor.cli import terminal
+from torpor.errors import NativeError
+from torpor.execute.persistent import NotUsable
+from torpor.native import build
+
+NAME = "native"
+HELP = "show the state of the native recorder, or build it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", nargs="?", choices=("status", "build"), default="status")
+    parser.add_argument(
+        "--quiet", action="store_true", help="build at low priority, and not beside another build"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        if arguments.action == "status":
+            return _status()
+        return _build_beside() if arguments.quiet else _build()
+    except (NativeError, NotUsable, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _status() -> int:
+    path = build.library()
+    rows = [
+        ("setting", config.native),
+        ("compiler", build.compiler() or "none"),
+        ("library", str(path)),
+        ("built", "yes" if build.is_built(path) else "no"),
+    ]
+    terminal.table(("name", "value"), rows)
+    failure = build.failure(path)
+    if failure is not None:
+        print(f"\nthe last build: {failure}")
+    return 0
+
+
+def _build() -> int:
+    print("building the native recorder (a minute)")
+    start = time.perf_counter()
+    path = build.build()
+    print(f"built in {time.perf_counter() - start:.0f} s: {path}")
+    return 0
+
+
+def _build_beside() -> int:
+    path = build.library()
+    with build.alone(path) as alone:
+        if alone and not build.is_built(path):
+            os.nice(19)
+            build.build()
+    return 0

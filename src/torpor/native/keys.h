@@ -1,0 +1,292 @@
+// Keys: what a call's arguments are in the table of nodes. Each is the key that the op's Python
+// recorder builds (ops/recorder_source.py, ops/keys.py).
+
+#pragma once
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
+
+#include "world.h"
+
+namespace torpor {
+
+// A lazy tensor among the arguments; borrowed, the stack and the tensor keep it alive.
+struct Operand {
+  PyObject* tensor;
+  Ref storage;
+  Ref view;
+  size_t argument;
+};
+
+// One call as it is being read.
+class Call {
+ public:
+  Call(World& w, const Op& op) : w_(w), op_(op) {}
+
+  // The op's key for these arguments; null if Python has to look at them.
+  Ref key(c10::ArrayRef<IValue> arguments);
+  Ref key_of_one(PyObject* tensor);
+
+  const std::vector<Operand>& operands() const { return operands_; }
+
+ private:
+  PyObject* element(size_t position, const IValue& argument);
+  PyObject* tensor(size_t position, const at::Tensor& argument, PyObject** slot);
+  PyObject* lazy_tensor(size_t position, PyObject* tensor, PyObject** slot);
+  PyObject* tensors(size_t position, const IValue& argument);
+  bool enter_leaves();
+
+  struct Leaf {
+    PyObject** slot;  // where its value belongs
+    size_t operand;
+  };
+
+  World& w_;
+  const Op& op_;
+  std::vector<Operand> operands_;
+  std::vector<Leaf> leaves_;
+  bool waits_ = false;  // the element just read is a leaf, whose value comes last
+};
+
+inline PyObject* float_key(const World& w, double number) {
+  if (number != number) return Py_NewRef(w.numbers.nan);
+  if (number == 0.0) {
+    return Py_NewRef(std::signbit(number) ? w.numbers.negative_zero : w.numbers.zero);
+  }
+  return PyFloat_FromDouble(number);
+}
+
+inline PyObject* int_key(const World& w, int64_t number) {
+  Ref object = checked(PyLong_FromLongLong(number));
+  return PyTuple_Pack(2, w.numbers.int_, object.get());
+}
+
+inline PyObject* bool_key(const World& w, bool flag) {
+  return PyTuple_Pack(2, w.numbers.bool_, flag ? Py_True : Py_False);
+}
+
+// Null, with no error set, if Python has to look at it.
+inline PyObject* number_key(const World& w, const IValue& number) {
+  if (number.isDouble()) return float_key(w, number.toDouble());
+  if (number.isInt()) return int_key(w, number.toInt());
+  if (number.isBool()) return bool_key(w, number.toBool());
+  return nullptr;
+}
+
+// A tensor that stands for a Python number, as `x + 2` makes it.
+inline PyObject* wrapped_number_key(const World& w, const at::Tensor& tensor) {
+  if (!tensor.device().is_cpu() || tensor.dim() != 0) return nullptr;
+  switch (tensor.scalar_type()) {
+    case at::kDouble: return float_key(w, *tensor.const_data_ptr<double>());
+    case at::kLong: return int_key(w, *tensor.const_data_ptr<int64_t>());
+    case at::kBool: return bool_key(w, *tensor.const_data_ptr<bool>());
+    default: return nullptr;
+  }
+}
+
+template <class List, class Make>
+inline PyObject* tuple_of(const List& list, Make make) {
+  Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(list.size())));
+  Py_ssize_t place = 0;
+  for (const auto& item : list) {
+    PyObject* element = make(item);
+    if (element == nullptr) return nullptr;
+    PyTuple_SET_ITEM(tuple.get(), place++, element);
+  }
+  return tuple.release();
+}
+
+inline PyObject* plains(const IValue& list) {
+  if (list.isIntList()) return tuple_of(list.toIntVector(), PyLong_FromLongLong);
+  if (list.isBoolList()) {
+    return tuple_of(list.toBoolList().vec(), [](bool item) { return PyBool_FromLong(item); });
+  }
+  return nullptr;
+}
+
+inline PyObject* numbers(const World& w, const IValue& list) {
+  if (list.isDoubleList()) {
+    return tuple_of(list.toDoubleVector(), [&](double item) { return float_key(w, item); });
+  }
+  if (list.isIntList()) {
+    return tuple_of(list.toIntVector(), [&](int64_t item) { return int_key(w, item); });
+  }
+  if (!list.isList()) return nullptr;
+  return tuple_of(list.toListRef(), [&](const IValue& item) { return number_key(w, item); });
+}
+
+inline PyObject* plain(const IValue& argument) {
+  if (argument.isInt()) return PyLong_FromLongLong(argument.toInt());
+  if (argument.isBool()) return Py_NewRef(argument.toBool() ? Py_True : Py_False);
+  if (argument.isString()) {
+    const std::string& text = argument.toStringRef();
+    return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+  }
+  return nullptr;
+}
+
+inline PyObject* Call::lazy_tensor(size_t position, PyObject* tensor, PyObject** slot) {
+  Ref storage(PyObject_GetAttr(tensor, w_.name_storage));
+  Ref view(storage ? PyObject_GetAttr(tensor, w_.name_view) : nullptr);
+  if (!view) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  if (Py_TYPE(storage.get()) != w_.lazy_storage) return nullptr;
+  PyObject* value = w_.storage_value.of(storage.get());
+  if (value == nullptr) return nullptr;
+  if (view.get() != Py_None) {
+    if (Py_TYPE(view.get()) != w_.view || w_.view_base.of(view.get()) != value) return nullptr;
+    value = w_.view_value.of(view.get());
+  } else if (value == Py_None) {
+    waits_ = true;
+    leaves_.push_back({slot, operands_.size()});
+    value = nullptr;
+  }
+  operands_.push_back({tensor, std::move(storage), std::move(view), position});
+  return Py_XNewRef(value);
+}
+
+inline PyObject* Call::tensor(size_t position, const at::Tensor& argument, PyObject** slot) {
+  if (!argument.defined()) return Py_NewRef(Py_None);
+  PyObject* object = argument.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+  if (object != nullptr && Py_TYPE(object) == w_.lazy_tensor) {
+    return lazy_tensor(position, object, slot);
+  }
+  if (argument.unsafeGetTensorImpl()->is_wrapped_number()) {
+    return wrapped_number_key(w_, argument);
+  }
+  return nullptr;
+}
+
+inline PyObject* Call::tensors(size_t position, const IValue& argument) {
+  if (!argument.isTensorList()) return nullptr;
+  const auto list = argument.toListRef();
+  Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(list.size())));
+  operands_.reserve(operands_.size() + list.size());
+  for (size_t i = 0; i < list.size(); ++i) {
+    PyObject** slot = &PyTuple_GET_ITEM(tuple.get(), i);
+    waits_ = false;
+    *slot = tensor(position, list[i].toTensor(), slot);
+    if (*slot == nullptr && !waits_) return nullptr;
+  }
+  waits_ = false;
+  return tuple.release();
+}
+
+inline PyObject* Call::element(size_t position, const IValue& argument) {
+  if (argument.isNone()) return Py_NewRef(Py_None);
+  switch (op_.kinds[position]) {
+    case Kind::tensors: return tensors(position, argument);
+    case Kind::plain: return plain(argument);
+    case Kind::plains: return plains(argument);
+    case Kind::number: return number_key(w_, argument);
+    case Kind::numbers: return numbers(w_, argument);
+    case Kind::dtype:
+      if (!argument.isInt()) return nullptr;
+      return Py_NewRef(reinterpret_cast<PyObject*>(
+          torch::getTHPDtype(static_cast<c10::ScalarType>(argument.toInt()))));
+    case Kind::layout:
+      if (!argument.isInt()) return nullptr;
+      return Py_NewRef(reinterpret_cast<PyObject*>(
+          torch::getTHPLayout(static_cast<c10::Layout>(argument.toInt()))));
+    case Kind::memory_format:
+      if (!argument.isInt()) return nullptr;
+      return Py_NewRef(torch::utils::getTHPMemoryFormat(
+          static_cast<c10::MemoryFormat>(argument.toInt())));
+    default: return nullptr;  // a device, a generator: Python decides what they mean
+  }
+}
+
+inline Ref Call::key(c10::ArrayRef<IValue> arguments) {
+  const size_t further = op_.grad_mode || !op_.grads.empty() ? 1 : 0;
+  Ref key = checked(PyTuple_New(static_cast<Py_ssize_t>(arguments.size() + further)));
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    PyObject** slot = &PyTuple_GET_ITEM(key.get(), i);
+    waits_ = false;
+    *slot = op_.kinds[i] == Kind::tensor && arguments[i].isTensor()
+        ? tensor(i, arguments[i].toTensor(), slot)
+        : element(i, arguments[i]);
+    if (*slot == nullptr && !waits_) {
+      if (PyErr_Occurred()) fail();
+      return Ref();
+    }
+  }
+  if (further) {
+    Ref flags = checked(PyTuple_New(static_cast<Py_ssize_t>(op_.grads.size() + op_.grad_mode)));
+    Py_ssize_t place = 0;
+    if (op_.grad_mode) {
+      PyTuple_SET_ITEM(flags.get(), place++, PyBool_FromLong(c10::GradMode::is_enabled()));
+    }
+    for (size_t position : op_.grads) {
+      if (!arguments[position].isTensor()) return Ref();
+      const bool needs = arguments[position].toTensor().requires_grad();
+      PyTuple_SET_ITEM(flags.get(), place++, PyBool_FromLong(needs));
+    }
+    PyTuple_SET_ITEM(key.get(), arguments.size(), flags.release());
+  }
+  return enter_leaves() ? std::move(key) : Ref();
+}
+
+inline Ref Call::key_of_one(PyObject* tensor) {
+  Ref key = checked(PyTuple_New(1));
+  PyObject** slot = &PyTuple_GET_ITEM(key.get(), 0);
+  *slot = lazy_tensor(0, tensor, slot);
+  return (*slot != nullptr || waits_) && enter_leaves() ? std::move(key) : Ref();
+}
+
+// `Trace.leaf_value` where it finds a leaf that was met before, and nothing is to be noted besides:
+// not for the first leaf of a trace, sizes that may be symbols, a backend with leaves of its own.
+inline Ref known_leaf(const World& w, PyObject* storage) {
+  PyObject* data = w.storage_data.of(storage);
+  PyObject* type = w.storage_type.of(storage);
+  const Py_ssize_t slot = PyList_GET_SIZE(w.leaves);
+  if (data == nullptr || data == Py_None || slot == 0) return Ref();
+  PyObject* builder = w.trace_builder.of(w.trace);
+  if (builder == nullptr || Py_TYPE(builder) != w.builder) return Ref();
+  Ref active = checked(PyObject_GetAttr(w.sizes, w.name_active));
+  if (active.get() != Py_False) return Ref();
+  if (PyDict_GetItemWithError(w.leaf_values, data) != nullptr) return Ref();
+  Ref number = checked(PyLong_FromSsize_t(slot));
+  Ref key = checked(PyTuple_Pack(2, number.get(), type));
+  PyObject* node = PyDict_GetItemWithError(w.leaf_nodes, key.get());
+  if (node == nullptr || Py_TYPE(node) != w.node) return Ref();
+  Ref value = Ref::to(PyTuple_GET_ITEM(w.node_outputs.of(node), 0));
+  Ref entry = checked(PyTuple_Pack(2, storage, value.get()));
+  if (PyDict_SetItem(w.leaf_values, data, value.get()) < 0 ||
+      PyList_Append(w.leaves, data) < 0 || PyList_Append(w.leaf_storages, entry.get()) < 0) {
+    fail();
+  }
+  w.storage_value.set(storage, value.get());
+  return value;
+}
+
+// Storages that enter the trace with this call are numbered, in the order of arguments.
+inline bool Call::enter_leaves() {
+  for (const Leaf& leaf : leaves_) {
+    PyObject* storage = operands_[leaf.operand].storage.get();
+    PyObject* value = w_.storage_value.of(storage);
+    if (value != nullptr && value != Py_None) {  // the same storage stands twice among them
+      *leaf.slot = Py_NewRef(value);
+      continue;
+    }
+    *leaf.slot = known_leaf(w_, storage).release();
+    if (*leaf.slot != nullptr) continue;
+    if (PyErr_Occurred()) fail();
+    *leaf.slot = PyObject_CallOneArg(w_.leaf_value, storage);
+    if (*leaf.slot == nullptr) {
+      PyErr_Clear();  // Python meets the same error, and says so
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace torpor

@@ -1,0 +1,113 @@
+// What the native recorder knows: the classes of torpor, its trace, the ops it records.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include "objects.h"
+
+namespace torpor {
+
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+// How wrappers of one type are made; learnt from one that torch has made.
+struct Wrapper {
+  c10::DimVector sizes;
+  c10::DimVector strides;
+  bool contiguous;
+  int64_t offset;
+  size_t nbytes;
+  caffe2::TypeMeta dtype;
+  c10::Device device;
+  c10::DispatchKeySet keys;
+};
+
+// What a recorder does with the node it found.
+enum class Result { fresh, fresh_list, view, alias, view_list, write, write_list };
+
+// How an argument enters a key: the kinds of `ops.spec.ArgKind`, and plain ones that are named.
+enum class Kind {
+  tensor, tensors, plain, plains, number, numbers, opaque,
+  dtype, layout, memory_format, device,
+};
+
+// One op and its Python recorder.
+struct Op {
+  std::vector<Kind> kinds;
+  Result result;
+  bool overlaps;  // what is written must not overlap with what is read
+  bool grad_mode;  // the key ends with the grad mode ...
+  std::vector<size_t> grads;  // ... and with whether these arguments require a gradient
+  PyObject* attributes;  // of the torch op: its Python recorder is among them
+  PyObject* recorder;
+  PyObject* nodes;
+  PyObject* cell;  // where calls are counted
+};
+
+// A composite op that stays whole above autograd unless its parts are needed (trace/whole.py).
+struct Whole {
+  c10::SafeKernelFunction whole;  // torch's own derivative of it
+  c10::SafeKernelFunction python;  // what decides in all cases
+};
+
+struct Numbers {  // keys of numbers that Python would confuse with others
+  PyObject *zero, *negative_zero, *nan, *int_, *bool_;
+};
+
+struct World {
+  std::atomic<bool> on{false};
+  PyTypeObject *lazy_tensor, *lazy_storage, *view, *lazy_mode, *node, *expansion, *tensor_type;
+  PyTypeObject *symbolic_type;
+  Slot storage_type, storage_value, storage_data, storage_listed;
+  Slot view_base, view_index, view_node, view_parent, view_value;
+  Slot node_outputs, node_passing, expansion_outputs, value_type, value_index;
+  Slot type_wrapper, type_conj, type_neg;
+  PyObject *name_storage, *name_view, *name_recorder, *name_limit;
+  PyObject *trace, *leaf_nodes, *leaves, *leaf_storages, *leaf_values, *sizes, *name_active;
+  PyTypeObject* builder;
+  Slot trace_builder;
+  PyObject *acquire, *release, *pending, *forget, *leaf_value, *config, *make_wrapper, *dispatch;
+  PyObject* detach;  // the torch op ...
+  const Op* detach_op = nullptr;  // ... and what is known of it
+  Numbers numbers;
+  std::unordered_map<OperatorHandle, const Op*> ops;  // one that was replaced may be in use
+  std::unordered_map<OperatorHandle, Whole> whole_ops;
+  std::atomic<bool> parts{false};  // composite ops are taken apart, all of them
+  std::unordered_map<PyObject*, Wrapper> wrappers;  // by `TensorType.wrapper`, which is kept alive
+  std::optional<c10::SafeKernelFunction> in_python;  // torch's kernel for all ops
+  std::unordered_map<std::string, std::unique_ptr<torch::Library>> libraries;  // by namespace
+  int64_t recorded = 0, passed_on = 0;
+};
+
+inline World& world() {
+  static World* the_world = new World();  // lives as long as the process
+  return *the_world;
+}
+
+constexpr size_t kMaxWrappers = 8192;
+
+// The trace's lock, for one call.
+class Lock {
+ public:
+  explicit Lock(const World& w) : w_(w) { checked(PyObject_CallNoArgs(w.acquire)); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() {
+    Py_XDECREF(PyObject_CallNoArgs(w_.release));
+  }
+
+ private:
+  const World& w_;
+};
+
+}  // namespace torpor

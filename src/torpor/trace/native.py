@@ -1,0 +1,314 @@
+"""The native recorder stands in front of the Python recorders, if it is there.
+
+Each op whose recorder is generated is told to it when its recorder is made. It records what was met
+before; everything else comes to Python as if it did not exist (`native/recorder.cpp`).
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import sys
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from torpor import _torch, config, native
+from torpor.backend.builder import IrBuilder
+from torpor.errors import NativeError
+from torpor.execute.persistent import tell_once
+from torpor.execute.sizes import SIZES
+from torpor.execute.storage import TRACE, LazyStorage
+from torpor.ir.node import LEAF, TABLE, Node, OpKind, Value
+from torpor.ir.types import SymbolicType, TensorType
+from torpor.ops.keys import number_key
+from torpor.ops.recorders import ALIASES
+from torpor.ops.spec import ArgKind, OpSpec, ReturnKind, spec_of
+from torpor.trace import dispatch, whole
+from torpor.trace.mode import LazyMode
+from torpor.trace.recorder import make_recorder
+from torpor.trace.tensor import LazyTensor, View
+from torpor.trace.wrap import wrap_storage
+
+_KINDS = {
+    ArgKind.TENSOR: "t", ArgKind.TENSORS: "T", ArgKind.PLAIN: "p", ArgKind.PLAINS: "P",
+    ArgKind.FLOAT: "n", ArgKind.SCALAR: "n", ArgKind.FLOATS: "N", ArgKind.SCALARS: "N",
+    ArgKind.OPAQUE: "o",
+}  # fmt: skip
+
+
+class Result(enum.IntEnum):
+    """What a recorder does with its node; the same names, in the same order, as in C++."""
+
+    FRESH = 0
+    FRESH_LIST = 1
+    VIEW = 2
+    ALIAS = 3
+    VIEW_LIST = 4
+    WRITE = 5
+    WRITE_LIST = 6
+
+
+def result_of(spec: OpSpec) -> Result | None:
+    """What the recorder of an op does with its node; None if C++ cannot do it."""
+    kinds = [(r.kind, r.is_list) for r in spec.returns]
+    only = kinds[0] if len(kinds) == 1 else None
+    if not spec.mutated and kinds and all(kind == (ReturnKind.FRESH, False) for kind in kinds):
+        return Result.FRESH
+    if only == (ReturnKind.FRESH, True) and not spec.mutated:
+        return Result.FRESH_LIST
+    if only is not None and only[0] is ReturnKind.VIEW and not spec.mutated:
+        return _view_result(spec)
+    if spec.mutated == (0,) and not spec.arguments[0].keyword_only:
+        is_list = spec.arguments[0].kind is ArgKind.TENSORS
+        if is_list and not kinds:
+            return Result.WRITE_LIST
+        if not is_list and only == (ReturnKind.ARGUMENT, False):
+            return Result.WRITE
+    return None
+
+
+def _view_result(spec: OpSpec) -> Result | None:
+    viewed = spec.returns[0]
+    if viewed.argument != 0:
+        return None
+    if viewed.is_list:
+        return Result.VIEW_LIST
+    return Result.ALIAS if spec.name in ALIASES else Result.VIEW
+
+
+_REQUIRES_GRAD = re.compile(r"a(\d+)\.requires_grad")
+
+
+def flags_in(also: str) -> tuple[bool, tuple[int, ...]] | None:
+    """The grad mode and the arguments whose need of a gradient end a key; None if other things do.
+
+    `also` is the further part of the key that a recorder was made with.
+    """
+    parts = also.strip("()").replace("grad_on()", "grad_on").replace("grad_on(", "grad_on")
+    grads = []
+    names = [name for name in parts.split(", ") if name]
+    for name in names:
+        found = _REQUIRES_GRAD.fullmatch(name)
+        if found is not None:
+            grads.append(int(found[1]))
+        elif name != "grad_on":
+            return None
+    return "grad_on" in names, tuple(grads)
+
+
+class Front:
+    """The native recorder, looked for when the first op is recorded."""
+
+    def __init__(self) -> None:
+        self.library: Any = None
+        self.asked = False
+
+    def __call__(self, spec: OpSpec, recorder: Any) -> None:
+        """Let the native recorder stand in front of `recorder`, if it is there and can."""
+        if not self.asked:
+            self.asked = True
+            self._find()
+        if self.library is not None:
+            self.take(spec, recorder)
+
+    def _find(self) -> None:
+        try:
+            path = native.find()
+            if path is not None:
+                self.use(native.open_library(path))
+        except NativeError as error:
+            if config.native == "on":
+                self.asked = False
+                raise
+            tell_once(f"the native recorder is not used: {error}")
+
+    def use(self, library: Any) -> None:
+        """Put `library` to work, unless it does other things than Python does."""
+        library.setup(_names() | {"config": {"max_trace_nodes": sys.maxsize}})
+        check(library)
+        library.setup(_names())
+        self.library = library
+        for op, kernel in whole.WHOLE.items():
+            library.keep_whole(op._schema.name, _torch.kernel_object(kernel))
+        whole.on_parts(library.parts)
+        for kind in list(TABLE.kinds.values()):  # another thread was faster
+            recorder = getattr(kind.target, "_torpor_record", None)
+            if recorder is not None:
+                self.take(spec_of(kind.target), recorder)
+        dispatch.stand_in_front(library.dispatch, library.switch)
+
+    def take(self, spec: OpSpec, recorder: Any) -> None:
+        """Tell the native recorder of an op, if it can do what `recorder` does."""
+        if not spec.may_fail:  # or else the user's line is noted at every call
+            tell(self.library, spec, recorder)
+
+
+def tell(library: Any, spec: OpSpec, recorder: Any) -> bool:
+    """Let `library` stand in front of `recorder`, a generated one; whether it does."""
+    result = result_of(spec)
+    names = recorder.__globals__ if type(recorder) is FunctionType else {}
+    if result is None or names.get("spec") is not spec:
+        return False
+    flags = flags_in(names["also"])
+    return flags is not None and bool(
+        library.add(
+            spec.target._schema.name, spec.target._schema.overload_name,
+            "".join(_KINDS[a.kind] for a in spec.arguments), result,
+            spec.name != "aten.copy_.default", *flags, vars(spec.target), recorder,
+            names["nodes"], names["cell"],
+        )
+    )  # fmt: skip
+
+
+def _names() -> dict[str, Any]:
+    """What the native recorder uses of torpor."""
+    return {
+        "Expansion": whole.Expansion,
+        "IrBuilder": IrBuilder,
+        "LazyMode": LazyMode,
+        "LazyStorage": LazyStorage,
+        "LazyTensor": LazyTensor,
+        "Node": Node,
+        "SymbolicType": SymbolicType,
+        "TensorType": TensorType,
+        "Value": Value,
+        "View": View,
+        "acquire": TRACE.lock.acquire,
+        "config": vars(config),
+        "detach": torch.ops.aten.detach.default,
+        "dispatch": dispatch.dispatch,
+        "forget": TRACE.pending.pop,
+        "leaf_nodes": LEAF.nodes,
+        "leaf_storages": TRACE.leaf_storages,
+        "leaf_value": TRACE.leaf_value,
+        "leaf_values": TRACE.leaf_values,
+        "leaves": TRACE.leaves,
+        "make_wrapper": _torch.make_wrapper,
+        "nan": number_key(float("nan")),
+        "negative_zero": number_key(-0.0),
+        "pending": TRACE.pending,
+        "release": TRACE.lock.release,
+        "sizes": SIZES,
+        "trace": TRACE,
+        "zero": number_key(0.0),
+    }
+
+
+FRONT = Front()
+dispatch.on_recorder(FRONT)
+
+
+# -- a library that does what Python does ----------------------------------------------------------
+
+_OPS = (
+    "fresh(Tensor a, Tensor? b, int[] c, Scalar d=1, *, float e=0., bool f=False, "
+    "ScalarType? g=None) -> (Tensor, Tensor)",
+    "view(Tensor(a) a, int b) -> Tensor(a)",
+    "write_(Tensor(a!) a, Tensor b, str? c=None) -> Tensor(a!)",
+    "write_all_(Tensor(a!)[] a, Scalar[] b) -> ()",
+)
+"""Ops that nobody else calls, one of each kind."""
+
+
+def check(library: Any) -> None:
+    """Record a few ops by Python and by `library`, which has to do the same; `NativeError` if not.
+
+    Nodes and counters are the check's own: nobody else sees anything of it.
+    """
+    ops = _torch.define_ops("torpor_native", _OPS)
+    cpu, lazy = torch.device("cpu"), torch.device("lazy", 0)
+    types = [
+        TensorType.contiguous((2, 3), torch.float32, lazy),
+        TensorType.of((3, 1), (1, 9), torch.float64, cpu, offset=1),
+        TensorType.contiguous((), torch.bool, cpu),
+    ]
+    with TRACE.lock:
+        a, b, c = map(_tensor, types)
+        _compare(library, ops[0], types[:2], a, b, [1, 2], 2.5, e=0.5, f=True, g=torch.float16)
+        _compare(library, ops[0], types[1:], c, None, [], 3)
+        _compare(library, ops[1], types[1:2], b, -1)
+        _compare(library, ops[2], types[:1], a, b, "text")
+        _compare(library, ops[3], types[:2], [a, b], [1, True])
+
+
+def _tensor(type_: TensorType) -> LazyTensor:
+    """A tensor that is all of a storage whose value nobody else knows."""
+    node = Node(_LEAF, (), (), (type_,))
+    return wrap_storage(LazyStorage(type_, node.outputs[0], None))
+
+
+_LEAF = OpKind("torpor_native.leaf")
+
+
+def _compare(library: Any, op: Any, types: list[TensorType], *args: Any, **kwargs: Any) -> None:
+    """Call `op` so that Python records it, and again so that `library` does."""
+    spec = spec_of(op)
+    nodes: dict[Any, Node] = {}
+
+    def miss(key: tuple[Any, ...], raw: tuple[Any, ...]) -> Node:
+        return nodes.setdefault(key, Node(spec.kind, key, (), tuple(types)))
+
+    recorder = make_recorder(spec, nodes=nodes, miss=miss, cell=[0], cut=_nothing)
+    _torch.set_op_attribute(op, "_torpor_record", recorder)
+    if not tell(library, spec, recorder):
+        raise NativeError(f"the native recorder does not take {spec.name}")
+    seen = []
+    for recorded, call in enumerate((recorder, op)):
+        before = library.counts()[0]
+        state = _state(args)
+        result = call(*args, **kwargs)
+        seen.append((_facts(result), _facts(args)))
+        _set_state(args, state)
+        if library.counts()[0] != before + recorded:
+            raise NativeError(f"the native recorder misses what Python has recorded of {spec.name}")
+    if seen[0] != seen[1]:
+        raise NativeError(f"the native recorder makes {seen[1]} of {spec.name}, Python {seen[0]}")
+
+
+def _nothing() -> None:
+    """In the place of a cut: what is recorded here is not to be run."""
+
+
+def _storages(args: Any) -> list[LazyStorage]:
+    leaves = _torch.tree_leaves(args)
+    return [leaf._lazy_storage for leaf in leaves if type(leaf) is LazyTensor]
+
+
+def _state(args: Any) -> list[Any]:
+    return [storage.value for storage in _storages(args)]
+
+
+def _set_state(args: Any, state: list[Any]) -> None:
+    for storage, value in zip(_storages(args), state, strict=True):
+        storage.value = value
+
+
+def _facts(tensors: Any) -> list[Any]:
+    """All there is to know of the lazy tensors among `tensors`."""
+    return [_fact(leaf) for leaf in _torch.tree_leaves(tensors) if type(leaf) is LazyTensor]
+
+
+def _fact(tensor: LazyTensor) -> tuple[Any, ...]:
+    storage, view = tensor._lazy_storage, tensor._lazy_view
+    listed = any(reference() is storage for reference in TRACE.pending)
+    return (
+        TensorType.of_tensor(tensor), _torch.dispatch_keys(tensor), sorted(vars(tensor)),
+        tensor.requires_grad, tensor.is_inference(),
+        storage.type, storage.value, storage.data, storage.listed, listed,
+        view and (view.parent, view.node, view.index, view.base, view.value),
+    )  # fmt: skip
+
+
+def try_out(path: str) -> None:
+    """Load the library at `path` and put it to work, or die trying: for a process of its own."""
+    FRONT.use(native.open_library(path))
+    FRONT.asked = True
+    x = torch.ones(3, device="lazy")
+    for _ in range(3):
+        y = (x + 1).sum()
+        if y.item() != 6.0:
+            raise NativeError(f"the native recorder computes {y.item()} in the place of 6")
+    if not FRONT.library.counts()[0]:
+        raise NativeError("the native recorder records nothing")

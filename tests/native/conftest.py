@@ -1,0 +1,53 @@
+"""The native recorder, built once for a test run and at work in these tests only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torpor
+from torpor import native
+from torpor.execute.persistent import NotUsable
+from torpor.native import build
+from torpor.trace import dispatch
+from torpor.trace.native import FRONT
+
+
+@pytest.fixture(scope="session")
+def library_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library of this source: one that is there, or one built now."""
+    if build.compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    with contextlib.suppress(NotUsable, OSError):  # or else the user's directory is of no use
+        path = build.library()
+        if build.is_built(path):
+            return path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torpor.config, "cache_dir", str(tmp_path_factory.mktemp("cache")))
+        return build.build()
+
+
+@pytest.fixture(scope="package")
+def library(library_path: Path) -> Iterator[Any]:
+    """The native recorder, in front of every recorder there is."""
+    before = FRONT.library
+    if before is None:
+        FRONT.asked = True
+        FRONT.use(native.open_library(library_path))
+    yield FRONT.library
+    if before is None:
+        FRONT.library.switch(False)
+        FRONT.library = None
+        dispatch.stand_in_front(dispatch.dispatch, lambda on: None)
+
+
+@pytest.fixture(autouse=True)
+def switched_on(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test does to it, the next one finds the native recorder at work."""
+    yield
+    if FRONT.library is not None:
+        FRONT.library.switch(True)

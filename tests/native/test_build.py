@@ -1,0 +1,231 @@
+"""Building and finding the native recorder; what happens where it cannot be built or used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torpor
+from torpor import cli, native
+from torpor.errors import NativeError, TorporWarning
+from torpor.execute.persistent import NotUsable
+from torpor.native import build
+from torpor.trace import native as front
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of its own, and compiled things kept there."""
+    monkeypatch.setattr(torpor.config, "cache_dir", str(tmp_path / "cache"))
+    monkeypatch.setattr(torpor.config, "cache", True)
+    return tmp_path / "cache"
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that refuses everything."""
+    monkeypatch.setenv("CXX", script(tmp_path / "cxx", "echo 'no such header' >&2; exit 1"))
+
+
+def built(cache: Path, text: bytes = b"") -> Path:
+    """A file where the library belongs."""
+    path = build.library()
+    path.parent.mkdir(mode=0o700, parents=True)
+    path.write_bytes(text)
+    path.chmod(0o700)
+    return path
+
+
+def test_a_failed_build_says_what_the_compiler_said(broken: None, cache: Path) -> None:
+    with pytest.raises(NativeError, match=r"could not be compiled(.|\n)*no such header"):
+        build.build()
+    assert [path.suffix for path in (cache / "native").iterdir()] == [".failed"]
+    assert "no such header" in str(build.failure(build.library()))
+
+
+def test_on_is_an_error_where_it_cannot_be_built(
+    broken: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torpor.config, "native", "on")
+    with pytest.raises(NativeError, match=r"could not be compiled"):
+        native.find()
+    with pytest.raises(NativeError, match=r"could not be compiled"):
+        front.Front()(None, None)  # type: ignore[arg-type]  # is not looked at
+
+
+def test_no_compiler_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    with pytest.raises(NativeError, match=r"needs a C\+\+ compiler"):
+        build.build()
+    monkeypatch.setattr(torpor.config, "native", "auto")
+    assert native.find() is None
+
+
+def test_auto_builds_for_the_next_process_and_only_once(
+    broken: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(build, "start", lambda: started.append(1))
+    monkeypatch.setattr(torpor.config, "native", "auto")
+    with build.alone(build.library()):
+        assert native.find() is None
+    assert started == []
+    assert native.find() is None
+    assert started == [1]
+    with pytest.raises(NativeError):
+        build.build()  # as that process does
+    assert native.find() is None
+    assert started == [1]
+
+
+def test_nothing_is_built_unasked(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "start", lambda: pytest.fail("it was built"))
+    monkeypatch.setattr(torpor.config, "native", "built")
+    assert native.find() is None
+
+
+@pytest.mark.parametrize("setting", ["off", "built without a cache", "auto without a cache"])
+def test_nothing_is_looked_up_nor_built(
+    setting: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torpor.config, "native", setting.split()[0])
+    monkeypatch.setattr(torpor.config, "cache", setting == "off")
+    monkeypatch.setattr(build, "library", None)
+    assert native.find() is None
+    assert not cache.exists()
+
+
+def test_what_is_built_is_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = built(cache)
+    for setting in ("built", "auto", "on"):
+        monkeypatch.setattr(torpor.config, "native", setting)
+        assert native.find() == path
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_a_library_that_others_can_write_to_is_not_used(
+    mode: int, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = built(cache)
+    path.chmod(mode)
+    assert not build.is_built(path)
+    path.parent.chmod(mode)
+    with pytest.raises(NotUsable, match=r"others can write"):
+        build.is_built(path)
+    monkeypatch.setattr(torpor.config, "native", "auto")
+    with pytest.warns(TorporWarning, match=r"native recorder is not used: .*others can write"):
+        assert native.find() is None
+
+
+def test_a_damaged_library_is_left_alone_with_one_warning(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built(cache, b"not a library")
+    monkeypatch.setattr(torpor.config, "native", "auto")
+    unused = front.Front()
+    with pytest.warns(TorporWarning, match=r"native recorder is not used: .*cannot be loaded"):
+        unused(None, None)  # type: ignore[arg-type]  # is not looked at
+    assert unused.library is None
+    unused(None, None)  # type: ignore[arg-type]  # not another warning
+    monkeypatch.setattr(torpor.config, "native", "on")
+    with pytest.raises(NativeError, match=r"cannot be loaded"):
+        front.Front()(None, None)  # type: ignore[arg-type]  # is not looked at
+
+
+class Lying:
+    """A library whose counter does not move, or that says it takes nothing."""
+
+    def __init__(self, library: Any, takes: bool) -> None:
+        self.library, self.takes = library, takes
+
+    def counts(self) -> tuple[int, int]:
+        return 0, 0
+
+    def add(self, *arguments: Any) -> bool:
+        return self.takes and bool(self.library.add(*arguments))
+
+
+@pytest.mark.parametrize(("takes", "words"), [(True, "misses"), (False, "does not take")])
+def test_a_library_that_does_other_things_than_python_is_refused(
+    takes: bool, words: str, library: Any
+) -> None:
+    with pytest.raises(NativeError, match=words):
+        front.check(Lying(library, takes))
+    front.check(library)
+
+
+def test_the_check_leaves_nothing_behind(library: Any) -> None:
+    torpor.sync(wait=True)
+    before = torpor.metrics.counters(), torpor.metrics.new_nodes()
+    pending, nodes = len(front.TRACE.pending), len(torpor.ir.node.TABLE)
+    front.check(library)
+    assert (len(front.TRACE.pending), len(torpor.ir.node.TABLE)) == (pending, nodes)
+    assert (torpor.metrics.counters(), torpor.metrics.new_nodes()) == before
+
+
+def test_the_key_tells_compilers_and_sources_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (script(tmp_path / name, "exit 0") for name in ("one", "other"))
+    assert build.key(one) == build.key(one) != build.key(other)
+    for name in ("objects.h", "world.h", "keys.h", "recorder.cpp"):
+        (tmp_path / name).write_text("")
+    before = build.key(one)
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "recorder.cpp")
+    assert build.key(one) != before
+
+
+def test_every_source_is_in_the_key() -> None:
+    sources = {path.name for path in build.SOURCE.parent.iterdir() if path.suffix in (".h", ".cpp")}
+    assert sources == {"objects.h", "world.h", "keys.h", "recorder.cpp"}
+
+
+def test_only_one_process_builds_at_a_time(cache: Path) -> None:
+    path = build.library()
+    with build.alone(path) as first, build.alone(path) as second:
+        assert (first, second) == (True, False)
+    sign = path.with_suffix(".building")
+    sign.touch()
+    os.utime(sign, (0, 0))  # of a process that was killed long ago
+    with build.alone(path) as third:
+        assert third
+    assert not sign.exists()
+
+
+def test_status_and_build_on_the_command_line(
+    broken: None, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["native"]) == 0
+    assert "built" in capsys.readouterr().out
+    assert cli.main(["native", "build"]) == 1
+    assert "no such header" in capsys.readouterr().err
+    assert cli.main(["native", "status"]) == 0
+    assert "no such header" in capsys.readouterr().out
+
+
+def test_a_process_with_the_setting_on_records_natively(library_path: Path) -> None:
+    program = (
+        "import torch, torpor\n"
+        "x = torch.ones(3, device='lazy')\n"
+        "y = [x + x for _ in range(3)][-1]\n"
+        "from torpor.trace.native import FRONT\n"
+        "print(y.tolist(), FRONT.library.counts()[0] >= 2)\n"
+    )
+    cache = str(library_path.parent.parent)
+    environment = {**os.environ, "TORPOR_NATIVE": "on", "TORPOR_CACHE_DIR": cache}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("[2.0, 2.0, 2.0] True\n", 0), done.stderr

@@ -1,0 +1,478 @@
+"""The native recorder records what the Python recorders record: the very same nodes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+import threading
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torpor
+from tests.native.recording import Program, assert_same, run
+from torpor import _torch
+from torpor.execute.storage import TRACE
+from torpor.ir.node import TABLE
+from torpor.ops.spec import spec_of
+from torpor.trace.native import Result, flags_in, result_of
+from torpor.trace.tensor import LazyTensor
+from torpor.trace.values import value_of
+
+aten = torch.ops.aten
+
+
+def inputs(device: str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    plain = [torch.randn(4, 6), torch.randn(4, 6), torch.randn(6, 6), torch.arange(24).view(4, 6)]
+    if device == "lazy":
+        return [tensor.to("lazy") for tensor in plain]
+    return [torpor.lazy(tensor) for tensor in plain]
+
+
+def elementwise(x: Any, y: Any, w: Any, n: Any) -> Any:
+    return (
+        x + y,
+        x * y - x,
+        (x / y).exp(),
+        torch.where(x > y, x, y),
+        n + n,
+        n == n.t().reshape(4, 6),
+    )
+
+
+def numbers(x: Any, y: Any, w: Any, n: Any) -> Any:
+    return [
+        x + 2, x + 2.0, x + True, n + 2, n + 2.5, 2 - x, 2.0 * x, x + 0.0, x + -0.0,
+        x * float("nan"), x * float("inf"), x.add(y, alpha=2), x.add(y, alpha=2.0), x.clamp(0, 1),
+        x.clamp(0.0, 1.0),
+        x.clamp(min=0.5), torch.full_like(x, 3), x**2, x**2.0, x.pow(-0.0), n // 2, x.mul(1j),
+    ]  # fmt: skip
+
+
+def dtypes_and_flags(x: Any, y: Any, w: Any, n: Any) -> Any:
+    return [
+        x.sum(), x.sum(0), x.sum((0, 1), keepdim=True), x.sum(dtype=torch.float64), x.double(),
+        x.to(torch.int32), torch.zeros_like(x), torch.ones_like(x, dtype=torch.int64), x.clone(),
+        x.clone(memory_format=torch.preserve_format), x.contiguous(), x.t().contiguous(),
+        x.argmax(), x.argmax(1, keepdim=True), F.gelu(x), F.gelu(x, approximate="tanh"),
+        x.softmax(1), x.log_softmax(-1), torch.div(x, y, rounding_mode="floor"), x.mean(1), x.std(),
+    ]  # fmt: skip
+
+
+def views(x: Any, y: Any, w: Any, n: Any) -> Any:
+    z = x + y
+    return [
+        z.t(), z.t().detach(), z[1:], z[:, 2], z.view(2, 12), z.view(-1)[3:], z.unsqueeze(0),
+        z.expand(2, 4, 6), z.permute(1, 0), z.detach(), z.reshape(24), x.t(), x[0], x.detach(),
+        z.as_strided((2, 2), (1, 2), 3), z.squeeze(), z.diagonal(), z[:1].t(), z[:, :1],
+        x[2:3], x.view(4, 1, 6).transpose(0, 1)[:, 1:2],
+    ]  # fmt: skip
+
+
+def lists(x: Any, y: Any, w: Any, n: Any) -> Any:
+    return [
+        torch.cat([x, y]), torch.stack([x, y, x], 1), x.split(2), x.split([1, 5], 1), x.unbind(),
+        x.chunk(3, 1), torch.cat([x, x]), torch.meshgrid(x[0], y[0], indexing="ij"),
+    ]  # fmt: skip
+
+
+def several(x: Any, y: Any, w: Any, n: Any) -> Any:
+    return [
+        x.max(1), x.sort(1), x.topk(2), torch.var_mean(x, 1), F.layer_norm(x, (6,)),
+        torch.linalg.qr(w), F.max_pool2d(x[None, None], 2, return_indices=True), x.aminmax(),
+    ]  # fmt: skip
+
+
+def writes(x: Any, y: Any, w: Any, n: Any) -> Any:
+    z = x + y
+    z.add_(1)
+    z.mul_(z)
+    z += y
+    x.sub_(y)
+    v = z[1:]
+    v.add_(2)
+    z.relu_()
+    after = v * 2
+    z.t().mul_(0.5)
+    z.zero_()
+    w.fill_(3)
+    x.copy_(y)
+    return z, v, after, x.t()
+
+
+def overlapping(x: Any, y: Any, w: Any, n: Any) -> Any:
+    x[:2].add_(x[2:])
+    x.add_(x.t().reshape(4, 6))
+    return x.add_(x[0])
+
+
+def overlapping_wrongly(x: Any, y: Any, w: Any, n: Any) -> Any:
+    return x[1:].add_(x[:-1])
+
+
+def lists_written(x: Any, y: Any, w: Any, n: Any) -> Any:
+    torch._foreach_add_([x, y], 1)
+    torch._foreach_mul_([x, y], [2.0, 0.5])
+    torch._foreach_add_([x, y], [y, x], alpha=2)
+    torch._foreach_addcdiv_([x], [y], [y], 0.5)
+    roots = torch._foreach_sqrt([x * x, y * y])
+    torch._foreach_mul_([x[0], y], 3)
+    return roots
+
+
+def lists_that_share(x: Any, y: Any, w: Any, n: Any) -> Any:
+    torch._foreach_add_([x, x], 1)
+    return x
+
+
+def whole(x: Any, y: Any, w: Any, n: Any) -> Any:
+    a, b = x.detach().requires_grad_(), w.detach().requires_grad_()
+    bias = y[0].detach().requires_grad_()
+    with torch.no_grad():
+        quiet = F.linear(a, b)
+    z = F.linear(a, b, bias) @ b.t()
+    z.sum().backward()
+    return z, quiet, F.linear(x, w), x @ w, a.grad, b.grad, bias.grad
+
+
+def gradients(x: Any, y: Any, w: Any, n: Any) -> Any:
+    a, b = x.detach().requires_grad_(), y.detach().requires_grad_()
+    z = F.layer_norm((a * b).tanh() + a.t().reshape(4, 6)[:, :6], (6,)).softmax(-1)
+    (z * z).sum().backward()
+    a.grad.mul_(2)
+    return z, a.grad, b.grad, z.detach(), torch.autograd.grad((a.exp() * b).sum(), [a, b])
+
+
+def plain_among_lazy(x: Any, y: Any, w: Any, n: Any) -> Any:
+    return (
+        x + y,
+        x + torch.ones(6, device="cpu").to(x.device),
+        x * torch.tensor(2.0),
+        torch.tensor(3) + n,
+    )
+
+
+def written_out(x: Any, y: Any, w: Any, n: Any) -> Any:
+    out = torch.empty_like(x)
+    torch.add(x, y, out=out)
+    torch.mul(out, 2, out=x)
+    return out
+
+
+def inference(x: Any, y: Any, w: Any, n: Any) -> Any:
+    with torch.inference_mode():
+        z = x + y
+        return z, z.t(), x.t(), x.detach(), z.split(2), x.max(1), F.linear(x, w)
+
+
+def bits(x: Any, y: Any, w: Any, n: Any) -> Any:
+    c = torch.complex(x, y)
+    return c.conj(), c.conj() + c, c.imag, c.conj().t() * 2, c.conj().clone().t()
+
+
+def indices(x: Any, y: Any, w: Any, n: Any) -> Any:
+    return x[n[0] % 4], x[x > 0].shape, x.gather(1, n % 6), F.embedding(n % 4, x)
+
+
+def rebuilt(x: Any, y: Any, w: Any, n: Any) -> Any:
+    z = x.t()
+    x.add_(1)
+    first = z * 2
+    torpor.sync()
+    second = z * 2
+    x.add_(1)
+    return first, second, z + 0, z.detach()
+
+
+def in_mode(x: Any, y: Any, w: Any, n: Any) -> Any:
+    with torpor.mode():
+        return x + y, (x * 2).t(), torch.ones(3) * 2, F.relu(x)
+
+
+def wrong_sizes(x: Any, y: Any, w: Any, n: Any) -> Any:
+    return x + w
+
+
+def wrong_view(x: Any, y: Any, w: Any, n: Any) -> Any:
+    return x.view(5, 5)
+
+
+def warned_of_and_wrong(x: Any, y: Any, w: Any, n: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return x.masked_scatter((n > 3).to(torch.uint8), y)
+
+
+PROGRAMS = [
+    elementwise, numbers, dtypes_and_flags, views, lists, several, writes, overlapping,
+    overlapping_wrongly, lists_written, lists_that_share, whole, gradients, plain_among_lazy,
+    written_out, inference, bits, indices, rebuilt, in_mode, wrong_sizes, wrong_view,
+    warned_of_and_wrong,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["lazy", "concrete"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_same_nodes_counters_results_and_errors(
+    program: Program, device: str, library: Any
+) -> None:
+    library.switch(False)
+    for _ in range(3):  # numbers that change are inputs by then
+        expected = run(program, inputs(device))
+    library.switch(True)
+    before = library.counts()[0]
+    found = run(program, inputs(device))
+    if program not in (wrong_sizes, wrong_view, lists_that_share, warned_of_and_wrong):
+        assert library.counts()[0] > before, "nothing was recorded natively"
+    assert_same(expected, found)
+
+
+def test_a_hit_makes_no_node_and_enters_no_python(library: Any) -> None:
+    x = torch.ones(3, device="lazy")
+    y = x + x
+    value = value_of(y)
+    nodes, (hits, passed) = len(TABLE), library.counts()
+    again = x + x
+    assert value_of(again) is value
+    assert len(TABLE) == nodes
+    assert library.counts() == (hits + 1, passed)
+
+
+def test_a_recorder_that_is_replaced_is_asked(library: Any, monkeypatch: Any) -> None:
+    x = torch.ones(3, device="lazy")
+    x + x  # met before
+    asked = []
+    recorder = aten.add.Tensor._torpor_record
+
+    def other(*arguments: Any, **keywords: Any) -> Any:
+        asked.append(arguments)
+        return recorder(*arguments, **keywords)
+
+    monkeypatch.setattr(aten.add.Tensor, "_torpor_record", other)
+    x + x  # only its recorder matters
+    assert len(asked) == 1
+
+
+def test_a_mode_of_others_sees_every_op(library: Any) -> None:
+    seen = []
+
+    class Spy(_torch.DispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3, device="lazy")
+    x + x  # met before
+    with Spy():
+        y = x + x
+    assert aten.add.Tensor in seen
+    assert y.tolist() == [2.0] * 3
+
+
+def test_another_subclass_among_the_arguments_has_its_turn(library: Any) -> None:
+    seen = []
+
+    class Other(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(tuple(types))
+            return args[0]
+
+    x = torch.ones(3, device="lazy")
+    other = torch.Tensor._make_wrapper_subclass(Other, (3,), device="lazy:0")
+    assert aten.add.Tensor(x, other) is x
+    assert seen == [(LazyTensor, Other)] or seen == [(Other, LazyTensor)]
+
+
+def train(steps: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 2)).to("lazy")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = torch.randn(5, 6).to("lazy")
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+def test_training_gives_the_same_bits(library: Any) -> None:
+    library.switch(False)
+    expected = train(6)
+    library.switch(True)
+    before = library.counts()[0]
+    found = train(6)
+    assert library.counts()[0] > before + 100
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_eight_threads(library: Any) -> None:
+    outcomes: list[Any] = [None] * 8
+
+    def work(number: int) -> None:
+        x = torch.full((4, 4), float(number)).to("lazy")
+        total = torch.zeros(4, 4, device="lazy")
+        for step in range(300):
+            y = (x * 2 + 1).t().relu().t()
+            total = total + y.view(16).view(4, 4)
+            total.add_(x)
+            if step % 50 == 49:
+                torpor.sync()
+        outcomes[number] = total.cpu()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, total in enumerate(outcomes):
+        assert torch.equal(total, torch.full((4, 4), 300.0 * (3 * number + 1)))
+
+
+def test_backward_on_autograds_own_threads(library: Any) -> None:
+    weights = [torch.ones(3, device="lazy", requires_grad=True) for _ in range(2)]
+
+    def work(weight: torch.Tensor) -> None:
+        for _ in range(50):
+            weight.grad = None
+            (weight * weight).sum().backward()
+
+    threads = [threading.Thread(target=work, args=(w,)) for w in weights]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(w.grad is not None and w.grad.tolist() == [2.0] * 3 for w in weights)
+
+
+def native_result(library: Any) -> Any:
+    """A tensor that the native recorder made."""
+    x = torch.ones(3, device="lazy")
+    x + x  # met before
+    before = library.counts()[0]
+    y = x + x
+    assert library.counts()[0] == before + 1
+    return y
+
+
+def test_swap_tensors(library: Any) -> None:
+    one, other = native_result(library), torch.zeros(2, device="lazy")
+    torch.utils.swap_tensors(one, other)
+    assert one.tolist() == [0.0, 0.0]
+    assert other.tolist() == [2.0] * 3
+
+
+def test_deepcopy_and_weak_references(library: Any) -> None:
+    one = native_result(library)
+    twin = copy.deepcopy(one)
+    one.add_(1)
+    assert twin.tolist() == [2.0] * 3
+    assert one.tolist() == [3.0] * 3
+    reference = weakref.ref(one)
+    assert reference() is one
+    del one
+    assert reference() is None
+
+
+def test_a_tensor_that_only_c_plus_plus_holds_keeps_its_python_side(library: Any) -> None:
+    x = torch.ones(3, device="lazy", requires_grad=True)
+    for _ in range(2):
+        y = (x * 2).exp()  # exp keeps its result for backward
+        z = y.sum()
+        del y
+        gc.collect()
+        (grad,) = torch.autograd.grad(z, x)
+    assert grad.tolist() == pytest.approx([2 * 7.38905609893065] * 3)
+
+
+def test_parameters_and_requires_grad(library: Any) -> None:
+    made = native_result(library)
+    parameter = nn.Parameter(made.detach())
+    assert isinstance(parameter, LazyTensor)
+    made.requires_grad_()
+    (made * parameter).sum().backward()
+    assert made.grad.tolist() == parameter.grad.tolist() == [2.0] * 3
+
+
+def test_nothing_leaks_in_ten_thousand_steps(library: Any) -> None:
+    x, y = torch.ones(3, device="lazy"), torch.ones(3, device="lazy")
+
+    def step() -> None:
+        z, w = x + y, x * y
+        z.t().detach().split(1)
+        w.mul_(z)
+        torch._foreach_add_([z, w], [x, y])
+
+    for _ in range(100):
+        step()
+    torpor.sync(wait=True)
+    gc.collect()
+    gc.disable()
+    try:
+        kinds = [LazyTensor, type(value_of(x)), None, True, 0]
+        before = [sys.getrefcount(kind) for kind in kinds], len(gc.get_objects())
+        hits = library.counts()[0]
+        for _ in range(10_000):
+            step()
+        assert library.counts()[0] >= hits + 40_000
+        torpor.sync(wait=True)
+        after = [sys.getrefcount(kind) for kind in kinds], len(gc.get_objects())
+        assert len(TRACE.pending) < 10
+    finally:
+        gc.enable()
+    assert after[1] - before[1] < 500
+    assert all(abs(b - a) < 500 for a, b in zip(before[0], after[0], strict=True))
+
+
+def test_a_trace_that_gets_too_long_is_cut(library: Any, monkeypatch: Any) -> None:
+    x = torch.ones(3, device="lazy")
+    x + 1  # met before
+    torpor.sync(wait=True)
+    epoch = TRACE.epoch
+    monkeypatch.setattr(torpor.config, "max_trace_nodes", 20)
+    kept = [x + 1 for _ in range(50)]
+    assert TRACE.epoch > epoch
+    assert [tensor.tolist() for tensor in kept] == [[2.0] * 3] * 50
+
+
+def test_a_node_that_is_forgotten_is_missed(library: Any) -> None:
+    x = torch.ones(3, device="lazy")
+    first = value_of(x + 1).node
+    TABLE.clear()
+    torpor.sync(wait=True)
+    again = x + 1
+    assert value_of(again).node is not first
+    assert again.tolist() == [2.0] * 3
+
+
+def test_what_ends_a_key() -> None:
+    assert flags_in("") == (False, ())
+    assert flags_in("(grad_on(), a0.requires_grad, a1.requires_grad)") == (True, (0, 1))
+    assert flags_in("(a0.requires_grad, a2.requires_grad)") == (False, (0, 2))
+    assert flags_in("draw()") is None
+
+
+@pytest.mark.parametrize(
+    ("op", "result"),
+    [
+        (aten.add.Tensor, Result.FRESH), (aten.max.dim, Result.FRESH),
+        (aten._foreach_add.Scalar, Result.FRESH_LIST), (aten.view.default, Result.VIEW),
+        (aten.detach.default, Result.ALIAS), (aten.split.Tensor, Result.VIEW_LIST),
+        (aten.add_.Tensor, Result.WRITE), (aten._foreach_add_.Scalar, Result.WRITE_LIST),
+        (aten.add.out, None), (aten._native_batch_norm_legit.default, None),
+    ],
+)  # fmt: skip
+def test_what_is_done_with_a_node(op: Any, result: Result | None) -> None:
+    assert result_of(spec_of(op)) is result
