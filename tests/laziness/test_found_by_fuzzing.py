@@ -278,3 +278,16 @@ def test_an_index_into_nothing(fill: str, put: Put) -> None:
 
     refused_alike(put, program, torch.zeros(0), torch.tensor([0]))
     agree(put, program, torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+
+
+def test_a_conjugate_that_is_needed_again_after_a_read(put: Put) -> None:
+    """It is a view: what is kept for later is the memory it looks at."""
+
+    def parts(real: Tensor, imaginary: Tensor) -> list[Tensor]:
+        c = torch.complex(real, imaginary)
+        return [c.conj(), c.conj().imag, c.conj().t() * 2, (-c.conj().imag).exp()]
+
+    one, other = torch.randn(4, 6), torch.randn(4, 6)
+    expected = parts(one, other)
+    for actual, wanted in zip(parts(put(one), put(other)), expected, strict=True):
+        assert torch.equal(actual.cpu().resolve_conj(), wanted.resolve_conj())

@@ -34,6 +34,7 @@ from torpor.execute.sizes import SIZES, Structure, is_on
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value
 from torpor.ir.sizes import Symbol
+from torpor.ir.types import ScalarType
 from torpor.ir.verify import verify
 from torpor.ops.spec import spec_of
 
@@ -352,5 +353,13 @@ def needed_graph(wanted: Sequence[Value], live: Sequence[Value], known: Collecti
     outputs = dict.fromkeys(wanted)
     outputs.update(dict.fromkeys(value for value in live if value in inside))
     rest = Graph.of([value for value in live if value not in inside], inside | set(known))
-    outputs.update(dict.fromkeys(value for value in rest.inputs if value in inside))
+    taken = [_memory(value) for value in rest.inputs if value in inside]
+    outputs.update(dict.fromkeys(value for value in taken if value in inside))
     return Graph(cone.inputs, cone.nodes, tuple(outputs))
+
+
+def _memory(value: Value) -> Value:
+    """What `value` is a conjugate or negative view of: results are memory, without such bits."""
+    while type(value.type) is not ScalarType and (value.type.conj or value.type.neg):
+        value = value.node.args[spec_of(value.node.op.target).views]
+    return value
