@@ -342,7 +342,9 @@ def linalg_lu_solve_out(
     _record_lu_solve_out(LU, pivots, B, left=left, adjoint=adjoint, out=out)
     if left or not expected.is_complex() or out.stride() != expected.stride():
         return out
-    return copy_(become(out, _record_conj(out)), expected)
+    if not out.is_conj():  # it was large enough, and keeps its bits
+        become(out, _record_conj(out))
+    return copy_(out, expected)
 
 
 _record_lu_solve = make_recorder(spec_of(aten.linalg_lu_solve.default))
