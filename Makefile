@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) -
 QUICK  := -m "not slow and not gpu"
 
 # All test folders but those with a target of their own, so that no new folder is forgotten.
-OTHER_TESTS = tests/ops/ tests/models/ tests/backends/ tests/browser/
+OTHER_TESTS = tests/ops/ tests/models/ tests/backends/ tests/browser/ tests/native/
 CORE_TESTS = $(filter-out $(OTHER_TESTS),$(sort $(dir $(wildcard tests/*/test_*.py))))
 
 # Backends that run eager's own kernels: they give eager's bits.
@@ -24,7 +24,7 @@ BACKENDS ?= $(EXACT_BACKENDS) inductor
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-core test-ops test-models test-backends test-browser test-slow test-gpu check codegen page format bench \
+.PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-browser test-slow test-gpu check codegen page format bench \
         bench-steps bench-recording sweep sweep-ops sweep-backends clean
 
 help: ## list the targets
@@ -45,11 +45,15 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train a small character GPT lazily and eagerly, side by side
 	@$(PY) -m torpor demo $(ARGS)
 
-test: test-core test-ops test-models test-backends test-browser ## all tests but the slow ones and the GPU's
+test: test-core test-native test-ops test-models test-backends test-browser ## all tests but the slow ones and the GPU's
 
 test-core: $(STAMP) ## units, IR, laziness, API, properties, command line
 	@printf '\n== core: %s ==\n' '$(CORE_TESTS)'
 	@$(PYTEST) $(QUICK) $(CORE_TESTS) $(ARGS)
+
+test-native: $(STAMP) ## the C++ recorder, in processes of its own: it stands before every op
+	@printf '\n== native: the C++ recorder records what Python records ==\n'
+	@$(PYTEST) $(QUICK) tests/native $(ARGS)
 
 test-ops: $(STAMP) ## every op_db entry against eager
 	@printf '\n== ops: every op_db entry against eager ==\n'
