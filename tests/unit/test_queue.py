@@ -220,3 +220,19 @@ def test_any_other_job_runs_on_the_queue(threaded: DeviceQueue, usual: float | N
     threaded.submit(Job(lambda: ran.append(threading.current_thread()), [], usual=usual))
     threaded.wait()
     assert ran == [threaded.thread]
+
+
+def test_a_short_job_ends_the_thread_and_a_long_one_starts_it_again(threaded: DeviceQueue) -> None:
+    """OpenMP keeps threads for every thread that used it, and lets all of them sleep early."""
+    ran: list[threading.Thread] = []
+
+    def note() -> None:
+        ran.append(threading.current_thread())
+
+    for usual in (1.0, 0.001, 1.0):
+        threaded.submit(Job(note, [], usual=usual))
+        threaded.wait()
+    here = threading.main_thread()
+    assert [thread is here for thread in ran] == [False, True, False]
+    assert not ran[0].is_alive()
+    assert ran[2].is_alive()

@@ -100,7 +100,7 @@ class GraphRecord:
         self.failure = ""
         self.runs = self.interpreted_runs = 0
         self.run_seconds = self.interpreted_seconds = 0.0
-        self._usual = 0.0  # what a run takes, the latest counting most
+        self._usual = 0.0  # what a run takes of its thread's time, the latest counting most
         self.asked_at = STEP.last_read if STEP.last_asked == "bool" else ""  # a branch's line
         self.read_at = self.previous_read_at = STEP.read_at
         self.previous: Graph | None = None
@@ -140,18 +140,18 @@ class GraphRecord:
         self.loaded = True
         self.cut_site.compiled += 1
 
-    def ran(self, seconds: float, interpreted: bool) -> None:
-        """One run is over."""
+    def ran(self, seconds: float, busy: float, interpreted: bool) -> None:
+        """One run is over; its thread was busy for a part of the time, and waited for the rest."""
         self.runs += 1
         self.run_seconds += seconds
-        self._usual += (seconds - self._usual) * (0.2 if self.runs > 1 else 1.0)
+        self._usual += (busy - self._usual) * (0.2 if self.runs > 1 else 1.0)
         if interpreted:
             self.interpreted_runs += 1
             self.interpreted_seconds += seconds
 
     @property
     def usual_seconds(self) -> float | None:
-        """What a run of it takes; None until some have told."""
+        """What a run of it takes of its thread's time; None until some have told."""
         return self._usual if self.runs >= TOLD_RUNS else None
 
     @property

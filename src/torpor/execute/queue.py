@@ -108,6 +108,8 @@ class DeviceQueue:
         here = job.short and self.device.torch_device.type == "cpu" and self.is_idle()
         if here or not config.async_queue or _torch.is_profiler_on_this_thread():  # sees no other
             self.jobs.join()
+            if here:
+                self.stop()  # OpenMP lets threads sleep early while those of others exist
             self._run(job)
             return
         if self.thread is None or not self.thread.is_alive():

@@ -162,11 +162,12 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
         _wait_for(arguments)
         seen = watched(watchers, Run(plan, backend, arguments, numbers)) if watchers else ()
         protect(arguments, plan.donated, backend)
-        start = time.perf_counter()
+        start, before = time.perf_counter(), time.thread_time()
         try:
             with span("run", plan.record.name), recorded_by(lines):
                 results = plan.runner.execute(plan.computation, arguments, device)
-            plan.record.ran(time.perf_counter() - start, plan.draft is not None)
+            busy = time.thread_time() - before  # and not waiting for Python's lock
+            plan.record.ran(time.perf_counter() - start, busy, plan.draft is not None)
             if not plan.checked or plan.symbols:
                 results = checked(results, plan, backend, [handle.type for handle in handles])
         except Exception as error:
