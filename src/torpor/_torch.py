@@ -433,21 +433,30 @@ def register_device_module(name: str, module: Any) -> None:
         torch._register_device_module(name, module)
 
 
-def attention_switches() -> tuple[bool, ...]:
+def attention_switches() -> tuple[Any, ...]:
     """The process-wide switches that decide which attention kernel is chosen."""
     return (
         _C._get_flash_sdp_enabled(),
         _C._get_math_sdp_enabled(),
         _C._get_overrideable_sdp_enabled(),
+        _C._get_mem_efficient_sdp_enabled(),
+        _C._get_cudnn_sdp_enabled(),
+        tuple(_C._get_sdp_priority_order()),
+        _C._get_deterministic_algorithms(),
     )
 
 
 def attention_choice(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    p: float,
+    causal: bool,
+    scale: float | None,
 ) -> int:
     """The number of the attention kernel torch chooses for plain tensors like these."""
     with without_torch_function():
-        return int(torch._fused_sdp_choice(query, key, value, None, 0.0, causal, scale=scale))
+        return int(torch._fused_sdp_choice(query, key, value, None, p, causal, scale=scale))
 
 
 @functools.cache
@@ -811,6 +820,19 @@ def inductor_compile(
         )
 
 
+def inductor_prefers_channels_last(module: torch.fx.GraphModule) -> bool:
+    """Whether Inductor would rather have the channels of pictures side by side.
+
+    It says so of graphs with convolutions; their derivatives alone take things as they come.
+    """
+    op = torch.ops.aten.convolution.default
+    if not module.graph.find_nodes(op="call_function", target=op):
+        return False
+    from torch._inductor.graph import GraphLowering
+
+    return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
+
+
 def inductor_settings() -> str | None:
     """Every setting of Inductor that changes what it makes; None if some cannot be told in text."""
     from torch._inductor import config as settings
@@ -1013,19 +1035,21 @@ def dynamo_compiler(name: str) -> Callable[..., Any]:
 
 
 def dynamo_training_backend(
-    compile_graph: Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]],
+    compile_graph: Callable[[torch.fx.GraphModule, int], Callable[..., Any]],
     decompositions: dict[Any, Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
     """A TorchDynamo backend that compiles forward and backward graphs with `compile_graph`.
 
     The graphs are functional graphs of ATen ops; a compiled one takes its inputs as one list. What
     is cheap, such as a view of a weight, is computed again in backward rather than kept for it.
+    `compile_graph` is also told how many results are for the user: those after them are kept for
+    backward, and may have any strides.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    def compile_boxed(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        compiled = compile_graph(module, inputs)
+    def compile_boxed(module: torch.fx.GraphModule, shown: int) -> Callable[..., Any]:
+        compiled = compile_graph(module, shown)
 
         def run(args: list[Any]) -> Any:
             return compiled(args)
@@ -1033,8 +1057,18 @@ def dynamo_training_backend(
         run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
         return run
 
+    def forward(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        context = torch._guards.TracingContext.try_get()
+        about = None if context is None else context.fw_metadata
+        returned = len(module.graph.output_node().args[0])  # type: ignore[arg-type]  # a tuple
+        return compile_boxed(module, returned if about is None else about.num_forward_returns)
+
+    def backward(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        return compile_boxed(module, len(module.graph.output_node().args[0]))  # type: ignore[arg-type]  # a tuple
+
     return aot_autograd(
-        fw_compiler=compile_boxed,
+        fw_compiler=forward,
+        bw_compiler=backward,
         partition_fn=min_cut_rematerialization_partition,
         decompositions=decompositions,
     )

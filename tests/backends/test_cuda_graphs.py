@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import torpor
-from torpor.backend.draws import DRAWING
 from torpor.backends.fx.program import Program
 from torpor.backends.inductor import graphs
-from torpor.backends.inductor.graphs import PATIENCE, Captured, Replayed
+from torpor.backends.inductor.graphs import PATIENCE, Captured, Replayed, Turns
+from torpor.ops.draws import DRAWING
 
 
 class Stage:
@@ -33,7 +33,7 @@ class Stage:
         return self.current
 
     def capture(
-        self, run: Callable[[], Sequence[Tensor]], draws: bool
+        self, run: Callable[[], Sequence[Tensor]], draws: bool, turns: Turns
     ) -> tuple[list[Tensor], Callable[[], object]]:
         if self.failure is not None:
             raise self.failure
@@ -326,3 +326,27 @@ def test_an_op_that_runs_at_once_waits_for_whoever_swaps_generators() -> None:
         assert not drawn
     thread.join(10)
     assert len(drawn) == 1
+
+
+# -- kernels that draw in their turn ---------------------------------------------------------------
+
+
+def test_a_turn_is_no_reason_to_copy_and_sets_the_generator_of_the_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = []
+    monkeypatch.setattr(
+        graphs, "set_turn", lambda generator, *turn: taken.append((generator, *map(int, turn)))
+    )
+    stage, (x,) = Stage(), numbers(0)
+    replayed = Replayed((), lambda: stage, turns=[(1, 2)])
+    for step in range(6):
+        results = replayed(
+            lambda given: [given[0] * 2], [x, torch.tensor(7), torch.tensor(4 * step)]
+        )
+        assert torch.equal(results[0], x * 2)
+        del results
+    assert replayed.graph is not None
+    assert replayed.graph.copied == []
+    (generator,) = replayed.graph.generators
+    assert taken == [(generator, 7, 4 * step) for step in (2, 3, 4, 5)]

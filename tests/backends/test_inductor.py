@@ -17,6 +17,7 @@ from torpor.backend import registry
 from torpor.backend.data import BackendData
 from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
+from torpor.compat import dynamo
 from torpor.errors import BackendError
 from torpor.execute.compilation import compile_graph
 from torpor.ops.text import parse
@@ -138,6 +139,62 @@ def test_a_view_that_one_piece_leaves_to_the_next_is_found_as_it_lies() -> None:
     x = torch.randn(4, 6)
     with torpor.using("inductor", max_nodes=2):
         assert torch.allclose(halves(x.to("lazy")).cpu(), halves(x))
+
+
+@pytest.fixture
+def channels_last(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether channels were laid side by side, for each module that was compiled."""
+    found = []
+    original = InductorBackend.prefers_channels_last
+
+    def prefers(self: InductorBackend, traced: Any) -> bool:
+        found.append(original(self, traced))
+        return found[-1]
+
+    monkeypatch.setattr(InductorBackend, "prefers_channels_last", prefers)
+    return found
+
+
+class Pictures(nn.Module):
+    """Convolutions, and what depends on how their results lie in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=2)
+        self.norm, self.out = nn.BatchNorm2d(8), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = torch.relu(self.norm(self.first(x)))
+        z = nn.functional.max_pool2d(self.second(y), 2)
+        rows = z.as_strided((2, 8), (32, 1), 3)  # of memory, as eager lays it
+        return self.out(z.flatten(1)), y, rows
+
+
+@needs_compiler
+@pytest.mark.parametrize("by", ["recording", "torch.compile"])
+def test_convolutions_have_their_channels_side_by_side_and_results_lie_as_eagers(
+    by: str, channels_last: list[bool]
+) -> None:
+    torch.manual_seed(0)
+    eager, x = Pictures(), torch.randn(2, 3, 8, 8)
+    lazy = torpor.lazy(copy.deepcopy(eager)) if by == "recording" else copy.deepcopy(eager)
+    run: Callable[..., Any] = lazy
+    if by == "torch.compile":
+        run = torch.compile(lazy, backend=dynamo.torpor, options={"backend": "inductor"})
+    with torpor.using("inductor", compile_after=0):
+        expected = eager(x)
+        actual = run(torpor.lazy(x) if by == "recording" else x)
+        for tensors in (expected, actual):
+            sum(t.square().mean() for t in tensors).backward()  # type: ignore[union-attr]  # not 0
+        torpor.sync()
+    assert any(channels_last)
+    for one, other in zip(actual, expected, strict=True):
+        assert one.stride() == other.stride()
+        torch.testing.assert_close(torpor.eager(one), other, rtol=1e-4, atol=1e-5)
+    for one, other in zip(lazy.parameters(), eager.parameters(), strict=True):
+        assert one.grad is not None
+        assert one.grad.stride() == other.grad.stride()  # type: ignore[union-attr]  # it has one
+        torch.testing.assert_close(torpor.eager(one.grad), other.grad, rtol=1e-4, atol=1e-5)
 
 
 @needs_compiler

@@ -186,3 +186,77 @@ def test_compiled_by_torch_a_graph_draws_eagers_numbers() -> None:
         assert torch.equal(torch.cuda.get_rng_state(), state)
         del actual
     assert _replays() > 8
+
+
+# -- attention with dropout: recorded, and drawn in its turn ---------------------------------------
+
+
+def _attend(place: Callable[[Any], Any], steps: int) -> tuple[list[Tensor], Tensor]:
+    """Results and gradients of attention in bfloat16, with draws before, between and after."""
+    torch.manual_seed(3)
+    found = []
+    inputs = [torch.randn(2, 4, 64, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    query, key, value = (place(t).requires_grad_() for t in inputs)
+    attend = nn.functional.scaled_dot_product_attention
+    for _ in range(steps):
+        x = query + place(torch.rand(2, 4, 64, 32, device="cuda", dtype=torch.bfloat16))
+        y = attend(x, key, value, dropout_p=0.3, is_causal=True)
+        z = attend(nn.functional.dropout(y, 0.5), key, value, dropout_p=0.2)
+        gradients = torch.autograd.grad(z.float().square().mean(), (query, key, value))
+        if place is torpor.lazy:
+            assert all(map(torpor.is_pending, (y, z, *gradients)))
+            torpor.sync()
+        found += [t.detach().float() for t in (y, z, *gradients)]
+        del x, y, z, gradients
+    return [t.cpu() for t in found], torch.cuda.get_rng_state()
+
+
+def test_attention_with_dropout_is_recorded_and_eagers_bit_for_bit() -> None:
+    expected, state = _attend(lambda thing: thing, 3)
+    actual, state_after = _attend(torpor.lazy, 3)
+    assert torch.equal(state, state_after)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)  # sums of gradients by atomics
+
+
+def test_attention_with_dropout_in_a_replayed_step_drops_what_eager_drops() -> None:
+    torpor.metrics.reset()
+    expected, state = _attend(lambda thing: thing, 30)
+    with torpor.using("inductor"):
+        actual, state_after = _attend(torpor.lazy, 30)
+    assert _replays() > 8
+    assert torch.equal(state, state_after)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def test_a_seed_that_is_set_between_two_draws() -> None:
+    def draw(place: Callable[[Any], Any]) -> list[Tensor]:
+        x = place(torch.ones(1, 2, 64, 32, device="cuda", dtype=torch.bfloat16))
+        attend = nn.functional.scaled_dot_product_attention
+        drawn = []
+        for seed in (1, 2**63 + 5, 1):
+            torch.manual_seed(seed)
+            drawn += [attend(x, x, x, dropout_p=0.5) for _ in range(2)]
+        return [t.cpu() for t in drawn]
+
+    expected, actual = draw(lambda thing: thing), draw(torpor.lazy)
+    assert torch.equal(expected[0], expected[4])
+    assert not torch.equal(expected[0], expected[1])
+    assert [torch.equal(a, b) for a, b in zip(expected, actual, strict=True)] == [True] * 6
+
+
+def test_cudnns_dropout_is_left_alone_by_attention() -> None:
+    def run(place: Callable[[Any], Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        cells = place(nn.LSTM(32, 32, 2, dropout=0.5).cuda())
+        x = place(torch.ones(5, 3, 32, device="cuda"))
+        y = place(torch.ones(1, 2, 64, 32, device="cuda", dtype=torch.bfloat16))
+        found = []
+        for _ in range(3):
+            found.append(cells(x)[0])
+            found.append(nn.functional.scaled_dot_product_attention(y, y, y, dropout_p=0.5))
+        return [t.detach().cpu() for t in found]
+
+    expected, actual = run(lambda thing: thing), run(torpor.lazy)
+    assert [torch.equal(a, b) for a, b in zip(expected, actual, strict=True)] == [True] * 6

@@ -59,6 +59,16 @@ def test_jobs_run_on_a_thread_of_torpors_own(threaded: DeviceQueue) -> None:
     assert names == ["torpor-cpu:0"]
 
 
+def test_a_job_may_have_to_run_where_it_is_submitted_after_all_before_it(
+    threaded: DeviceQueue,
+) -> None:
+    ran: list[tuple[str, threading.Thread]] = []
+    threaded.submit(Job(lambda: ran.append(("first", threading.current_thread())), []))
+    threaded.submit(Job(lambda: ran.append(("here", threading.current_thread())), [], here=True))
+    assert [name for name, _ in ran] == ["first", "here"]
+    assert ran[1][1] is threading.current_thread() is not ran[0][1]
+
+
 def test_without_the_asynchronous_queue_the_caller_runs_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

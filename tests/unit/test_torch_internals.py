@@ -462,16 +462,16 @@ def test_accept_lazy_losses_chooses_as_on_the_physical_device(lazy: torch.Tensor
 
 def test_attention_switches_follow_sdpa_kernel() -> None:
     with sdpa_kernel(SDPBackend.MATH):
-        flash, math, _ = _torch.attention_switches()
+        flash, math, *_ = _torch.attention_switches()
     assert (flash, math) == (False, True)
 
 
 def test_attention_choice_is_the_number_of_a_kernel() -> None:
     query = torch.zeros(1, 2, 4, 8)
-    choice = _torch.attention_choice(query, query, query, True, None)
+    choice = _torch.attention_choice(query, query, query, 0.0, True, None)
     assert choice == SDPBackend.FLASH_ATTENTION.value
     with sdpa_kernel(SDPBackend.MATH):
-        choice = _torch.attention_choice(query, query, query, True, 0.5)
+        choice = _torch.attention_choice(query, query, query, 0.0, True, 0.5)
     assert choice == SDPBackend.MATH.value
 
 
@@ -925,18 +925,27 @@ def test_dynamo_compiler_takes_a_module_and_inputs() -> None:
     assert torch.equal(_torch.dynamo_compiler("eager")(module, inputs)(x)[0], x.sin() + 1)
 
 
+def test_inductor_prefers_channels_last_where_there_are_convolutions() -> None:
+    def trace(function: Any, *sizes: tuple[int, ...]) -> torch.fx.GraphModule:
+        return make_fx(function, tracing_mode="fake")(*map(torch.ones, sizes))
+
+    convolution = trace(torch.conv2d, (2, 3, 8, 8), (128, 3, 3, 3))
+    assert _torch.inductor_prefers_channels_last(convolution)
+    assert not _torch.inductor_prefers_channels_last(trace(torch.sin, (2, 3)))
+
+
 def test_dynamo_training_backend_compiles_forward_and_backward() -> None:
     compiled = []
 
-    def compile_graph(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        compiled.append(len(inputs))
+    def compile_graph(module: torch.fx.GraphModule, shown: int) -> Any:
+        compiled.append((shown, len(module.graph.output_node().args[0])))
         return lambda args: module(*args)
 
     backend = _torch.dynamo_training_backend(compile_graph)
     function = torch.compile(lambda x: x.sin().sum(), backend=backend)
     x = torch.randn(3, requires_grad=True)
     function(x).backward()
-    assert len(compiled) == 2
+    assert compiled == [(1, 2), (1, 1)]  # forward also keeps something for backward
     assert torch.allclose(x.grad, x.detach().cos())  # type: ignore[arg-type]  # it has one
 
 

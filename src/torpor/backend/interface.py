@@ -155,6 +155,14 @@ class Backend(abc.ABC):
         """What the backend made of a graph, for people."""
         return computation.text()
 
+    def runs_here(self, computation: Computation, in_turn: bool) -> bool:
+        """`computation` has to run on the thread that asks for it, before it goes on.
+
+        `in_turn`: ops of it draw in their turn (`ops.draws`), from the generator of the program,
+        which nobody else may draw from meanwhile.
+        """
+        return in_turn
+
     def fits(self, computation: Computation, sizes: Mapping[Symbol, int]) -> bool:
         """A compiled graph with symbols may run with these sizes; if not, it is compiled again."""
         return True

@@ -80,6 +80,7 @@ class LoweringContext:
         self.parameter_names: list[str] = []
         self.results: list[Value] = []
         self.aliases: dict[int, int] = {}
+        self.loose: frozenset[int] = frozenset()  # results: any strides will do
         self.devices: tuple[str, ...] = ()
         self.hints: dict[Symbol, int] = {}  # sizes that occur, for compilers that choose by them
 

@@ -22,6 +22,7 @@ from torpor._torch import OpOverload
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.registry import get_backend, make
+from torpor.backends.fx import functional
 from torpor.backends.fx.backend import FxBackend, in_fresh_thread
 from torpor.errors import CompileError, TorporWarning, UnsupportedError
 from torpor.execute.compilation import compile_graph
@@ -41,7 +42,7 @@ def torpor(
         raise TypeError(f"options {sorted(chosen)} belong to a backend: name it, as 'backend'")
     backend = get_backend() if name is None else make(name, **chosen)
     compiler = _torch.dynamo_training_backend(
-        lambda graph, _: CompiledGraph(graph, backend), _decompositions(backend)
+        lambda graph, shown: CompiledGraph(graph, backend, shown), _decompositions(backend)
     )
     return compiler(module, example_inputs)  # type: ignore[no-any-return]  # what TorchDynamo calls
 
@@ -59,11 +60,15 @@ def _decompositions(backend: Backend) -> dict[Any, Callable[..., Any]] | None:
 
 
 class CompiledGraph:
-    """A functional graph of ATen ops; compiled anew for every combination of sizes it meets."""
+    """A functional graph of ATen ops; compiled anew for every combination of sizes it meets.
 
-    def __init__(self, module: fx.GraphModule, backend: Backend) -> None:
+    The user sees the first results that are `shown`; the others may have any strides.
+    """
+
+    def __init__(self, module: fx.GraphModule, backend: Backend, shown: int) -> None:
         self.module = module
         self.backend = backend
+        self.shown = shown
         self.versions: dict[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]] = {}
         self.fixed = all(map(_is_fixed, module.graph.find_nodes(op="placeholder")))
 
@@ -77,13 +82,13 @@ class CompiledGraph:
     def _compile(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
         try:
             static = in_fresh_thread(lambda: with_fixed_sizes(self.module, args))
-            return Version(static, args, self.backend)
+            return Version(static, args, self.backend, self.shown)
         except (UnsupportedError, CompileError) as error:
             if config.strict:
                 raise
             text = f"backend 'torpor' runs this graph eagerly: {error}"
             warnings.warn(text, TorporWarning, stacklevel=2)
-            return lambda given: list(fx.Interpreter(self.module).run(*given))
+            return lambda given: list(OnAnyStrides(self.module).run(*given))
 
 
 def _is_fixed(node: fx.Node) -> bool:
@@ -103,14 +108,14 @@ def _sizes(args: Sequence[Any]) -> tuple[Any, ...]:
 def with_fixed_sizes(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
     """`module` traced for the sizes of `args`: symbols become numbers, tensors stay inputs."""
     mode = _torch.new_fake_mode()
-    converted = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+    converted = [mode.from_tensor(a.detach()) if isinstance(a, torch.Tensor) else a for a in args]
     places = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
 
     def run(*tensors: torch.Tensor) -> Any:
         given = list(converted)
         for place, tensor in zip(places, tensors, strict=True):
             given[place] = tensor
-        return fx.Interpreter(module).run(*given)
+        return OnAnyStrides(module).run(*given)
 
     mode.allow_non_fake_inputs = True  # constants of the graph
     try:
@@ -120,10 +125,35 @@ def with_fixed_sizes(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphMod
         raise UnsupportedError(f"it cannot be traced for fixed sizes: {error}") from error
 
 
+class OnAnyStrides(fx.Interpreter):
+    """Runs a graph whose inputs need not have the strides that it was traced with."""
+
+    def run_node(self, node: fx.Node) -> Any:
+        if node.target is torch.ops.aten.view.default:
+            (tensor, size), _ = self.fetch_args_kwargs_from_env(node)
+            return tensor.reshape(size)
+        if getattr(node.target, "_opname", None) in functional.STRIDED:
+            source = node.all_input_nodes[0]
+            self.env[source] = _as_traced(self.env[source], source.meta["val"])
+        return super().run_node(node)
+
+
+def _as_traced(tensor: torch.Tensor, traced: torch.Tensor) -> torch.Tensor:
+    """A tensor with the strides that a graph was traced with."""
+    if tensor.stride() == traced.stride():
+        return tensor
+    made = torch.empty_strided(
+        tensor.shape, traced.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return torch.ops.aten.copy.default(made, tensor)  # type: ignore[no-any-return]  # ops have no types
+
+
 class Version:
     """A graph for one combination of sizes, as a computation of the backend's."""
 
-    def __init__(self, module: fx.GraphModule, args: Sequence[Any], backend: Backend) -> None:
+    def __init__(
+        self, module: fx.GraphModule, args: Sequence[Any], backend: Backend, shown: int
+    ) -> None:
         self.backend = backend
         self.places = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
         builder = _Builder(module)
@@ -140,7 +170,9 @@ class Version:
         if builder.computed:
             graph = Graph.of(builder.computed)
             self.order = [builder.slot_of[value] for value in graph.inputs]
-            computation = compile_graph(graph, "dynamo", backend, self.device)
+            bound = {which for kind, which in self.returned[:shown] if kind == "computed"}
+            loose = {*range(len(builder.computed))} - bound
+            computation = compile_graph(graph, "dynamo", backend, self.device, loose=loose)
             self.run = backend.function(computation, self.device)
         in_order = [("computed", place) for place in range(len(builder.computed))]
         self.as_computed = self.returned == in_order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,11 +33,13 @@ def compile_graph(
     donated: Mapping[int, int] = NOTHING_DONATED,
     saved: bytes | None = None,
     sizes: Mapping[Symbol, int] | None = None,
+    loose: Collection[int] = (),
 ) -> Computation:
     """Lower and compile `graph`; a failure names the backend, the graph and the user's line.
 
     With `saved`, which the backend's `dump` made of such a graph, it need not be compiled. A graph
-    with symbols is compiled for `sizes`, among others; those of this trace, unless told.
+    with symbols is compiled for `sizes`, among others; those of this trace, unless told. The
+    results that are `loose` may have other strides than promised.
     """
     node: Node | None = None
     sizes = dict(sizes_now(graph) if sizes is None else sizes)
@@ -46,6 +48,7 @@ def compile_graph(
         context = backend.lowering_context(name, device, graph.nodes)
         context.devices = tuple(backend.compilation_devices(str(device), [str(device)]))
         context.hints = sizes
+        context.loose = frozenset(loose)
         for value in graph.inputs:
             context.add_parameter(value)
         for node in graph.nodes:
@@ -129,6 +132,10 @@ class StandIn:
         """What the reference backend computes, as data of the backend it stands in for."""
         given = [self._lend(a) if isinstance(a, BackendData) else a for a in arguments]
         return [self._take(r) for r in self.reference.execute(computation, given, device)]
+
+    def runs_here(self, computation: Computation, in_turn: bool) -> bool:
+        """As the reference backend says."""
+        return self.reference.runs_here(computation, in_turn)
 
     def _lend(self, data: BackendData) -> BackendData:
         if data.error is not None:

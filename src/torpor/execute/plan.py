@@ -36,6 +36,7 @@ from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value
 from torpor.ir.sizes import Symbol
 from torpor.ir.types import ScalarType
 from torpor.ir.verify import verify
+from torpor.ops.draws import IN_TURN
 from torpor.ops.spec import spec_of
 
 
@@ -43,9 +44,9 @@ class Plan:
     """A compiled graph, what runs it, and where its inputs come from."""
 
     __slots__ = (
-        "checked", "computation", "donated", "draft", "fragile", "graph", "inputs", "kept_inputs",
-        "kept_outputs", "outputs", "positions", "record", "runner", "source", "symbols",
-        "variants",
+        "checked", "computation", "donated", "draft", "fragile", "graph", "in_turn", "inputs",
+        "kept_inputs", "kept_outputs", "outputs", "positions", "record", "runner", "source",
+        "symbols", "variants",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +78,7 @@ class Plan:
         self.kept_outputs = tuple(i for i in range(len(graph.outputs)) if i not in written)
         self.checked = False  # a run of it has returned what its types promise
         self.fragile = tuple(filter(_may_fail, graph.nodes))
+        self.in_turn = any(node.op.target in IN_TURN for node in graph.nodes)  # they draw later
 
     def fits(self) -> bool:
         """It was compiled for the sizes of this trace, among others."""

@@ -9,6 +9,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -29,7 +31,7 @@ two threads that take turns at Python's lock take longer than one that does both
 class Job:
     """Something to run in order, the handles it fills, and the data it keeps alive till then."""
 
-    __slots__ = ("done", "kept", "results", "run", "short", "submitted", "threads")
+    __slots__ = ("done", "here", "kept", "results", "run", "short", "submitted", "threads")
 
     def __init__(
         self,
@@ -37,7 +39,9 @@ class Job:
         results: Sequence[BackendData],
         kept: Sequence[BackendData] = (),
         usual: float | None = None,
+        here: bool = False,
     ) -> None:
+        self.here = here  # it has to be run by the thread that submits it
         self.short = usual is not None and usual < SHORT  # seconds it is known to take
         self.run = run
         self.results = results
@@ -105,12 +109,14 @@ class DeviceQueue:
 
     def submit(self, job: Job) -> None:
         """Run `job` after all that were submitted before."""
-        here = job.short and self.device.torch_device.type == "cpu" and self.is_idle()
-        if here or not config.async_queue or _torch.is_profiler_on_this_thread():  # sees no other
+        short = job.short and self.device.torch_device.type == "cpu" and self.is_idle()
+        here = short or job.here or not config.async_queue
+        if here or _torch.is_profiler_on_this_thread():  # which sees no other thread
             self.jobs.join()
-            if here:
+            if short:
                 self.stop()  # OpenMP lets threads sleep early while those of others exist
-            self._run(job)
+            with self._on_its_stream():
+                self._run(job)
             return
         if self.thread is None or not self.thread.is_alive():
             name = f"torpor-{self.device}"
@@ -119,6 +125,12 @@ class DeviceQueue:
         self.budget.take(job)
         job.submitted = time.perf_counter()
         self.jobs.put(job)
+
+    def _on_its_stream(self) -> AbstractContextManager[Any]:
+        """The stream of the queue's own thread, whatever stream the caller uses."""
+        if self.device.type.name != "cuda":
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.default_stream(self.device.ordinal))
 
     def is_idle(self) -> bool:
         """Nothing is running or waiting to."""

@@ -182,7 +182,8 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
 
     kept = [arguments[place] for place in plan.kept_inputs]
     kept += [handles[place] for place in plan.kept_outputs]
-    return Job(run, handles, kept, plan.record.usual_seconds), handles
+    here = plan.runner.runs_here(plan.computation, plan.in_turn)
+    return Job(run, handles, kept, plan.record.usual_seconds, here), handles
 
 
 def _wait_for(arguments: Sequence[Any]) -> None:

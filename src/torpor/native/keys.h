@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <c10/core/GradMode.h>
+#include <torch/csrc/Device.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
@@ -28,12 +29,14 @@ struct Operand {
 // One call as it is being read.
 class Call {
  public:
-  Call(World& w, const Op& op) : w_(w), op_(op) {}
+  Call(World& w, const Op& op, c10::ArrayRef<IValue> arguments)
+      : w_(w), op_(op), arguments_(arguments) {}
 
-  // The op's key for these arguments; null if Python has to look at them.
-  Ref key(c10::ArrayRef<IValue> arguments);
+  // The op's key for its arguments; null if Python has to look at them.
+  Ref key();
   Ref key_of_one(PyObject* tensor);
 
+  c10::ArrayRef<IValue> arguments() const { return arguments_; }
   const std::vector<Operand>& operands() const { return operands_; }
 
  private:
@@ -41,6 +44,7 @@ class Call {
   PyObject* tensor(size_t position, const at::Tensor& argument, PyObject** slot);
   PyObject* lazy_tensor(size_t position, PyObject* tensor, PyObject** slot);
   PyObject* tensors(size_t position, const IValue& argument);
+  PyObject* device(const IValue& argument);
   bool enter_leaves();
 
   struct Leaf {
@@ -50,6 +54,7 @@ class Call {
 
   World& w_;
   const Op& op_;
+  c10::ArrayRef<IValue> arguments_;
   std::vector<Operand> operands_;
   std::vector<Leaf> leaves_;
   bool waits_ = false;  // the element just read is a leaf, whose value comes last
@@ -181,6 +186,15 @@ inline PyObject* Call::tensors(size_t position, const IValue& argument) {
   return tuple.release();
 }
 
+// The device that the first argument is on; what any other means is for Python to decide.
+inline PyObject* Call::device(const IValue& argument) {
+  if (!argument.isDevice() || !arguments_[0].isTensor()) return nullptr;
+  const at::Tensor& first = arguments_[0].toTensor();
+  const c10::Device device = argument.toDevice();
+  if (!first.defined() || first.device() != device || device.is_meta()) return nullptr;
+  return THPDevice_New(device);
+}
+
 inline PyObject* Call::element(size_t position, const IValue& argument) {
   if (argument.isNone()) return Py_NewRef(Py_None);
   switch (op_.kinds[position]) {
@@ -201,19 +215,20 @@ inline PyObject* Call::element(size_t position, const IValue& argument) {
       if (!argument.isInt()) return nullptr;
       return Py_NewRef(torch::utils::getTHPMemoryFormat(
           static_cast<c10::MemoryFormat>(argument.toInt())));
-    default: return nullptr;  // a device, a generator: Python decides what they mean
+    case Kind::device: return device(argument);
+    default: return nullptr;  // a generator
   }
 }
 
-inline Ref Call::key(c10::ArrayRef<IValue> arguments) {
+inline Ref Call::key() {
   const size_t further = op_.grad_mode || !op_.grads.empty() ? 1 : 0;
-  Ref key = checked(PyTuple_New(static_cast<Py_ssize_t>(arguments.size() + further)));
-  for (size_t i = 0; i < arguments.size(); ++i) {
+  Ref key = checked(PyTuple_New(static_cast<Py_ssize_t>(arguments_.size() + further)));
+  for (size_t i = 0; i < arguments_.size(); ++i) {
     PyObject** slot = &PyTuple_GET_ITEM(key.get(), i);
     waits_ = false;
-    *slot = op_.kinds[i] == Kind::tensor && arguments[i].isTensor()
-        ? tensor(i, arguments[i].toTensor(), slot)
-        : element(i, arguments[i]);
+    *slot = op_.kinds[i] == Kind::tensor && arguments_[i].isTensor()
+        ? tensor(i, arguments_[i].toTensor(), slot)
+        : element(i, arguments_[i]);
     if (*slot == nullptr && !waits_) {
       if (PyErr_Occurred()) fail();
       return Ref();
@@ -226,11 +241,11 @@ inline Ref Call::key(c10::ArrayRef<IValue> arguments) {
       PyTuple_SET_ITEM(flags.get(), place++, PyBool_FromLong(c10::GradMode::is_enabled()));
     }
     for (size_t position : op_.grads) {
-      if (!arguments[position].isTensor()) return Ref();
-      const bool needs = arguments[position].toTensor().requires_grad();
+      if (!arguments_[position].isTensor()) return Ref();
+      const bool needs = arguments_[position].toTensor().requires_grad();
       PyTuple_SET_ITEM(flags.get(), place++, PyBool_FromLong(needs));
     }
-    PyTuple_SET_ITEM(key.get(), arguments.size(), flags.release());
+    PyTuple_SET_ITEM(key.get(), arguments_.size(), flags.release());
   }
   return enter_leaves() ? std::move(key) : Ref();
 }

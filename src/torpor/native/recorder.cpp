@@ -145,6 +145,11 @@ static PyObject* outputs_of(const World& w, PyObject* node) {
   return outputs != nullptr && PyTuple_CheckExact(outputs) ? outputs : nullptr;
 }
 
+// The type of one of those values; None stands for a result that the op does not have this time.
+static PyObject* type_of(const World& w, PyObject* value) {
+  return Py_TYPE(value) == w.value ? w.value_type.of(value) : Py_None;
+}
+
 static bool is_tensor_type(const World& w, PyObject* type) {
   return type != nullptr && (Py_TYPE(type) == w.tensor_type || Py_TYPE(type) == w.symbolic_type);
 }
@@ -156,42 +161,99 @@ static bool has_room(const World& w, Py_ssize_t results) {
       PyDict_GET_SIZE(w.pending) + results <= PyLong_AsSsize_t(limit);
 }
 
-static bool can_be_fresh(const World& w, PyObject* outputs, bool optional) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs); ++i) {
-    PyObject* type = w.value_type.of(PyTuple_GET_ITEM(outputs, i));
-    if (!is_tensor_type(w, type) && !(optional && type == Py_None)) return false;
-  }
-  return has_room(w, PyTuple_GET_SIZE(outputs));
+// None stands for a result that an op of several does not have this time.
+static bool can_be_fresh(const World& w, const Op& op, const Return& made, PyObject* type) {
+  return is_tensor_type(w, type) ||
+      (type == Py_None && !made.is_list && op.returns.size() > 1);
 }
 
 // Views that are right in this trace only, and those with conjugate or negative bits, are Python's.
-static bool can_be_views(const World& w, PyObject* node, PyObject* outputs) {
-  if (Py_TYPE(node) != w.node || w.node_passing.of(node) != Py_False) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs); ++i) {
-    PyObject* type = w.value_type.of(PyTuple_GET_ITEM(outputs, i));
-    if (!is_tensor_type(w, type)) return false;
-    if (w.type_conj.of(type) != Py_False || w.type_neg.of(type) != Py_False) return false;
+static bool can_be_view(const World& w, PyObject* node, PyObject* type) {
+  return Py_TYPE(node) == w.node && w.node_passing.of(node) == Py_False &&
+      is_tensor_type(w, type) && w.type_conj.of(type) == Py_False &&
+      w.type_neg.of(type) == Py_False;
+}
+
+// The one lazy tensor that is an argument; null if that is something else.
+static const Operand* operand_at(const std::vector<Operand>& operands, size_t argument) {
+  const auto found = std::find_if(operands.begin(), operands.end(), [&](const Operand& operand) {
+    return operand.argument == argument;
+  });
+  return found == operands.end() ? nullptr : &*found;
+}
+
+// The node's first outputs, up to `number`, can become the results.
+static bool can_be_results(
+    const World& w, const Op& op, const Call& call, PyObject* node, PyObject* outputs,
+    Py_ssize_t number) {
+  const Py_ssize_t listed = number - op.alone;
+  if (op.has_list ? listed < 0 : listed != 0) return false;
+  Py_ssize_t place = 0;
+  for (const Return& made : op.returns) {
+    if (made.make == Make::argument) continue;
+    const bool fresh = made.make == Make::fresh;
+    if (!fresh && operand_at(call.operands(), made.argument) == nullptr) return false;
+    for (const Py_ssize_t end = place + (made.is_list ? listed : 1); place < end; ++place) {
+      PyObject* type = type_of(w, PyTuple_GET_ITEM(outputs, place));
+      if (!(fresh ? can_be_fresh(w, op, made, type) : can_be_view(w, node, type))) return false;
+    }
+  }
+  return !op.has_fresh || has_room(w, number);
+}
+
+static size_t number_of_tensors(const IValue& argument) {
+  if (argument.isTensor()) return argument.toTensor().defined() ? 1 : 0;
+  if (!argument.isTensorList()) return 0;
+  const auto list = argument.toListRef();
+  return std::count_if(
+      list.begin(), list.end(), [](const IValue& item) { return item.toTensor().defined(); });
+}
+
+using Targets = std::vector<const Operand*>;
+
+// What is written to, each all of its storage; false if Python has to look at it.
+static bool find_targets(const Op& op, const Call& call, Targets& targets) {
+  for (const Written& written : op.written) {
+    const size_t before = targets.size();
+    for (const Operand& operand : call.operands()) {
+      if (operand.argument != written.argument) continue;
+      if (operand.view.get() != Py_None) return false;
+      targets.push_back(&operand);
+    }
+    const size_t expected = number_of_tensors(call.arguments()[written.argument]);
+    if (targets.size() - before != expected) return false;  // there is a number among them
   }
   return true;
 }
 
-// What is written is all of a storage that nothing else among the arguments is on.
-static bool can_be_written(const Op& op, const std::vector<Operand>& operands, size_t written) {
-  for (size_t i = 0; i < written; ++i) {
-    if (operands[i].argument != 0 || operands[i].view.get() != Py_None) return false;
-  }
-  if (op.result == Result::write) {
-    for (size_t i = 1; i < operands.size() && op.overlaps; ++i) {
-      if (operands[i].storage.get() != operands[0].storage.get()) continue;
-      const bool in_list = op.kinds[operands[i].argument] == Kind::tensors;
-      if (in_list || operands[i].tensor != operands[0].tensor) return false;
+// Nothing is written twice, and a tensor that is written shares its storage with no other one. In
+// a list that is written the same storage may be read, as in Python.
+static bool are_apart(const Op& op, const Call& call, const Targets& targets) {
+  for (const Written& written : op.written) {
+    if (op.kinds[written.argument] != Kind::tensor) continue;
+    const Operand* target = operand_at(call.operands(), written.argument);
+    for (const Operand& other : call.operands()) {
+      if (target == nullptr || &other == target) continue;
+      if (other.storage.get() != target->storage.get()) continue;
+      const bool itself = other.tensor == target->tensor && !written.by_keyword;
+      if (!itself || op.kinds[other.argument] == Kind::tensors) return false;
     }
-    return true;
   }
+  if (targets.size() < 2) return true;
   std::vector<PyObject*> storages;
-  for (size_t i = 0; i < written; ++i) storages.push_back(operands[i].storage.get());
+  for (const Operand* target : targets) storages.push_back(target->storage.get());
   std::sort(storages.begin(), storages.end());
   return std::adjacent_find(storages.begin(), storages.end()) == storages.end();
+}
+
+// What is written has the type of what was there: it is not resized.
+static bool can_be_written(
+    const World& w, const Targets& targets, PyObject* outputs, Py_ssize_t place) {
+  for (const Operand* target : targets) {
+    PyObject* before = w.storage_value.of(target->storage.get());
+    if (type_of(w, before) != type_of(w, PyTuple_GET_ITEM(outputs, place++))) return false;
+  }
+  return true;
 }
 
 static void count(const Op& op) {
@@ -199,66 +261,46 @@ static void count(const Op& op) {
   PyList_SetItem(op.cell, 0, checked(PyLong_FromLongLong(calls + 1)).release());
 }
 
-// Makes the results of a hit; nothing has happened if it says that it could not.
-static bool finish(
-    World& w, const Op& op, const Call& call, PyObject* node, std::vector<IValue>& results) {
+static at::Tensor result(
+    World& w, const Return& made, const Call& call, PyObject* node, PyObject* value) {
+  if (made.make == Make::fresh) {
+    return type_of(w, value) == Py_None ? at::Tensor() : fresh_tensor(w, value);
+  }
+  const Operand& operand = *operand_at(call.operands(), made.argument);
+  return made.make == Make::alias ? alias_tensor(w, operand, value)
+                                  : view_tensor(w, operand, node, value);
+}
+
+// Makes the results of a hit and writes what it writes; nothing has happened if it says that it
+// could not. The outputs of a node are its results that are new, then what it writes.
+static bool finish(World& w, const Op& op, const Call& call, PyObject* node, Stack& results) {
   PyObject* outputs = outputs_of(w, node);
   if (outputs == nullptr) return false;
-  const Py_ssize_t number = PyTuple_GET_SIZE(outputs);
-  const auto& operands = call.operands();
-  const bool kept = !operands.empty() && operands[0].argument == 0;
-  switch (op.result) {
-    case Result::fresh: {
-      if (!can_be_fresh(w, outputs, number > 1)) return false;
-      for (Py_ssize_t i = 0; i < number; ++i) {
-        PyObject* value = PyTuple_GET_ITEM(outputs, i);
-        const bool none = w.value_type.of(value) == Py_None;
-        results.emplace_back(none ? at::Tensor() : fresh_tensor(w, value));
-      }
-      break;
-    }
-    case Result::fresh_list: {
-      if (!can_be_fresh(w, outputs, false)) return false;
+  Targets targets;
+  if (!op.written.empty() &&
+      !(find_targets(op, call, targets) && are_apart(op, call, targets))) {
+    return false;
+  }
+  const Py_ssize_t made = PyTuple_GET_SIZE(outputs) - static_cast<Py_ssize_t>(targets.size());
+  if (!can_be_results(w, op, call, node, outputs, made) ||
+      !can_be_written(w, targets, outputs, made)) {
+    return false;
+  }
+  Py_ssize_t place = 0;
+  for (const Return& returned : op.returns) {
+    if (returned.make == Make::argument) {
+      results.push_back(call.arguments()[returned.argument]);
+    } else if (returned.is_list) {
       c10::List<at::Tensor> list;
-      for (Py_ssize_t i = 0; i < number; ++i) {
-        list.push_back(fresh_tensor(w, PyTuple_GET_ITEM(outputs, i)));
+      for (const Py_ssize_t end = place + made - op.alone; place < end; ++place) {
+        list.push_back(result(w, returned, call, node, PyTuple_GET_ITEM(outputs, place)));
       }
       results.emplace_back(std::move(list));
-      break;
-    }
-    case Result::view:
-    case Result::alias: {
-      if (!kept || number != 1 || !can_be_views(w, node, outputs)) return false;
-      PyObject* value = PyTuple_GET_ITEM(outputs, 0);
-      results.emplace_back(
-          op.result == Result::alias ? alias_tensor(w, operands[0], value)
-                                     : view_tensor(w, operands[0], node, value));
-      break;
-    }
-    case Result::view_list: {
-      if (!kept || !can_be_views(w, node, outputs)) return false;
-      c10::List<at::Tensor> list;
-      for (Py_ssize_t i = 0; i < number; ++i) {
-        list.push_back(view_tensor(w, operands[0], node, PyTuple_GET_ITEM(outputs, i)));
-      }
-      results.emplace_back(std::move(list));
-      break;
-    }
-    case Result::write: {
-      if (!kept || number != 1 || !can_be_written(op, operands, 1)) return false;
-      write(w, operands[0], PyTuple_GET_ITEM(outputs, 0));
-      results.emplace_back(THPVariable_Unpack(operands[0].tensor));
-      break;
-    }
-    case Result::write_list: {
-      const size_t written = static_cast<size_t>(number);
-      if (written > operands.size() || !can_be_written(op, operands, written)) return false;
-      for (size_t i = 0; i < written; ++i) {
-        write(w, operands[i], PyTuple_GET_ITEM(outputs, static_cast<Py_ssize_t>(i)));
-      }
-      break;
+    } else {
+      results.emplace_back(result(w, returned, call, node, PyTuple_GET_ITEM(outputs, place++)));
     }
   }
+  for (const Operand* target : targets) write(w, *target, PyTuple_GET_ITEM(outputs, place++));
   count(op);
   ++w.recorded;
   return true;
@@ -283,9 +325,10 @@ static bool is_current(const World& w, const Op& op) {
 
 // The results of a call that was met before; false if it is Python's.
 template <class MakeKey>
-bool look_up(World& w, const Op& op, MakeKey make_key, std::vector<IValue>& results) {
+bool look_up(
+    World& w, const Op& op, c10::ArrayRef<IValue> arguments, MakeKey make_key, Stack& results) {
   Lock lock(w);
-  Call call(w, op);
+  Call call(w, op, arguments);
   Ref key = make_key(call);
   if (!key || call.operands().empty()) return false;
   PyObject* node = PyDict_GetItemWithError(op.nodes, key.get());
@@ -321,10 +364,10 @@ static bool record(World& w, const OperatorHandle& handle, Stack* stack) {
   if (found == w.ops.end() || !is_ours_to_record(w)) return false;
   const Op& op = *found->second;
   if (!is_current(w, op)) return false;
-  std::vector<IValue> results;
+  Stack results;
   const auto arguments = torch::jit::last(*stack, op.kinds.size());
   if (!any_lazy(w, op, arguments)) return false;
-  if (!look_up(w, op, [&](Call& call) { return call.key(arguments); }, results)) return false;
+  if (!look_up(w, op, arguments, [](Call& call) { return call.key(); }, results)) return false;
   torch::jit::drop(*stack, op.kinds.size());
   for (IValue& result : results) stack->push_back(std::move(result));
   return true;
@@ -340,20 +383,57 @@ static void kernel(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   w.in_python->callBoxed(op, keys, stack);
 }
 
-// The kernel above autograd of an op that stays whole. What saves for backward what the parts would
-// save, and what saves nothing, is whole; the rest is for Python.
-static void whole_kernel(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  const World& w = world();
-  const Whole& kernels = w.whole_ops.at(op);
-  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+// -- kernels above autograd -----------------------------------------------------------------------
+
+// Each says whether a call is the usual case. `trace.native.above_autograd` names their ops.
+using IsUsual = bool (*)(const World&, c10::ArrayRef<IValue>);
+
+// A composite op stays whole (trace/whole.py): what saves for backward what the parts would save,
+// and what saves nothing.
+static bool is_whole(const World& w, c10::ArrayRef<IValue> arguments) {
   const auto needs = [&](size_t i) {
     return i < arguments.size() && arguments[i].isTensor() &&
         arguments[i].toTensor().requires_grad();
   };
   const bool both = needs(0) && needs(1);
   const bool none = !(needs(0) || needs(1) || needs(2)) || !c10::GradMode::is_enabled();
-  const bool whole = w.on && !w.parts && (both || none);
-  (whole ? kernels.whole : kernels.python).callBoxed(op, keys, stack);
+  return !w.parts && (both || none);
+}
+
+// `to(self, *, dtype, layout, device, ...)`: a lazy tensor stays on its device.
+static bool stays(const World& w, c10::ArrayRef<IValue> arguments) {
+  const at::Tensor& self = arguments[0].toTensor();
+  const IValue& device = arguments[3];
+  return is_lazy(w, self) && (device.isNone() || device.toDevice() == self.device());
+}
+
+// `dropout(input, p, train)`: nothing is dropped.
+static bool drops_nothing(const World&, c10::ArrayRef<IValue> arguments) {
+  if (!arguments[1].isDouble()) return false;
+  const double p = arguments[1].toDouble();
+  return p == 0 || (!arguments[2].toBool() && p > 0 && p <= 1);
+}
+
+template <IsUsual is_usual>
+static void above_kernel(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const World& w = world();
+  const Above& kernels = w.above.at(op);
+  const size_t number = op.schema().arguments().size();
+  if (!w.on || !is_usual(w, torch::jit::last(*stack, number))) {
+    kernels.python.callBoxed(op, keys, stack);
+  } else if (kernels.usual) {
+    kernels.usual->callBoxed(op, keys, stack);
+  } else {
+    torch::jit::drop(*stack, number - 1);
+  }
+}
+
+static torch::CppFunction above_kernel_of(const std::string& rule) {
+  using torch::CppFunction;
+  if (rule == "whole") return CppFunction::makeFromBoxedFunction<&above_kernel<is_whole>>();
+  if (rule == "stays") return CppFunction::makeFromBoxedFunction<&above_kernel<stays>>();
+  TORCH_CHECK(rule == "drops nothing", "no rule ", rule);
+  return CppFunction::makeFromBoxedFunction<&above_kernel<drops_nothing>>();
 }
 
 // -- what Python calls ----------------------------------------------------------------------------
@@ -372,9 +452,9 @@ static PyObject* record_alias(PyObject* const* arguments, Py_ssize_t number) {
   if (!no_keywords || Py_TYPE(tensor) != w.lazy_tensor || !is_current(w, *w.detach_op)) {
     return nullptr;
   }
-  std::vector<IValue> results;
+  Stack results;
   const auto make_key = [&](Call& call) { return call.key_of_one(tensor); };
-  if (look_up(w, *w.detach_op, make_key, results)) return THPVariable_Wrap(results[0].toTensor());
+  if (look_up(w, *w.detach_op, {}, make_key, results)) return THPVariable_Wrap(results[0].toTensor());
   ++w.passed_on;
   return nullptr;
   END_HANDLE_TH_ERRORS
@@ -437,7 +517,7 @@ static PyObject* setup(PyObject*, PyObject* names) {
   w.expansion = take_type(names, "Expansion");
   w.tensor_type = take_type(names, "TensorType");
   w.symbolic_type = take_type(names, "SymbolicType");
-  take(names, "Value");
+  w.value = take_type(names, "Value");
   find_slots(w, names);
   w.trace = take(names, "trace");
   w.trace_builder.find(reinterpret_cast<PyObject*>(Py_TYPE(w.trace)), "builder");
@@ -515,17 +595,42 @@ static void take_over(World& w, const OperatorHandle& handle) {
   library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&kernel>());
 }
 
-// add(name, overload, kinds, result, overlaps, grad_mode, grads, attributes, recorder, nodes,
+static size_t take_number(PyObject* tuple, Py_ssize_t place) {
+  const size_t number = PyLong_AsSize_t(PyTuple_GET_ITEM(tuple, place));
+  if (PyErr_Occurred()) fail();
+  return number;
+}
+
+// What becomes of the outputs of an op's nodes: triples (make, is a list, argument), then pairs
+// (argument written to, is keyword-only).
+static void take_results(Op& op, PyObject* returns, PyObject* written) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(returns); ++i) {
+    PyObject* one = PyTuple_GET_ITEM(returns, i);
+    const Return made{
+        static_cast<Make>(take_number(one, 0)), take_number(one, 1) != 0, take_number(one, 2)};
+    const bool is_output = made.make != Make::argument;
+    op.alone += is_output && !made.is_list;
+    op.has_list = op.has_list || (is_output && made.is_list);
+    op.has_fresh = op.has_fresh || made.make == Make::fresh;
+    op.returns.push_back(made);
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(written); ++i) {
+    PyObject* one = PyTuple_GET_ITEM(written, i);
+    op.written.push_back({take_number(one, 0), take_number(one, 1) != 0});
+  }
+}
+
+// add(name, overload, kinds, returns, written, grad_mode, grads, attributes, recorder, nodes,
 // cell): record calls of an op here; False if its arguments are of a kind that is not known here.
 static PyObject* add(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
   const char *name, *overload, *kinds;
-  int result, overlaps, grad_mode;
-  PyObject *grads, *attributes, *recorder, *nodes, *cell;
+  int grad_mode;
+  PyObject *returns, *written, *grads, *attributes, *recorder, *nodes, *cell;
   if (!PyArg_ParseTuple(
-          arguments, "sssippO!O!OO!O!", &name, &overload, &kinds, &result, &overlaps, &grad_mode,
-          &PyTuple_Type, &grads, &PyDict_Type, &attributes, &recorder, &PyDict_Type, &nodes,
-          &PyList_Type, &cell)) {
+          arguments, "sssO!O!pO!O!OO!O!", &name, &overload, &kinds, &PyTuple_Type, &returns,
+          &PyTuple_Type, &written, &grad_mode, &PyTuple_Type, &grads, &PyDict_Type, &attributes,
+          &recorder, &PyDict_Type, &nodes, &PyList_Type, &cell)) {
     return nullptr;
   }
   World& w = world();
@@ -537,11 +642,10 @@ static PyObject* add(PyObject*, PyObject* arguments) {
     if (has_odd_default(kind, schema[i])) Py_RETURN_FALSE;
     op->kinds.push_back(kind);
   }
-  op->result = static_cast<Result>(result);
-  op->overlaps = overlaps;
+  take_results(*op, returns, written);
   op->grad_mode = grad_mode;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(grads); ++i) {
-    op->grads.push_back(PyLong_AsSize_t(PyTuple_GET_ITEM(grads, i)));
+    op->grads.push_back(take_number(grads, i));
   }
   op->attributes = Py_NewRef(attributes);
   op->recorder = Py_NewRef(recorder);
@@ -561,27 +665,28 @@ class Quiet : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// keep_whole(name, kernel): decide here whether the op stays whole; `kernel` is what it then calls.
+// stand_above(name, overload, rule, kernel): decide here, by a rule, whether a call of an op above
+// autograd is the usual case; `kernel` is what that calls, None if the first argument is its result.
 // False if that is no kernel that can be read here: a library built by another compiler than torch.
-static PyObject* keep_whole(PyObject*, PyObject* arguments) {
+static PyObject* stand_above(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
-  const char* name;
+  const char *name, *overload, *rule;
   PyObject* kernel;
-  if (!PyArg_ParseTuple(arguments, "sO", &name, &kernel)) return nullptr;
-  World& w = world();
-  const OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  if (!PyArg_ParseTuple(arguments, "sssO", &name, &overload, &rule, &kernel)) return nullptr;
+  const OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
   constexpr auto key = c10::DispatchKey::AutogradLazy;
+  std::optional<c10::SafeKernelFunction> usual;
   try {
-    w.whole_ops.emplace(
-        handle, Whole{py::handle(kernel).cast<c10::SafeKernelFunction>(),
-                      handle.getComputedKernelForDispatchKey(key)});
+    if (kernel != Py_None) usual = py::handle(kernel).cast<c10::SafeKernelFunction>();
   } catch (const py::cast_error&) {
     Py_RETURN_FALSE;
   }
+  world().above.emplace(
+      handle, Above{std::move(usual), handle.getComputedKernelForDispatchKey(key)});
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
   Quiet quiet;  // it is meant to take the place of Python's
   c10::WarningUtils::WarningHandlerGuard guard(&quiet);
-  library->impl(name, torch::CppFunction::makeFromBoxedFunction<&whole_kernel>());
+  library->impl(c10::toString(handle.operator_name()).c_str(), above_kernel_of(rule));
   Py_RETURN_TRUE;
   END_HANDLE_TH_ERRORS
 }
@@ -606,7 +711,7 @@ static PyObject* counts(PyObject*, PyObject*) {
 static PyMethodDef methods[] = {
     {"setup", setup, METH_O, nullptr},
     {"add", add, METH_VARARGS, nullptr},
-    {"keep_whole", keep_whole, METH_VARARGS, nullptr},
+    {"stand_above", stand_above, METH_VARARGS, nullptr},
     {"parts", set_parts, METH_O, nullptr},
     {"switch", set_on, METH_O, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},

@@ -32,8 +32,21 @@ struct Wrapper {
   c10::DispatchKeySet keys;
 };
 
-// What a recorder does with the node it found.
-enum class Result { fresh, fresh_list, view, alias, view_list, write, write_list };
+// What a recorder makes of an output of the node it found: the kinds of `trace.native.Make`.
+enum class Make { fresh, view, alias, argument };
+
+// One result of an op; a list takes all outputs that nothing else takes.
+struct Return {
+  Make make;
+  bool is_list;
+  size_t argument;  // that is viewed, or is the result itself
+};
+
+// An argument that is written to.
+struct Written {
+  size_t argument;
+  bool by_keyword;  // `out=`: it must not even be one of the other arguments
+};
 
 // How an argument enters a key: the kinds of `ops.spec.ArgKind`, and plain ones that are named.
 enum class Kind {
@@ -44,8 +57,11 @@ enum class Kind {
 // One op and its Python recorder.
 struct Op {
   std::vector<Kind> kinds;
-  Result result;
-  bool overlaps;  // what is written must not overlap with what is read
+  std::vector<Return> returns;
+  std::vector<Written> written;  // their values are the node's last outputs
+  Py_ssize_t alone = 0;  // outputs that become a result each
+  bool has_list = false;
+  bool has_fresh = false;
   bool grad_mode;  // the key ends with the grad mode ...
   std::vector<size_t> grads;  // ... and with whether these arguments require a gradient
   PyObject* attributes;  // of the torch op: its Python recorder is among them
@@ -54,10 +70,10 @@ struct Op {
   PyObject* cell;  // where calls are counted
 };
 
-// A composite op that stays whole above autograd unless its parts are needed (trace/whole.py).
-struct Whole {
-  c10::SafeKernelFunction whole;  // torch's own derivative of it
-  c10::SafeKernelFunction python;  // what decides in all cases
+// An op that has a Python kernel above autograd, which has little to do in the usual case.
+struct Above {
+  std::optional<c10::SafeKernelFunction> usual;  // none: the first argument is the result
+  c10::SafeKernelFunction python;  // what knows all cases
 };
 
 struct Numbers {  // keys of numbers that Python would confuse with others
@@ -66,8 +82,8 @@ struct Numbers {  // keys of numbers that Python would confuse with others
 
 struct World {
   std::atomic<bool> on{false};
-  PyTypeObject *lazy_tensor, *lazy_storage, *view, *lazy_mode, *node, *expansion, *tensor_type;
-  PyTypeObject *symbolic_type;
+  PyTypeObject *lazy_tensor, *lazy_storage, *view, *lazy_mode, *node, *expansion, *value;
+  PyTypeObject *tensor_type, *symbolic_type;
   Slot storage_type, storage_value, storage_data, storage_listed;
   Slot view_base, view_index, view_node, view_parent, view_value;
   Slot node_outputs, node_passing, expansion_outputs, value_type, value_index;
@@ -81,7 +97,7 @@ struct World {
   const Op* detach_op = nullptr;  // ... and what is known of it
   Numbers numbers;
   std::unordered_map<OperatorHandle, const Op*> ops;  // one that was replaced may be in use
-  std::unordered_map<OperatorHandle, Whole> whole_ops;
+  std::unordered_map<OperatorHandle, Above> above;
   std::atomic<bool> parts{false};  // composite ops are taken apart, all of them
   std::unordered_map<PyObject*, Wrapper> wrappers;  // by `TensorType.wrapper`, which is kept alive
   std::optional<c10::SafeKernelFunction> in_python;  // torch's kernel for all ops

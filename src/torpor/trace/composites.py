@@ -7,6 +7,7 @@ last bit, so these ops take the physical device's form here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -140,7 +141,6 @@ def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return input * noise
 
 
-_FLASH = 1
 _choices: dict[tuple[Any, ...], int] = {}
 
 
@@ -157,11 +157,12 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Attention by the kernel the physical device would choose."""
-    simple = attn_mask is None and not enable_gqa and dropout_p == 0.0
-    if simple and _choice(query, key, value, is_causal, scale) == _FLASH:
-        return aten._scaled_dot_product_flash_attention_for_cpu.default(  # type: ignore[no-any-return]  # ops have no types
-            query, key, value, 0.0, is_causal, scale=scale
-        )[0]
+    if attn_mask is None and not enable_gqa:
+        kind = physical(query.device).type
+        choice = _choice(kind, query, key, value, dropout_p, is_causal, scale)
+        attention = _FUSED.get((kind, choice))
+        if attention is not None:
+            return attention(query, key, value, dropout_p, is_causal, scale)
     return _physically(  # type: ignore[no-any-return]  # ops have no types
         aten.scaled_dot_product_attention.default, query,
         (query, key, value, attn_mask, dropout_p, is_causal), scale=scale, enable_gqa=enable_gqa,
@@ -169,33 +170,75 @@ def scaled_dot_product_attention(
 
 
 def _choice(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None
+    kind: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    p: float,
+    causal: bool,
+    scale: float | None,
 ) -> int:
-    """Which kernel the CPU chooses for tensors like these; -1 on other devices."""
-    if physical(query.device).type != "cpu":
+    """Which kernel a device chooses for tensors like these; -1 if it is not chosen here."""
+    if kind == "cpu" and p != 0.0:
         return -1
     tensors = (query, key, value)
     known = (
-        *((t.shape, t.stride(), t.dtype, t.requires_grad) for t in tensors),
-        causal, torch.is_grad_enabled(), _torch.attention_switches(),
+        kind, *((t.shape, t.stride(), t.dtype, t.requires_grad) for t in tensors),
+        p, causal, torch.is_grad_enabled(), _torch.attention_switches(),
     )  # fmt: skip
     choice = _choices.get(known)
     if choice is None:
-        choice = _torch.attention_choice(
-            _on_cpu(query), _on_cpu(key), _on_cpu(value), causal, scale
-        )
         if len(_choices) > 1024:
             _choices.clear()
-        _choices[known] = choice
+        choice = _choices[known] = _choose(kind, tensors, p, causal, scale)
     return choice
 
 
-def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+def _choose(
+    kind: str, tensors: tuple[torch.Tensor, ...], p: float, causal: bool, scale: float | None
+) -> int:
+    query, key, value = map(_real, tensors)
+    choice = _torch.attention_choice(query, key, value, p, causal, scale)
+    padded = query.shape[-1] % 8 or value.shape[-1] != query.shape[-1]
+    return -1 if padded and kind != "cpu" else choice
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor that looks like `tensor`."""
     return torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu",
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=physical(tensor.device),
         requires_grad=tensor.requires_grad,
     )  # fmt: skip
+
+
+def _flash_on_cpu(
+    query: torch.Tensor, key: Any, value: Any, p: float, causal: bool, scale: float | None
+) -> torch.Tensor:
+    return aten._scaled_dot_product_flash_attention_for_cpu.default(  # type: ignore[no-any-return]  # ops have no types
+        query, key, value, 0.0, causal, scale=scale
+    )[0]
+
+
+def _flash_on_cuda(
+    query: torch.Tensor, key: Any, value: Any, p: float, causal: bool, scale: float | None
+) -> torch.Tensor:
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return aten._scaled_dot_product_flash_attention.default(  # type: ignore[no-any-return]  # ops have no types
+        query, key, value, p, causal, False, scale=scale
+    )[0]
+
+
+def _cudnn(
+    query: torch.Tensor, key: Any, value: Any, p: float, causal: bool, scale: float | None
+) -> torch.Tensor:
+    needs = query.requires_grad or key.requires_grad or value.requires_grad
+    return aten._scaled_dot_product_cudnn_attention.default(  # type: ignore[no-any-return]  # ops have no types
+        query, key, value, None, needs and torch.is_grad_enabled(), p, causal, False, scale=scale
+    )[0]
+
+
+_FUSED = {("cpu", 1): _flash_on_cpu, ("cuda", 1): _flash_on_cuda, ("cuda", 3): _cudnn}
+"""By the device and the number of the kernel; others are chosen by torch itself."""
 
 
 def _recurrent(op: Any) -> None:

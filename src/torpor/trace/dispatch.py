@@ -40,12 +40,19 @@ SPECIAL: dict[str, Recorder] = {}
 """Ops with a recorder written by hand, by name; filled by `special`."""
 
 
-def special(*names: str) -> Callable[[F], F]:
-    """Make the decorated function the recorder of these ops."""
+USUAL: dict[Recorder, Recorder] = {}
+"""Recorders written by hand that end in a generated one where tensors are lazy and stay on their
+device: that one has the same arguments, but for some that make no difference."""
+
+
+def special(*names: str, usual: Recorder | None = None) -> Callable[[F], F]:
+    """Make the decorated function the recorder of these ops; `usual` is what it usually ends in."""
 
     def register(function: F) -> F:
         for name in names:
             SPECIAL[name] = function
+        if usual is not None:
+            USUAL[function] = usual
         return function
 
     return register

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from torpor import _torch, metrics
-from torpor.backend.draws import DRAWING
 from torpor.backend.registry import get_backend
 from torpor.errors import annotate
 from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.types import TensorType
 from torpor.ops import rules
+from torpor.ops.draws import DRAWING
 from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
 from torpor.ops.storage_ops import window
 from torpor.trace.site import site

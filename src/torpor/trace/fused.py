@@ -1,7 +1,7 @@
 """Fused kernels of GPUs that may draw random numbers: dropout and attention.
 
-What they draw is drawn when it is recorded, as all random numbers are. What they compute is
-recorded, so that a step with dropout stays one graph.
+What they draw is drawn when it is recorded, as all random numbers are, or later in its turn
+(`ops.draws`). What they compute is recorded, so that a step with dropout stays one graph.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import torch
 
 from torpor import _torch
 from torpor.backend.registry import get_backend
-from torpor.execute.storage import TRACE
+from torpor.execute.storage import TRACE, LazyStorage
+from torpor.ir.node import Value
 from torpor.ir.types import TensorType
+from torpor.ops import draws
 from torpor.ops.spec import OpSpec, ReturnKind, spec_of
 from torpor.trace.dispatch import special
 from torpor.trace.random import random_recorder
 from torpor.trace.recorder import other_value
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import apply, physical, value_of
-from torpor.trace.wrap import wrap_data, wrap_value
+from torpor.trace.wrap import data_storage, wrap_data, wrap_value
 
 aten = torch.ops.aten
 _dropout = random_recorder(spec_of(aten.native_dropout.default))
@@ -57,18 +59,26 @@ def _scale(p: float, dtype: torch.dtype) -> float:
     return kept.reciprocal().item()
 
 
-def _record_attention(name: str) -> None:
-    """Record an attention kernel where it drops nothing out, and so draws nothing."""
-    op = getattr(aten, name).default
-    spec = spec_of(op)
-    drawing = random_recorder(spec)
+# -- attention -------------------------------------------------------------------------------------
 
-    @special(str(op))
+_rnn = spec_of(aten._cudnn_rnn.default)
+_rnn_at_once = random_recorder(_rnn)
+_RNN_DROPOUT = [argument.name for argument in _rnn.arguments].index("dropout")
+
+
+def _record_attention(op: Any, drawing: draws.Drawing | None = None) -> None:
+    """Record an attention kernel, also with dropout where its turn to draw can be reserved."""
+    spec = spec_of(op)
+    at_once = random_recorder(spec)
+
+    @special(spec.name)
     def attention(*args: Any, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs)
-        if spec.draws(bound):
-            return drawing(*args, **kwargs)
-        return _recorded(spec, bound)
+        if not spec.draws(bound):
+            return _recorded(spec, bound)
+        if drawing is None or not _TURNS.can_be_reserved(spec, bound):
+            return at_once(*args, **kwargs)
+        return _recorded_in_turn(spec, bound, drawing)
 
 
 def _recorded(spec: OpSpec, bound: list[Any]) -> tuple[Any, ...]:
@@ -84,9 +94,91 @@ def _recorded(spec: OpSpec, bound: list[Any]) -> tuple[Any, ...]:
         )
 
 
+def _recorded_in_turn(spec: OpSpec, bound: list[Any], drawing: draws.Drawing) -> tuple[Any, ...]:
+    """The same of an op that draws when it runs."""
+    query, key = bound[:2]
+    seed, offset = _TURNS.next(spec, bound)
+    numbers = iter((query.shape[2], key.shape[2]))
+    results: list[Any] = [
+        next(numbers) if returned.kind is ReturnKind.OTHER else None for returned in spec.returns
+    ]
+    with TRACE.lock:
+        turn = [_TURNS.leaf_of(seed), TRACE.leaf_value(_number(offset))]
+        values = [_value(a) if isinstance(a, torch.Tensor) else a for a in bound]
+        node = apply(drawing.target, turn + values)
+        for place, output in zip(drawing.tensors, node.outputs, strict=True):
+            results[place] = wrap_value(output)
+    return tuple(results)
+
+
 def _value(tensor: torch.Tensor) -> Any:
     return value_of(tensor) if isinstance(tensor, LazyTensor) else other_value(tensor)
 
 
-for _name in ("flash", "efficient", "cudnn"):
-    _record_attention(f"_scaled_dot_product_{_name}_attention")
+class _Turns:
+    """Turns to draw that attention kernels take."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[Any, ...], int] = {}  # that a kernel draws
+        self.seed: tuple[int, LazyStorage] | None = None  # the last one: it seldom changes
+        self.recurrent = False
+        """cuDNN's recurrent networks drop something out. They draw once more whenever the offset of
+        the generator is set."""
+
+    def can_be_reserved(self, spec: OpSpec, bound: list[Any]) -> bool:
+        arguments = dict(zip([a.name for a in spec.arguments], bound, strict=True))
+        usual = arguments.get("compute_log_sumexp", True) and not arguments["return_debug_mask"]
+        on_cuda = physical(bound[0].device).type == "cuda"
+        return on_cuda and usual and not (self.recurrent or get_backend().draws)
+
+    def next(self, spec: OpSpec, bound: list[Any]) -> tuple[int, int]:
+        """Seed and offset of the next turn."""
+        device = physical(bound[0].device)
+        kind = (spec.name, device, *(_kind(argument) for argument in bound))
+        numbers = self.numbers.get(kind)
+        if numbers is None:
+            numbers = self.numbers[kind] = _numbers_drawn(spec, bound, device)
+        return draws.reserve(device, numbers)
+
+    def leaf_of(self, seed: int) -> Value:
+        """What stands for a seed in this trace."""
+        if self.seed is None or self.seed[0] != seed:
+            self.seed = seed, _number(seed)
+        return TRACE.leaf_value(self.seed[1])
+
+
+_TURNS = _Turns()
+
+
+def _kind(argument: Any) -> Any:
+    """What decides of an argument how many numbers are drawn."""
+    is_tensor = isinstance(argument, torch.Tensor)
+    return (argument.shape, argument.dtype) if is_tensor else argument
+
+
+def _numbers_drawn(spec: OpSpec, bound: list[Any], device: torch.device) -> int:
+    with _torch.kernels():
+        real = [
+            _alike(TensorType.of_tensor(a), device) if isinstance(a, torch.Tensor) else a
+            for a in bound
+        ]
+        return draws.numbers_drawn(spec.target, *spec.call_arguments(real), device)
+
+
+def _number(number: int) -> LazyStorage:
+    """A number as data."""
+    with _torch.kernels():
+        tensor = torch.tensor(draws.as_int64(number))
+    return data_storage(tensor, tensor.device)
+
+
+@special("aten._cudnn_rnn.default")
+def cudnn_rnn(*args: Any, **kwargs: Any) -> Any:
+    """Drawn at once, as all random ops are."""
+    _TURNS.recurrent |= _rnn.bind(args, kwargs)[_RNN_DROPOUT] > 0
+    return _rnn_at_once(*args, **kwargs)
+
+
+_record_attention(draws.FLASH_ATTENTION.original, draws.FLASH_ATTENTION)
+_record_attention(draws.CUDNN_ATTENTION.original, draws.CUDNN_ATTENTION)
+_record_attention(aten._scaled_dot_product_efficient_attention.default)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 import re
 import sys
+from collections.abc import Iterator
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,12 +25,14 @@ from torpor.ir.node import LEAF, TABLE, Node, OpKind, Value
 from torpor.ir.types import SymbolicType, TensorType
 from torpor.ops.keys import number_key
 from torpor.ops.recorders import ALIASES
-from torpor.ops.spec import ArgKind, OpSpec, ReturnKind, spec_of
+from torpor.ops.spec import ArgKind, OpSpec, Return, ReturnKind, spec_of
 from torpor.trace import dispatch, whole
 from torpor.trace.mode import LazyMode
 from torpor.trace.recorder import make_recorder
 from torpor.trace.tensor import LazyTensor, View
 from torpor.trace.wrap import wrap_storage
+
+aten = torch.ops.aten
 
 _KINDS = {
     ArgKind.TENSOR: "t", ArgKind.TENSORS: "T", ArgKind.PLAIN: "p", ArgKind.PLAINS: "P",
@@ -38,44 +41,41 @@ _KINDS = {
 }  # fmt: skip
 
 
-class Result(enum.IntEnum):
-    """What a recorder does with its node; the same names, in the same order, as in C++."""
+class Make(enum.IntEnum):
+    """What a recorder makes of an output; the same names, in the same order, as in C++."""
 
     FRESH = 0
-    FRESH_LIST = 1
-    VIEW = 2
-    ALIAS = 3
-    VIEW_LIST = 4
-    WRITE = 5
-    WRITE_LIST = 6
+    VIEW = 1
+    ALIAS = 2
+    ARGUMENT = 3
 
 
-def result_of(spec: OpSpec) -> Result | None:
+class Results(NamedTuple):
+    """What a recorder does with its node, whose outputs are new results, then what is written."""
+
+    returns: tuple[tuple[Make, bool, int], ...]  # is it a list; the argument it views or is
+    written: tuple[tuple[int, bool], ...]  # argument; is it `out=`
+
+
+def results_of(spec: OpSpec) -> Results | None:
     """What the recorder of an op does with its node; None if C++ cannot do it."""
-    kinds = [(r.kind, r.is_list) for r in spec.returns]
-    only = kinds[0] if len(kinds) == 1 else None
-    if not spec.mutated and kinds and all(kind == (ReturnKind.FRESH, False) for kind in kinds):
-        return Result.FRESH
-    if only == (ReturnKind.FRESH, True) and not spec.mutated:
-        return Result.FRESH_LIST
-    if only is not None and only[0] is ReturnKind.VIEW and not spec.mutated:
-        return _view_result(spec)
-    if spec.mutated == (0,) and not spec.arguments[0].keyword_only:
-        is_list = spec.arguments[0].kind is ArgKind.TENSORS
-        if is_list and not kinds:
-            return Result.WRITE_LIST
-        if not is_list and only == (ReturnKind.ARGUMENT, False):
-            return Result.WRITE
-    return None
-
-
-def _view_result(spec: OpSpec) -> Result | None:
-    viewed = spec.returns[0]
-    if viewed.argument != 0:
+    if any(r.kind is ReturnKind.OTHER for r in spec.returns):
         return None
-    if viewed.is_list:
-        return Result.VIEW_LIST
-    return Result.ALIAS if spec.name in ALIASES else Result.VIEW
+    views = [r for r in spec.returns if r.kind is ReturnKind.VIEW]
+    lists = [r for r in spec.returns if r.is_list and r.kind is not ReturnKind.ARGUMENT]
+    of_tensors = all(spec.arguments[r.argument].kind is ArgKind.TENSOR for r in views)
+    if (views and spec.mutated) or len(lists) > 1 or not of_tensors:
+        return None
+    return Results(
+        tuple((_make(spec, r), r.is_list, max(r.argument, 0)) for r in spec.returns),
+        tuple((i, spec.arguments[i].keyword_only) for i in spec.mutated),
+    )
+
+
+def _make(spec: OpSpec, returned: Return) -> Make:
+    if returned.kind is ReturnKind.VIEW:
+        return Make.ALIAS if spec.name in ALIASES else Make.VIEW
+    return Make.FRESH if returned.kind is ReturnKind.FRESH else Make.ARGUMENT
 
 
 _REQUIRES_GRAD = re.compile(r"a(\d+)\.requires_grad")
@@ -130,8 +130,9 @@ class Front:
         check(library)
         library.setup(_names())
         self.library = library
-        for op, kernel in whole.WHOLE.items():
-            library.keep_whole(op._schema.name, _torch.kernel_object(kernel))
+        for op, rule, kernel in above_autograd():
+            usual = kernel and _torch.kernel_object(kernel)
+            library.stand_above(op._schema.name, op._schema.overload_name, rule, usual)
         whole.on_parts(library.parts)
         for kind in list(TABLE.kinds.values()):  # another thread was faster
             recorder = getattr(kind.target, "_torpor_record", None)
@@ -145,19 +146,29 @@ class Front:
             tell(self.library, spec, recorder)
 
 
+def above_autograd() -> Iterator[tuple[Any, str, Any]]:
+    """Ops with a Python kernel above autograd, by what rule a call is a usual one, and the kernel
+    that does it; None: its result is the first argument."""
+    for op, kernel in whole.WHOLE.items():
+        yield op, "whole", kernel
+    parts = _torch.kernel(aten.to.dtype_layout, "AutogradCPU")
+    yield aten.to.dtype_layout, "stays", parts
+    yield aten.dropout.default, "drops nothing", None
+
+
 def tell(library: Any, spec: OpSpec, recorder: Any) -> bool:
-    """Let `library` stand in front of `recorder`, a generated one; whether it does."""
-    result = result_of(spec)
-    names = recorder.__globals__ if type(recorder) is FunctionType else {}
-    if result is None or names.get("spec") is not spec:
+    """Let `library` stand in front of `recorder` if it is, or ends in, a generated one."""
+    results = results_of(spec)
+    generated = dispatch.USUAL.get(recorder, recorder)
+    names = generated.__globals__ if type(generated) is FunctionType else {}
+    if results is None or names.get("spec") is not spec:
         return False
     flags = flags_in(names["also"])
     return flags is not None and bool(
         library.add(
             spec.target._schema.name, spec.target._schema.overload_name,
-            "".join(_KINDS[a.kind] for a in spec.arguments), result,
-            spec.name != "aten.copy_.default", *flags, vars(spec.target), recorder,
-            names["nodes"], names["cell"],
+            "".join(_KINDS[a.kind] for a in spec.arguments), *results, *flags,
+            vars(spec.target), recorder, names["nodes"], names["cell"],
         )
     )  # fmt: skip
 
@@ -208,6 +219,7 @@ _OPS = (
     "view(Tensor(a) a, int b) -> Tensor(a)",
     "write_(Tensor(a!) a, Tensor b, str? c=None) -> Tensor(a!)",
     "write_all_(Tensor(a!)[] a, Scalar[] b) -> ()",
+    "both(Tensor a, Tensor(b!)? b, *, Device? device=None, Tensor(c!) c) -> (Tensor, Tensor(c!))",
 )
 """Ops that nobody else calls, one of each kind."""
 
@@ -231,6 +243,8 @@ def check(library: Any) -> None:
         _compare(library, ops[1], types[1:2], b, -1)
         _compare(library, ops[2], types[:1], a, b, "text")
         _compare(library, ops[3], types[:2], [a, b], [1, True])
+        _compare(library, ops[4], [types[2], *types[:2]], c, a, device=cpu, c=b)
+        _compare(library, ops[4], types[:2], a, None, c=b)
 
 
 def _tensor(type_: TensorType) -> LazyTensor:
@@ -257,10 +271,10 @@ def _compare(library: Any, op: Any, types: list[TensorType], *args: Any, **kwarg
     seen = []
     for recorded, call in enumerate((recorder, op)):
         before = library.counts()[0]
-        state = _state(args)
+        state = _state((args, kwargs))
         result = call(*args, **kwargs)
-        seen.append((_facts(result), _facts(args)))
-        _set_state(args, state)
+        seen.append((_facts(result), _facts((args, kwargs))))
+        _set_state((args, kwargs), state)
         if library.counts()[0] != before + recorded:
             raise NativeError(f"the native recorder misses what Python has recorded of {spec.name}")
     if seen[0] != seen[1]:

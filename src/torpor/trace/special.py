@@ -129,7 +129,7 @@ def _take_strides(target: LazyTensor, source: torch.Tensor) -> None:
         become(target, wrap_data(real, target.device))
 
 
-@special("aten._to_copy.default")
+@special("aten._to_copy.default", usual=record_to_copy)
 def to_copy(
     tensor: Any,
     *,

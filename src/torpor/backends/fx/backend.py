@@ -70,6 +70,7 @@ class FxLowering(ReferenceLowering):
             self.name, computation.program, types, self.device.torch_device
         )
         computation.program.donated = self._donated()
+        computation.program.loose = frozenset(self.emitted[self.results[i]] for i in self.loose)
         computation.program.sizes = self.sizes
         computation.program.hints = {one: self.hints.get(one, one.value) for one in self.sizes}
         return computation
@@ -120,6 +121,10 @@ class FxBackend(Backend):
     def blamed_ops(self, error: BaseException) -> set[str]:
         """The ATen ops a compiler's error is about, as far as it says."""
         return set()
+
+    def prefers_channels_last(self, traced: Traced) -> bool:
+        """Convolutions are faster if channels lie side by side, for all that surrounds them."""
+        return False
 
     def miscompiles(self, instruction: Instruction) -> bool:
         """The compiler is known to make wrong code of it."""
@@ -234,7 +239,10 @@ class FxBackend(Backend):
         device = program.device if self.equal_subgraphs else None
         steps = cut(copies, results, program.types, self.max_nodes, alone, device)
         program.copied = donate(steps, program.donated)
+        bound = {*results, *program.copied.values()} - program.loose
         for step in steps:
+            if isinstance(step, Piece) and step.has_convolutions:
+                step.free = frozenset({*step.outputs} - {*step.donated.values()} - bound)
             program.steps += self._compile_step(step, program)
 
     def _runs_alone(self, program: Program) -> Callable[[Instruction], bool]:
@@ -326,7 +334,10 @@ class FxBackend(Backend):
         try:
             with metrics.timer("FxTrace"):
                 table = self.decompositions()
-                traced = trace(piece, program.types, program.device, table, program.hints)
+                given = (piece, program.types, program.device, table, program.hints)
+                traced = trace(*given)
+                if self.prefers_channels_last(traced):
+                    traced = trace(*given, channels_last=True)
         except NodeError as error:
             raise Refused([error.instruction], error.reason) from error
         try:

@@ -63,6 +63,7 @@ class Program:
     dead: list[list[int]] = field(default_factory=list)  # registers not read after each step
     donated: dict[int, int] = field(default_factory=dict)  # parameter -> result, both registers
     copied: dict[int, int] = field(default_factory=dict)  # those copied when all has run
+    loose: frozenset[int] = frozenset()  # registers of results that may have any strides
     fixes: list[Fix] | None = None  # what each result needs, once known
     sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes
     hints: dict[Symbol, int] = field(default_factory=dict)  # sizes when it was compiled
@@ -283,6 +284,8 @@ def _find_fixes(
                 f"{program.name}: compiled code made {tensor.dtype} {tuple(tensor.shape)} "
                 f"where {type_!r} was promised"
             )
+        if register in program.loose:
+            type_ = TensorType.of_tensor(tensor)
         fixes.append(Fix.NOTHING if register in donated else _fix(tensor, type_, taken))
     return fixes
 

@@ -63,7 +63,7 @@ def key_of(piece: Piece, types: dict[int, Any], device: torch.device) -> Key:
         )
         for instruction in piece.instructions
     )
-    outputs = tuple((name(r), types[r]) for r in piece.outputs)
+    outputs = tuple((name(r), types[r], r in piece.free) for r in piece.outputs)
     donated = tuple((name(r), name(output)) for r, output in piece.donated.items())
     return (device, inputs, read, numbers, steps, outputs, donated, tuple(piece.sizes))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -41,8 +41,13 @@ class Piece:
     numbers: dict[type, list[int]]  # registers of run-time numbers, by kind
     outputs: list[int]
     donated: dict[int, int]  # input register -> output register that is written over it
+    free: frozenset[int] = frozenset()  # outputs that may lie in memory as it comes
     checked: bool = False  # what is returned last says whether eager would have raised
     sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes, given last
+
+    @property
+    def has_convolutions(self) -> bool:
+        return any(instruction.spec.name in CONVOLUTIONS for instruction in self.instructions)
 
 
 @dataclass(slots=True)
@@ -63,13 +68,15 @@ def trace(
     device: torch.device,
     decompositions: dict[Any, Callable[..., Any]] | None,
     hints: Mapping[Symbol, int],
+    channels_last: bool = False,
 ) -> Traced:
     """Trace `piece`; its module takes tensors, packed numbers and sizes, and returns a tuple.
 
-    `hints` are sizes that occur.
+    `hints` are sizes that occur. With `channels_last`, convolutions get pictures whose channels lie
+    side by side, and outputs that are free stay as they come out.
     """
     inputs, mode, open_sizes = fake_inputs(piece, types, device, hints)
-    replay = _Replay(piece, types, device)
+    replay = _Replay(piece, types, device, channels_last)
     with mode, torch.no_grad(), _torch.quiet_fakes():
         module = make_fx(replay, decomposition_table=decompositions)(*inputs)
     laid = {register: _settled(type_, open_sizes) for register, type_ in replay.laid.items()}
@@ -122,8 +129,11 @@ def fake(type_: TensorType, device: torch.device) -> torch.Tensor:
 class _Replay:
     """Calls the functional forms of a piece's instructions on tensors."""
 
-    def __init__(self, piece: Piece, types: dict[int, Any], device: torch.device) -> None:
+    def __init__(
+        self, piece: Piece, types: dict[int, Any], device: torch.device, channels_last: bool
+    ) -> None:
         self.piece = piece
+        self.channels_last = channels_last
         self.promised = types
         self.sizes: dict[Symbol, Any] = {}
         self.device = device
@@ -157,6 +167,8 @@ class _Replay:
         spec, promised = instruction.spec, [self._open(v.type) for v in instruction.node.outputs]
         if self.guards is not None:
             args = self.guards.guarded(spec, args)
+        if self.channels_last and spec.name in CONVOLUTIONS:
+            args = [_channels_last(arg) for arg in args]
         if numbers.has_numbers(args):
             made = numbers.call(spec, args, promised)
         else:
@@ -217,14 +229,21 @@ class _Replay:
         tensor, type_ = self._checked(register), self._open(self.promised[register])
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
-        if _memory(tensor) in taken or not _lies_as(tensor, type_):
+        free = self._may_stay(register, tensor)
+        if _memory(tensor) in taken or not (free or _lies_as(tensor, type_)):
             tensor = functional.with_strides(tensor, type_ if type_.is_dense else _dense(type_))
         taken.add(_memory(tensor))
-        if not type_.is_dense:  # a view: it gets memory of its own, without holes
+        if free or not type_.is_dense:  # a view gets memory of its own, without holes
             size = (type_.shape, tuple(tensor.stride()))
             make = TensorType.loose if self.sizes else TensorType.of
             self.laid[register] = make(*size, type_.dtype, type_.device)
         return tensor
+
+    def _may_stay(self, register: int, tensor: torch.Tensor) -> bool:
+        """An output may lie in memory as it came out."""
+        if not (self.channels_last and register in self.piece.free):
+            return False
+        return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
     def _checked(self, register: int) -> torch.Tensor:
         """The tensor of an output, if it is what was promised."""
@@ -236,6 +255,18 @@ class _Replay:
                 raise refusal
             raise NodeError(self.maker[register], refusal)
         return tensor  # type: ignore[no-any-return]  # registers hold anything
+
+
+CONVOLUTIONS: Final = frozenset(
+    {"aten.convolution.default", "aten.convolution_backward.default"}
+)  # fmt: skip
+
+
+def _channels_last(arg: Any) -> Any:
+    """A batch of pictures, or the weights of a convolution, with channels side by side."""
+    if not isinstance(arg, torch.Tensor) or arg.dim() != 4:
+        return arg
+    return arg.contiguous(memory_format=torch.channels_last)
 
 
 def _check_sizes(made: list[Any], promised: list[Any]) -> None:

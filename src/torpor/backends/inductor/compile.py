@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -27,6 +27,11 @@ MAX_NODES = 4000
 COMPILE_AFTER = 4
 """Runs on the reference backend before a graph is compiled. In the first steps of a training
 numbers that change become inputs, and optimizers make their state: such graphs are met once."""
+
+
+ON_GPUS: Final = {"emulate_precision_casts": True}
+"""Settings for graphs of a GPU: numbers are rounded where eager rounds them, also inside kernels.
+The loss of ResNet-50 in bfloat16 is off by 0.6 % so after 20 steps, and by 1.0 % without."""
 
 
 class InductorBackend(FxBackend):
@@ -66,6 +71,9 @@ class InductorBackend(FxBackend):
     def blamed_ops(self, error: BaseException) -> set[str]:
         return _torch.ops_inductor_refused(error)
 
+    def prefers_channels_last(self, traced: Traced) -> bool:
+        return _torch.inductor_prefers_channels_last(traced.module)
+
     def miscompiles(self, instruction: Instruction) -> bool:
         return miscompiles(instruction.spec, instruction.args)
 
@@ -76,9 +84,17 @@ class InductorBackend(FxBackend):
         return super().in_background(program)
 
     def compile_module(self, traced: Traced, piece: Piece) -> tuple[Compiled, Callable[[], str]]:
-        settings = self.settings if _on_gpu(traced) else _on_cpus() | self.settings
+        usual = ON_GPUS if _on_gpu(traced) else _on_cpus()
+        settings = usual | self.settings
         code = _torch.inductor_compile(traced.module, traced.inputs, traced.mode, settings)
         return code, lambda: str(getattr(code, "source_code", traced.module.code))
+
+    def runs_here(self, computation: Computation, in_turn: bool) -> bool:
+        replayed = computation.program.replayed
+        if replayed is None or replayed.off is not None:
+            return in_turn
+        # a graph draws from generators of its own; to capture it, the program's is put aside
+        return bool(replayed.graph is None)
 
     # -- CUDA graphs -------------------------------------------------------------------------------
 

@@ -24,11 +24,11 @@ from typing import Any, Protocol
 import torch
 
 from torpor import _torch, metrics
-from torpor.backend.draws import DRAWING
-from torpor.backends.fx.program import Compiled, Program, tensor_parameters
+from torpor.backends.fx.program import Compiled, Program, parameters_of, tensor_parameters
 from torpor.backends.fx.trace import is_number
 from torpor.backends.layout import clone_strided
 from torpor.backends.reference.lowering import Instruction, registers_in
+from torpor.ops.draws import CAPTURED, DRAWING, IN_TURN, set_turn
 
 STEADY = 2  # runs after which an input that came at the same address is taken to stay there
 PATIENCE = 6  # runs in which all inputs may come to rest, as what another graph returns does
@@ -38,6 +38,8 @@ MOST_STEADY = 256  # runs: how reluctant repeated captures make
 
 Tensors = list[torch.Tensor]
 Replay = Callable[[], object]
+Turns = dict[int, torch.Generator]
+"""Generators of kernels that draw in their turn, by where its offset lies (`ops.draws`)."""
 
 
 class Memory(Protocol):
@@ -51,9 +53,12 @@ class Memory(Protocol):
         """Whoever calls would run kernels in the order of the graphs."""
 
     def capture(
-        self, run: Callable[[], Sequence[torch.Tensor]], draws: bool
+        self, run: Callable[[], Sequence[torch.Tensor]], draws: bool, turns: Turns
     ) -> tuple[Tensors, Replay]:
-        """What `run` returns, without contents yet, and what gives them their contents."""
+        """What `run` returns, without contents yet, and what gives them their contents.
+
+        Kernels draw from the generator of the device, or from those of `turns`.
+        """
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -68,6 +73,7 @@ class Captured:
     results: Tensors
     copied_out: list[int]  # results that are handed out as copies
     replay: Replay
+    generators: list[torch.Generator] = field(default_factory=list)  # of turns
     memories: list[int] = field(init=False)  # of the results
     users: list[int] = field(init=False)  # who is on them while nobody holds a result
 
@@ -87,9 +93,17 @@ class Replayed:
     """Calls compiled code, always the same; as a CUDA graph once its inputs have come to rest."""
 
     def __init__(
-        self, written: Collection[int], memory: Callable[[], Memory], draws: bool = False
+        self,
+        written: Collection[int],
+        memory: Callable[[], Memory],
+        draws: bool = False,
+        turns: Sequence[tuple[int, int]] = (),
+        device: torch.device | str = "cpu",
     ) -> None:
         self.draws = draws  # random numbers, from the generator of the device
+        self.turns = list(turns)  # inputs that are seed and offset of a kernel that draws
+        self.device = device
+        self.numbers = frozenset(i for turn in turns for i in turn)  # no kernel reads them
         self.written = frozenset(written)  # inputs that the code writes to: they have to stay
         self.find_memory = memory
         self.memory: Memory | None = None
@@ -106,6 +120,8 @@ class Replayed:
         if self.off is not None:
             return code(inputs)
         addresses = [tensor.data_ptr() for tensor in inputs]
+        for place in self.numbers:
+            addresses[place] = 0
         results = self._by_graph(code, inputs, addresses)
         return code(inputs) if results is None else results
 
@@ -147,7 +163,7 @@ class Replayed:
         if graph is not None:  # it was captured too early: wait longer this time
             self.graph, self.steady = None, min(2 * self.steady, MOST_STEADY)
             return None
-        return self._captured(memory, code, inputs)
+        return self._captured(memory, code, inputs, addresses)
 
     def _at_rest(self, inputs: Tensors) -> bool:
         """Every input stays where it is, or may be copied."""
@@ -164,23 +180,30 @@ class Replayed:
             return False
         return True
 
-    def _captured(self, memory: Memory, code: Compiled, inputs: Tensors) -> Captured | None:
+    def _captured(
+        self, memory: Memory, code: Compiled, inputs: Tensors, addresses: list[int]
+    ) -> Captured | None:
         copied = [i for i, streak in enumerate(self.streaks) if streak < self.steady]
         stay = [i for i, streak in enumerate(self.streaks) if streak >= self.steady]
         given = list(inputs)
         for i in copied:
             given[i] = clone_strided(inputs[i])
         buffers = [given[i] for i in copied]
+        generators = [torch.Generator(self.device) for _ in self.turns]
+        offsets = [inputs[offset].data_ptr() for _, offset in self.turns]
+        turns = dict(zip(offsets, generators, strict=True))
         try:
-            results, replay = memory.capture(lambda: code(list(given)), self.draws)
+            results, replay = memory.capture(lambda: code(list(given)), self.draws, turns)
         except Exception as error:
             self._give_up(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return None
         memory.serial += 1
         metrics.count("CudaGraphCaptured")
-        addresses = [inputs[i].data_ptr() for i in stay]
         out = [i for i, result in enumerate(results) if i in self.kept or result.numel() == 1]
-        self.graph = Captured(memory.serial, addresses, stay, copied, buffers, results, out, replay)
+        self.graph = Captured(
+            memory.serial, [addresses[i] for i in stay], stay, copied, buffers, results, out,
+            replay, generators,
+        )  # fmt: skip
         return self.graph
 
     def _give_up(self, reason: str) -> None:
@@ -211,6 +234,8 @@ class Replayed:
     def _replayed(self, memory: Memory, graph: Captured, inputs: Tensors) -> Tensors:
         if graph.copied:
             _torch.copy_each(graph.buffers, [inputs[i] for i in graph.copied])
+        for (seed, offset), generator in zip(self.turns, graph.generators, strict=True):
+            set_turn(generator, inputs[seed], inputs[offset])
         inputs.clear()
         graph.replay()
         metrics.count("CudaGraphReplayed")
@@ -229,8 +254,9 @@ def unsafe(program: Program, may_draw: bool) -> str | None:
     device = program.device
     if device.type != "cuda":
         return f"it runs on {device}"
-    for type_ in program.types.values():
-        if type_ is not None and not is_number(type_):
+    numbers = {register for turn in _turns(program) for register in turn}
+    for register, type_ in program.types.items():
+        if type_ is not None and not is_number(type_) and register not in numbers:
             where = device if type_.device.type == "lazy" else type_.device
             if where != device:
                 return f"a tensor is on {where}"
@@ -244,6 +270,18 @@ def unsafe(program: Program, may_draw: bool) -> str | None:
 
 def _draws(program: Program) -> bool:
     return any(i.spec.draws(i.args) for i in program.reference[0])
+
+
+def _turns(program: Program) -> list[tuple[int, int]]:
+    """The parameters that are seed and offset of an op that draws in its turn."""
+    parameters = parameters_of(program)
+    found: dict[tuple[int, int], None] = {}
+    for instruction in program.reference[0]:
+        if instruction.spec.target in IN_TURN:
+            seed, offset = instruction.args[:2]
+            if max(seed, offset) < parameters:
+                found[seed, offset] = None
+    return list(found)
 
 
 def _has_numbers(instruction: Instruction, types: dict[int, Any]) -> bool:
@@ -272,10 +310,12 @@ class CudaMemory:
         return here and not torch.cuda.is_current_stream_capturing()
 
     def capture(
-        self, run: Callable[[], Sequence[torch.Tensor]], draws: bool
+        self, run: Callable[[], Sequence[torch.Tensor]], draws: bool, turns: Turns
     ) -> tuple[Tensors, Replay]:
         """Run nothing, and note every kernel that `run` wants to launch."""
         graph = torch.cuda.CUDAGraph()
+        for generator in turns.values():
+            graph.register_generator_state(generator)
         keep = list(self.in_pool)
         if not keep:
             self.pool = torch.cuda.graph_pool_handle()
@@ -284,12 +324,15 @@ class CudaMemory:
             torch.cuda.empty_cache()
             with torch.cuda.stream(self.side):
                 self._begin(graph, draws)
+                CAPTURED.generators = turns
                 try:
                     results = list(run())
                     graph.capture_end()
                 except BaseException:
                     self._abandon(graph)
                     raise
+                finally:
+                    CAPTURED.generators = {}
         self.in_pool.add(graph)
         del keep
         return results, graph.replay
@@ -350,4 +393,5 @@ def replayed(program: Program, may_draw: bool) -> Replayed | None:
     parameters = tensor_parameters(program)
     written = [parameters.index(parameter) for parameter in program.donated]
     memory = functools.partial(cuda_memory, program.device)
-    return Replayed(written, memory, _draws(program))
+    turns = [(parameters.index(seed), parameters.index(offset)) for seed, offset in _turns(program)]
+    return Replayed(written, memory, _draws(program), turns, program.device)

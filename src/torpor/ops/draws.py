@@ -1,0 +1,155 @@
+"""Random numbers that are drawn later than their turn, as if they had been drawn in it.
+
+The generator of a CUDA device is a seed and an offset, and a kernel that draws moves the offset on
+by as much as its sizes say. So an op that draws can be recorded: its turn is noted (`reserve`), the
+generator moves on, and when the op runs it draws from there (`at_turn`). A turn is two tensors on
+the CPU, seed and offset, which are inputs of the graph like all others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+DRAWING: Final = threading.RLock()
+"""Held while an op runs at once, which may draw, and while somebody swaps a generator's state."""
+
+_ALL: Final = (1 << 64) - 1
+_HALF: Final = 1 << 63
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """The generator from which kernels on a CUDA device draw."""
+    torch.cuda.init()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[None]:
+    """Kernels on `device` draw from `generator` meanwhile."""
+    default = generator_of(device)
+    with DRAWING:
+        own = default.graphsafe_get_state()
+        default.graphsafe_set_state(generator)
+        try:
+            yield
+        finally:
+            default.graphsafe_set_state(own)
+
+
+# -- turns -----------------------------------------------------------------------------------------
+
+
+def reserve(device: torch.device, numbers: int) -> tuple[int, int]:
+    """Let the generator of `device` move on; seed and offset from which a kernel may draw."""
+    generator = generator_of(device)
+    with DRAWING:
+        seed, offset = generator.initial_seed(), generator.get_offset()
+        generator.set_offset(offset + numbers)
+    return seed, offset
+
+
+def as_int64(seed: int) -> int:
+    """A seed, which has no sign, as a tensor holds it."""
+    return seed - (_ALL + 1) if seed >= _HALF else seed
+
+
+def set_turn(generator: torch.Generator, seed: torch.Tensor, offset: torch.Tensor) -> None:
+    """Let `generator` draw next what was reserved."""
+    generator.manual_seed(int(seed) & _ALL)
+    generator.set_offset(int(offset))
+
+
+class Captured(threading.local):
+    """Generators of the CUDA graph that this thread captures, by where the offset lies."""
+
+    def __init__(self) -> None:
+        self.generators: dict[int, torch.Generator] = {}
+
+
+CAPTURED: Final = Captured()
+
+
+@contextmanager
+def at_turn(seed: torch.Tensor, offset: torch.Tensor, device: torch.device) -> Iterator[None]:
+    """Kernels on `device` draw what was reserved.
+
+    A CUDA graph draws when it is replayed, from the generator that it was captured with.
+    """
+    generator = CAPTURED.generators.get(offset.data_ptr())
+    if generator is None:
+        generator = torch.Generator(device)
+        set_turn(generator, seed, offset)
+    with drawing_from(generator, device):
+        yield
+
+
+def numbers_drawn(
+    op: Any, arguments: Sequence[Any], keywords: dict[str, Any], device: torch.device
+) -> int:
+    """By how much `op` moves the generator of `device` on; it is run to find out."""
+    trial = torch.Generator(device)
+    with drawing_from(trial, device):
+        op(*arguments, **keywords)
+        return trial.get_offset()
+
+
+# -- ops that draw in their turn -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """An op of torch's that draws, and the same op with its turn as further arguments."""
+
+    original: Any
+    target: Any
+    tensors: tuple[int, ...]  # results of the original that are results here too
+
+
+_library = torch.library.Library("torpor", "FRAGMENT")
+
+
+def _define(original: Any, name: str, arguments: str, tensors: tuple[int, ...]) -> Drawing:
+    results = ", ".join(["Tensor"] * len(tensors))
+    _library.define(f"{name}(Tensor seed, Tensor offset, {arguments}) -> ({results})")
+
+    def kept(results: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(results[place] for place in tensors)
+
+    def run(
+        seed: torch.Tensor, offset: torch.Tensor, query: torch.Tensor, *rest: Any, **names: Any
+    ) -> tuple[torch.Tensor, ...]:
+        with at_turn(seed, offset, query.device):
+            return kept(original(query, *rest, **names))
+
+    def types(seed: Any, offset: Any, *args: Any, **names: Any) -> tuple[torch.Tensor, ...]:
+        return kept(original(*args, **names))
+
+    _library.impl(name, run, "CUDA")
+    _library._register_fake(name, types)
+    return Drawing(original, getattr(torch.ops.torpor, name).default, tensors)
+
+
+_TENSORS: Final = "Tensor query, Tensor key, Tensor value"
+_SWITCHES: Final = "float dropout_p, bool is_causal, bool return_debug_mask, *, float? scale=None"
+
+FLASH_ATTENTION: Final = _define(
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    "flash_attention",
+    f"{_TENSORS}, {_SWITCHES}",
+    (0, 1, 6, 7, 8),
+)
+CUDNN_ATTENTION: Final = _define(
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    "cudnn_attention",
+    f"{_TENSORS}, Tensor? attn_bias, bool compute_log_sumexp, {_SWITCHES}",
+    (0, 1, 6, 7),
+)
+IN_TURN: Final = frozenset({FLASH_ATTENTION.target, CUDNN_ATTENTION.target})
+"""Ops whose first two arguments are a turn."""
