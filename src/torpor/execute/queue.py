@@ -59,21 +59,35 @@ def _nbytes(type_: TensorType) -> int:
 
 
 class Budget:
-    """The memory that waiting jobs keep alive; data that several of them hold count once."""
+    """The memory that waiting jobs keep alive; data that several of them hold count once.
+
+    A job that comes when no other is there always fits. What it keeps is counted when a second one
+    comes, which often is never.
+    """
 
     def __init__(self) -> None:
         self.holders: Counter[int] = Counter()  # jobs by the identity of what they keep
         self.bytes = 0
+        self.alone: Job | None = None  # nothing of it is counted yet
         self.changed = threading.Condition()
 
     def take(self, job: Job) -> None:
         """Wait until `job` fits; one that never will may run when no other does."""
         with self.changed:
+            if self.alone is None and not self.bytes:
+                self.alone = job
+                return
+            if self.alone is not None:
+                self._count(self.alone)
+                self.alone = None
             if not self._fits(job):
                 with metrics.timer("QueueFull"):
                     self.changed.wait_for(lambda: self._fits(job))
-            self.bytes = self._with(job)
-            self.holders.update(map(id, job.kept))
+            self._count(job)
+
+    def _count(self, job: Job) -> None:
+        self.bytes = self._with(job)
+        self.holders.update(map(id, job.kept))
 
     def _fits(self, job: Job) -> bool:
         return not self.bytes or self._with(job) <= config.queue_bytes
@@ -86,6 +100,9 @@ class Budget:
     def give_back(self, job: Job) -> None:
         """`job` has run."""
         with self.changed:
+            if job is self.alone:
+                self.alone = None
+                return
             self.bytes -= JOB_BYTES
             for data in job.kept:
                 key = id(data)

@@ -103,9 +103,8 @@ def _module(name: str) -> Any:
 
     Python compiles a module as a whole. It does so once, unless it may not keep what it compiled.
     """
-    loaded = sys.modules.get(name)
-    if loaded is not None:
-        return loaded
+    if name in sys.modules:
+        return importlib.import_module(name)  # another thread may still be loading it
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError:

@@ -26,6 +26,7 @@ from torpor.backends.fx.program import (
     Compiled,
     CompiledPiece,
     CompiledStep,
+    Packing,
     Program,
     function,
     run,
@@ -404,6 +405,7 @@ def _plan(program: Program) -> None:
         program.dead.append(sorted(touched - seen))
         seen |= touched
     program.dead.reverse()
+    program.packing = Packing(program.steps)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -61,6 +61,7 @@ class Program:
     device: torch.device
     steps: list[CompiledStep] = field(default_factory=list)
     dead: list[list[int]] = field(default_factory=list)  # registers not read after each step
+    packing: Packing = field(default_factory=lambda: Packing(()))  # of numbers, for all steps
     donated: dict[int, int] = field(default_factory=dict)  # parameter -> result, both registers
     copied: dict[int, int] = field(default_factory=dict)  # those copied when all has run
     loose: frozenset[int] = frozenset()  # registers of results that may have any strides
@@ -158,7 +159,7 @@ def _run_steps(program: Program, arguments: Sequence[Any]) -> list[Any]:
     """Run all steps; the tensors of the results."""
     given = [a.tensor if isinstance(a, BackendData) else a for a in arguments]
     with _torch.kernels():
-        packed = [t for step in program.steps for t in _packed(step, given, program.device)]
+        packed = program.packing.pack(given, program.device)
         if program.replayed is None:
             rest = iter(compute(program, given, packed))
         else:
@@ -198,12 +199,12 @@ def compute(
 ) -> list[torch.Tensor]:
     """Run all steps on arguments and packed numbers; the results that are not donated."""
     env: list[Any] = [*given, *[None] * (program.reference[1] - len(given))]
-    numbers = iter(packed)
+    places = iter(program.packing.places)
     for step, dead in zip(program.steps, program.dead, strict=True):
         if isinstance(step, Instruction):
             run_alone(step, env)
         else:
-            _run_piece(step, env, [next(numbers) for _ in step.piece.numbers])
+            _run_piece(step, env, [packed[i].narrow(0, *part) for i, *part in next(places)])
         for register in dead:
             env[register] = None
     for parameter, result in program.copied.items():
@@ -212,17 +213,39 @@ def compute(
     return [env[register] for register in program.results if register not in over]
 
 
-def _packed(step: CompiledStep, given: list[Any], device: torch.device) -> list[torch.Tensor]:
-    """The numbers of a step in tensors on the device, one for each kind."""
-    if isinstance(step, Instruction):
-        return []
-    tensors = []
-    for kind, registers in step.piece.numbers.items():
-        numbers = [given[register] for register in registers]
+ALIGNED: Final = 2
+"""How many numbers of 8 bytes lie between places where compilers let memory begin."""
+
+
+class Packing:
+    """How run-time numbers come to a device: those of one kind in one tensor.
+
+    `places` says, for each piece in turn and each kind of number that it takes, where they lie.
+    """
+
+    def __init__(self, steps: Sequence[CompiledStep]) -> None:
+        self.registers: dict[type, list[int]] = {}
+        self.places: list[list[tuple[int, int, int]]] = []  # which tensor, start, length
+        for step in steps:
+            if not isinstance(step, Instruction):
+                kinds = step.piece.numbers.items()
+                self.places.append([self._add(kind, registers) for kind, registers in kinds])
+
+    def _add(self, kind: type, registers: list[int]) -> tuple[int, int, int]:
+        together = self.registers.setdefault(kind, [])
+        place = (list(self.registers).index(kind), len(together), len(registers))
+        together += [*registers, *registers[:1] * (-len(registers) % ALIGNED)]
+        return place
+
+    def pack(self, given: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
+        """The numbers among the arguments, on the device."""
         pinned = device.type == "cuda"  # so that the copy does not wait for the device
-        tensor = torch.tensor(numbers, dtype=PACKED[kind], pin_memory=pinned)
-        tensors.append(tensor.to(device, non_blocking=pinned))
-    return tensors
+        tensors = []
+        for kind, registers in self.registers.items():
+            numbers = [given[register] for register in registers]
+            tensor = torch.tensor(numbers, dtype=PACKED[kind], pin_memory=pinned)
+            tensors.append(tensor.to(device, non_blocking=pinned) if pinned else tensor)
+        return tensors
 
 
 def _run_piece(step: CompiledPiece, env: list[Any], packed: list[torch.Tensor]) -> None:
