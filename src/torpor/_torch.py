@@ -1040,8 +1040,9 @@ def dynamo_training_backend(
 ) -> Callable[..., Any]:
     """A TorchDynamo backend that compiles forward and backward graphs with `compile_graph`.
 
-    The graphs are functional graphs of ATen ops; a compiled one takes its inputs as one list. What
-    is cheap, such as a view of a weight, is computed again in backward rather than kept for it.
+    The graphs are functional graphs of ATen ops, but for inputs that are written to in the end, by
+    `copy_`; a compiled one takes its inputs as one list. What is cheap, such as a view of a weight,
+    is computed again in backward rather than kept for it.
     `compile_graph` is also told how many results are for the user: those after them are kept for
     backward, and may have any strides.
     """
@@ -1069,6 +1070,7 @@ def dynamo_training_backend(
     return aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
+        keep_inference_input_mutations=True,
         partition_fn=min_cut_rematerialization_partition,
         decompositions=decompositions,
     )

@@ -171,3 +171,63 @@ def test_numbers_that_follow_from_sizes_are_constants() -> None:
     assert result.node.op.name == "aten.add.Tensor"
     assert result.node.args[0].node.op.name == str(attention.default)
     assert result.node.args[1] == 16
+
+
+# -- inputs that are written to --------------------------------------------------------------------
+
+
+def _swap(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Writes inputs from one another, from what is returned, twice from one result, in part."""
+    first = a.clone()
+    a.copy_(b)
+    b.copy_(first)
+    c[1:].mul_(2)
+    return c + a
+
+
+def _accumulate(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    a.add_(c)
+    b.copy_(a)
+    return a * 2, a.clone()
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor", "dynamo:eager"])
+@pytest.mark.parametrize("function", [_swap, _accumulate])
+def test_inputs_are_written_to_as_in_eager(function: Callable[..., Any], backend: str) -> None:
+    options = {"backend": backend}
+    compiled = torch.compile(function, backend=dynamo.torpor, options=options)
+    torch.manual_seed(0)
+    given = [torch.randn(4, 3) for _ in range(3)]
+    wide = [torch.zeros(4, 5)[:, 1:4].copy_(tensor) for tensor in given]  # windows of more memory
+    for eager in (given, wide):
+        own = [tensor.clone() for tensor in eager] if eager is given else copy.deepcopy(eager)
+        memory = [tensor.data_ptr() for tensor in own]
+        for _ in range(3):
+            expected, actual = function(*eager), compiled(*own)
+            torch.testing.assert_close(actual, expected)
+            torch.testing.assert_close(own, eager)
+        assert [tensor.data_ptr() for tensor in own] == memory
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_running_statistics_are_written_by_the_graph_itself(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = []
+    make = dynamo.Version.__init__
+
+    def noted(self: dynamo.Version, *args: Any) -> None:
+        make(self, *args)
+        versions.append(self)
+
+    monkeypatch.setattr(dynamo.Version, "__init__", noted)
+    model = network()
+    plain = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=dynamo.torpor, options={"backend": backend})
+    assert train(model, compiled, lambda t: t) == pytest.approx(
+        train(plain, plain, lambda t: t), rel=1e-4
+    )
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(buffer, dict(plain.named_buffers())[name])
+    left = {"reference": 3, "inductor": 0}[backend]  # mean, variance, number of batches
+    assert sum(len(version.written) for version in versions) == left

@@ -212,6 +212,40 @@ def test_windows_beyond_the_padding_are_averaged_as_eager_does(dims: int) -> Non
         assert torch.allclose(lazy.grad.cpu(), x.grad)
 
 
+COPIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "clone": lambda x: x.clone(),
+    "view": lambda x: x.view(8, 8).clone().view(64),
+    "other dtype": lambda x: x.double().float(),
+    "plus 0": lambda x: x + 0,
+    "times 1": lambda x: x * 1.0,
+    "zeros": lambda x: x + torch.zeros_like(x),
+    "twice": lambda x: x.clone().clone(),
+    "slice": lambda x: x[:].clone(),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("copied", COPIES)
+def test_old_contents_that_are_kept_elsewhere_are_the_old_ones(copied: str) -> None:
+    """`previous.copy_(weight); weight.sub_(...)`: torch 2.13 keeps the new weight."""
+
+    def step(weight: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        moved = (weight * previous).sum()
+        old, other = COPIES[copied](weight), COPIES[copied](weight)
+        weight.add_(1)
+        previous.copy_(old)
+        return moved, other
+
+    eager = [torch.full((64,), 1.0), torch.full((64,), 5.0)]
+    lazy = [torpor.lazy(tensor.clone()) for tensor in eager]
+    with torpor.using("inductor", compile_after=0):
+        for _ in range(3):
+            expected, actual = step(*eager), step(*lazy)
+            torpor.sync()
+            for one, other in zip([*lazy, *actual], [*eager, *expected], strict=True):
+                assert torch.equal(torpor.eager(one), other)
+
+
 @needs_compiler
 def test_with_rng_fast_inductor_draws_inside_its_kernels() -> None:
     masks = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -167,15 +168,39 @@ class Version:
         self.inputs = builder.inputs
         self.order: list[int] = []
         self.run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None = None
+        self.written = builder.written  # inputs that are written to when all has run: (slot, what)
         if builder.computed:
             graph = Graph.of(builder.computed)
             self.order = [builder.slot_of[value] for value in graph.inputs]
+            donated = self._donated(graph) if backend.takes_donations else {}
             bound = {which for kind, which in self.returned[:shown] if kind == "computed"}
-            loose = {*range(len(builder.computed))} - bound
-            computation = compile_graph(graph, "dynamo", backend, self.device, loose=loose)
+            loose = {*range(len(builder.computed))} - bound - {*donated.values()}
+            computation = compile_graph(graph, "dynamo", backend, self.device, donated, loose=loose)
             self.run = backend.function(computation, self.device)
         in_order = [("computed", place) for place in range(len(builder.computed))]
-        self.as_computed = self.returned == in_order
+        self.as_computed = self.returned == in_order and not self.written
+
+    def _donated(self, graph: Graph) -> dict[int, int]:
+        """Inputs that the graph itself writes over: parameters and results, by their places.
+
+        A result that is also returned, or written twice, needs memory of its own; an input that
+        another one is written from is needed till the end.
+        """
+        places = {slot: place for place, slot in enumerate(self.order)}
+        uses = Counter([*self.returned, *(source for _, source in self.written)])
+        sources = {source for _, source in self.written}
+        donated: dict[int, int] = {}
+        for slot, (kind, which) in self.written:
+            fits = kind == "computed" and uses[kind, which] == 1 and slot in places
+            if (
+                fits
+                and ("input", slot) not in sources
+                and graph.outputs[which].type is self.inputs[slot].type
+            ):
+                donated[places[slot]] = which
+        done = {self.order[parameter] for parameter in donated}
+        self.written = [(slot, source) for slot, source in self.written if slot not in done]
+        return donated
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         tensors = [*map(args.__getitem__, self.places), *self.constants]
@@ -185,6 +210,11 @@ class Version:
         if self.as_computed:
             return computed
         sources = {"input": tensors, "computed": computed}
+        new = [(tensors[slot], sources[kind][which]) for slot, (kind, which) in self.written]
+        if len(new) > 1:  # what is written may be what another one is written from
+            new = [(tensor, source.clone()) for tensor, source in new]
+        for tensor, source in new:
+            tensor.copy_(source)
         return [which if kind == "plain" else sources[kind][which] for kind, which in self.returned]
 
 
@@ -197,14 +227,17 @@ class _Builder:
         self.inputs: list[Value] = []
         self.constants: list[torch.Tensor] = []
         self.slot_of: dict[Value, int] = {}
+        self._slots: dict[fx.Node, int] = {}
         self.computed: list[Value] = []
         self.returned: list[tuple[str, Any]] = []
+        self.written: list[tuple[int, tuple[str, Any]]] = []  # slot of an input, and what is new
+        self.new: dict[int, Value] = {}  # by slot
         for node in module.graph.nodes:
             getattr(self, f"_{node.op}")(node)
 
     def _add_input(self, node: fx.Node, tensor: torch.Tensor) -> None:
         value = leaf(len(self.inputs), _type(tensor).at_offset(0))
-        self.slot_of[value] = len(self.inputs)
+        self.slot_of[value] = self._slots[node] = len(self.inputs)
         self.inputs.append(value)
         self.values[node] = value
 
@@ -225,6 +258,10 @@ class _Builder:
             source, index = node.args
             self.values[node] = self.values[source][index]  # type: ignore[index]  # of a node
             return
+        if node.target is torch.ops.aten.copy_.default:
+            self._write(*node.args[:2])
+            self.values[node] = self.values[node.args[0]]  # type: ignore[index]  # a node
+            return
         if not isinstance(node.target, OpOverload):
             raise UnsupportedError(f"{node.target} is no operator")
         spec = spec_of(node.target)
@@ -243,19 +280,29 @@ class _Builder:
         recorded = Node(spec.kind, (object(),), args, tuple(types))  # type: ignore[arg-type]  # None: no tensor
         self.values[node] = _structure(recorded, made)
 
+    def _write(self, target: Any, source: Any) -> None:
+        """An input gets new contents; AOTAutograd writes whole inputs, of the same type."""
+        if target.op != "placeholder" or target.meta["val"].dtype is not source.meta["val"].dtype:
+            raise UnsupportedError(f"{target} is written to")
+        slot = self._slots[target]
+        self.new[slot] = self.values[target] = self.values[source]
+
     def _arguments(self, arguments: Any) -> Any:
         return fx.node.map_arg(arguments, lambda node: self.values[node])
 
     def _output(self, node: fx.Node) -> None:
         places: dict[Value, int] = {}
-        for item in node.args[0]:  # type: ignore[union-attr]  # a tuple
-            value = self.values[item] if isinstance(item, fx.Node) else item
+
+        def source(value: Any) -> tuple[str, Any]:
             if not isinstance(value, Value):
-                self.returned.append(("plain", value))
-            elif value in self.slot_of:
-                self.returned.append(("input", self.slot_of[value]))
-            else:
-                self.returned.append(("computed", places.setdefault(value, len(places))))
+                return "plain", value
+            if value in self.slot_of:
+                return "input", self.slot_of[value]
+            return "computed", places.setdefault(value, len(places))
+
+        for item in node.args[0]:  # type: ignore[union-attr]  # a tuple
+            self.returned.append(source(self.values[item] if isinstance(item, fx.Node) else item))
+        self.written = [(slot, source(value)) for slot, value in self.new.items()]
         self.computed = list(places)
 
 

@@ -133,7 +133,7 @@ def donate(steps: Sequence[Step], aliases: dict[int, int]) -> dict[int, int]:
 
     A piece may do so if it makes the result and no step after it reads the parameter.
     """
-    rest = dict(aliases)
+    rest, copied = dict(aliases), dict[int, int]()
     read_later: set[int] = set()
     for step in reversed(steps):
         if isinstance(step, Piece):
@@ -143,8 +143,30 @@ def donate(steps: Sequence[Step], aliases: dict[int, int]) -> dict[int, int]:
                     step.donated[parameter] = rest.pop(parameter)
                     if parameter not in step.inputs:
                         step.inputs.append(parameter)
+            copied |= {parameter: step.donated.pop(parameter) for parameter in _copies(step)}
         read_later.update(read_by(step))
-    return rest
+    return rest | copied
+
+
+def _copies(piece: Piece) -> list[int]:
+    """Donated inputs whose new contents may be nothing but another donated input.
+
+    Compilers leave out copies, conversions and additions of 0. What is written over one input would
+    then be read from another one, which has been written over itself.
+    """
+    several = -1
+    sole = {register: register for register in piece.inputs}
+    for instruction in piece.instructions:
+        read = {sole[register] for register in registers_in(instruction.args) if register in sole}
+        if read:
+            sole.update(
+                dict.fromkeys(instruction.outputs, read.pop() if len(read) == 1 else several)
+            )
+    return [
+        register
+        for register, output in piece.donated.items()
+        if (source := sole.get(output)) in piece.donated and source != register
+    ]
 
 
 def read_by(step: Step) -> list[int]:

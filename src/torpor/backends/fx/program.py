@@ -113,19 +113,25 @@ def function(
 ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     """A program as a function of tensors; `slowly` is another, for its first run and for errors."""
 
+    over = {result: parameter for parameter, result in program.donated.items()}
+    own = [place for place, register in enumerate(program.results) if register not in over]
+
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         fixes = program.fixes
-        if fixes is None or program.broken is not None or program.donated:
+        if fixes is None or program.broken is not None:
             return slowly(tensors)
         try:
             with _torch.kernels():
-                made = list((program.replayed or _called)(plainly, list(tensors)))
+                made = (program.replayed or _called)(plainly, list(tensors))
         except Exception:
+            if program.donated:  # some of it may have been written over
+                raise
             return slowly(tensors)
-        for place, fix in enumerate(fixes):
-            if fix is not Fix.NOTHING:
-                made[place] = _fixed(made[place], types[place], fix)
-        return made
+        results: list[Any] = [None if r not in over else tensors[over[r]] for r in program.results]
+        for place, tensor in zip(own, made, strict=True):
+            fix = fixes[place]
+            results[place] = tensor if fix is Fix.NOTHING else _fixed(tensor, types[place], fix)
+        return results
 
     def plainly(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         return compute(program, tensors, ())

@@ -26,7 +26,7 @@ from torpor.ir.told_sizes import (
 )
 from torpor.ir.types import SymbolicType, TensorType
 
-VERSION: Final = 2
+VERSION: Final = 3
 _KINDS: Final = {kind.__name__: kind for kind in PACKED}
 
 DumpCode = Callable[[Compiled], bytes | None]

@@ -93,8 +93,8 @@ class InductorBackend(FxBackend):
         replayed = computation.program.replayed
         if replayed is None or replayed.off is not None:
             return in_turn
-        # a graph draws from generators of its own; to capture it, the program's is put aside
-        return bool(replayed.graph is None)
+        # to capture a graph, the program's generator is put aside
+        return in_turn or bool(replayed.graph is None)
 
     # -- CUDA graphs -------------------------------------------------------------------------------
 
