@@ -14,7 +14,7 @@ from torch import Tensor
 import torpor
 from torpor.backends.fx.program import Program
 from torpor.backends.inductor import graphs
-from torpor.backends.inductor.graphs import PATIENCE, Captured, Replayed, Turns
+from torpor.backends.inductor.graphs import LAST, PATIENCE, Captured, Replayed, Turns
 from torpor.ops.draws import DRAWING
 
 
@@ -137,10 +137,25 @@ def test_an_input_may_come_to_rest_first() -> None:
 def test_more_than_is_worth_copying_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST_COPIED", 8)
     replayed = make(Stage())
-    for other in moving(PATIENCE + 2):
+    inputs = moving(LAST + 2)
+    for other in inputs[:LAST]:
+        run(replayed, [other])
+    assert replayed.state() == "no CUDA graph yet"
+    for other in inputs[LAST:]:
         run(replayed, [other])
     assert replays() == 0
     assert replayed.state() == "no CUDA graph: inputs of 0 MiB come at new addresses"
+
+
+def test_a_large_input_may_come_to_rest_after_those_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graphs, "MOST_COPIED", 8)
+    replayed, inputs = make(Stage()), moving(PATIENCE + 4)
+    for other in inputs:
+        run(replayed, [other])
+    run(replayed, [inputs[-1]], 4)
+    assert replays() == 3
 
 
 def test_what_is_written_to_is_written_to_once_and_never_a_copy() -> None:

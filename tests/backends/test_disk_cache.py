@@ -601,7 +601,7 @@ def test_bytes_of_another_version_are_refused(
     first, _, graph = there_and_back(inductor, (lazy(3) * 2).relu())
     data = inductor.dump(first)
     monkeypatch.setattr(fx_saved, "VERSION", 99)
-    with pytest.raises(torpor.errors.CompileError, match="version 2, not 99"):
+    with pytest.raises(torpor.errors.CompileError, match="version 3, not 99"):
         compile_graph(graph, "again", inductor, first.device, {}, data)
 
 

@@ -157,7 +157,10 @@ def _copies(piece: Piece) -> list[int]:
     several = -1
     sole = {register: register for register in piece.inputs}
     for instruction in piece.instructions:
-        read = {sole[register] for register in registers_in(instruction.args) if register in sole}
+        args = instruction.args
+        if instruction.spec.target._opname in ("copy", "copy_"):
+            args = args[1:]  # the first one is written over
+        read = {sole[register] for register in registers_in(args) if register in sole}
         if read:
             sole.update(
                 dict.fromkeys(instruction.outputs, read.pop() if len(read) == 1 else several)

@@ -32,6 +32,7 @@ from torpor.ops.draws import CAPTURED, DRAWING, IN_TURN, set_turn
 
 STEADY = 2  # runs after which an input that came at the same address is taken to stay there
 PATIENCE = 6  # runs in which all inputs may come to rest, as what another graph returns does
+LAST = 40  # runs in which large ones may: graphs that feed each other come to rest in turn
 MOST_COPIED = 1 << 28  # bytes of inputs copied before a run: more is not worth a graph
 HELD, FREE, TOO_OFTEN = 4, 1, 12  # a result in use counts 4 against the graph, a replay 1 for it
 MOST_STEADY = 256  # runs: how reluctant repeated captures make
@@ -176,7 +177,8 @@ class Replayed:
         if self.runs <= PATIENCE and moving:
             return False
         if sum(sizes) > MOST_COPIED:
-            self._give_up(f"inputs of {sum(sizes) >> 20} MiB come at new addresses")
+            if self.runs > LAST:
+                self._give_up(f"inputs of {sum(sizes) >> 20} MiB come at new addresses")
             return False
         return True
 
