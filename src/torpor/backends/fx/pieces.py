@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torpor.backends.fx.overwriting import unsafe
 from torpor.backends.fx.repeats import Part, parts, with_views
 from torpor.backends.fx.trace import PACKED, Piece, is_number
 from torpor.backends.reference.lowering import Instruction, registers_in
@@ -143,33 +144,9 @@ def donate(steps: Sequence[Step], aliases: dict[int, int]) -> dict[int, int]:
                     step.donated[parameter] = rest.pop(parameter)
                     if parameter not in step.inputs:
                         step.inputs.append(parameter)
-            copied |= {parameter: step.donated.pop(parameter) for parameter in _copies(step)}
+            copied |= {parameter: step.donated.pop(parameter) for parameter in unsafe(step)}
         read_later.update(read_by(step))
     return rest | copied
-
-
-def _copies(piece: Piece) -> list[int]:
-    """Donated inputs whose new contents may be nothing but another donated input.
-
-    Compilers leave out copies, conversions and additions of 0. What is written over one input would
-    then be read from another one, which has been written over itself.
-    """
-    several = -1
-    sole = {register: register for register in piece.inputs}
-    for instruction in piece.instructions:
-        args = instruction.args
-        if instruction.spec.target._opname in ("copy", "copy_"):
-            args = args[1:]  # the first one is written over
-        read = {sole[register] for register in registers_in(args) if register in sole}
-        if read:
-            sole.update(
-                dict.fromkeys(instruction.outputs, read.pop() if len(read) == 1 else several)
-            )
-    return [
-        register
-        for register, output in piece.donated.items()
-        if (source := sole.get(output)) in piece.donated and source != register
-    ]
 
 
 def read_by(step: Step) -> list[int]:

@@ -213,10 +213,24 @@ def compute(
             _run_piece(step, env, [packed[i].narrow(0, *part) for i, *part in next(places)])
         for register in dead:
             env[register] = None
-    for parameter, result in program.copied.items():
-        env[parameter].copy_(env[result])
     over = set(program.donated.values())
+    if program.copied:
+        kept = [register for register in program.results if register not in over]
+        _write_copies(program.copied, env, kept)
     return [env[register] for register in program.results if register not in over]
+
+
+def _write_copies(copied: dict[int, int], env: list[Any], results: Sequence[int]) -> None:
+    """Write results over parameters, when all has run.
+
+    Compiled code may return a parameter in the place of a copy of it.
+    """
+    written = {_torch.memory_of(env[parameter]) for parameter in copied}
+    for register in {*copied.values(), *results}:
+        if _torch.memory_of(env[register]) in written:
+            env[register] = env[register].clone()
+    for parameter, result in copied.items():
+        env[parameter].copy_(env[result])
 
 
 ALIGNED: Final = 2
