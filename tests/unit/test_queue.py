@@ -10,6 +10,7 @@ import torch
 from torpor import config
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice, BackendDeviceType
+from torpor.execute import queue as queue_module
 from torpor.execute.queue import JOB_BYTES, DeviceQueue, Job, queue_of, queues
 from torpor.ir.types import TensorType
 
@@ -224,6 +225,21 @@ def test_a_short_job_waits_its_turn(threaded: DeviceQueue) -> None:
     assert order == ["first", "second"]
 
 
+@pytest.fixture
+def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "_cores", lambda: 1024)
+
+
+def test_a_job_whose_kernels_use_every_core_runs_where_it_is_submitted(
+    threaded: DeviceQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_module, "_cores", torch.get_num_threads)
+    ran: list[threading.Thread] = []
+    threaded.submit(Job(lambda: ran.append(threading.current_thread()), [], usual=1.0))
+    assert ran == [threading.current_thread()]
+
+
+@pytest.mark.usefixtures("many_cores")
 @pytest.mark.parametrize("usual", [None, 1.0])
 def test_any_other_job_runs_on_the_queue(threaded: DeviceQueue, usual: float | None) -> None:
     ran: list[threading.Thread] = []
@@ -232,6 +248,7 @@ def test_any_other_job_runs_on_the_queue(threaded: DeviceQueue, usual: float | N
     assert ran == [threaded.thread]
 
 
+@pytest.mark.usefixtures("many_cores")
 def test_a_short_job_ends_the_thread_and_a_long_one_starts_it_again(threaded: DeviceQueue) -> None:
     """OpenMP keeps threads for every thread that used it, and lets all of them sleep early."""
     ran: list[threading.Thread] = []

@@ -25,7 +25,13 @@ JOB_BYTES = 1 << 20
 
 SHORT = 0.03
 """Seconds. A job of the CPU that takes less is run where it is submitted, if nothing is before it:
-two threads that take turns at Python's lock take longer than one that does both."""
+two threads that take turns at Python's lock take longer than one that does both. So is one of any
+length whose kernels use every core: there is none left to record the next step on meanwhile."""
+
+
+def _cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Job:
@@ -42,12 +48,13 @@ class Job:
         here: bool = False,
     ) -> None:
         self.here = here  # it has to be run by the thread that submits it
-        self.short = usual is not None and usual < SHORT  # seconds it is known to take
         self.run = run
         self.results = results
         self.kept = kept
         self.done = threading.Event()
         self.threads = torch.get_num_threads()
+        known = usual is not None  # the seconds it takes
+        self.short = known and (usual < SHORT or self.threads >= _cores())  # type: ignore[operator]  # not None
         self.submitted = 0.0  # when it was put on a queue
         for result in results:
             result.done = self.done
