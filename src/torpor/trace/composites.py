@@ -159,7 +159,7 @@ def scaled_dot_product_attention(
     """Attention by the kernel the physical device would choose."""
     if attn_mask is None and not enable_gqa:
         kind = physical(query.device).type
-        choice = _choice(kind, query, key, value, dropout_p, is_causal, scale)
+        choice = _choice(kind, (query, key, value), dropout_p, is_causal, scale)
         attention = _FUSED.get((kind, choice))
         if attention is not None:
             return attention(query, key, value, dropout_p, is_causal, scale)
@@ -170,18 +170,11 @@ def scaled_dot_product_attention(
 
 
 def _choice(
-    kind: str,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    p: float,
-    causal: bool,
-    scale: float | None,
+    kind: str, tensors: tuple[torch.Tensor, ...], p: float, causal: bool, scale: float | None
 ) -> int:
     """Which kernel a device chooses for tensors like these; -1 if it is not chosen here."""
     if kind == "cpu" and p != 0.0:
         return -1
-    tensors = (query, key, value)
     known = (
         kind, *((t.shape, t.stride(), t.dtype, t.requires_grad) for t in tensors),
         p, causal, torch.is_grad_enabled(), _torch.attention_switches(),

@@ -28,7 +28,7 @@ _IN_PLACE: Final = frozenset(
 )  # fmt: skip
 
 _APART: Final = frozenset(
-    # ops whose results are computed before any loop that reads them begins
+    # ops with kernels of their own, whose results are there before any loop reads them
     {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "linear_backward",
      "convolution", "convolution_backward", "_trilinear", "embedding_dense_backward",
      "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",
@@ -36,11 +36,7 @@ _APART: Final = frozenset(
      "_scaled_dot_product_efficient_attention_backward",
      "_scaled_dot_product_cudnn_attention_backward", "flash_attention", "cudnn_attention",
      "_scaled_dot_product_flash_attention_for_cpu",
-     "_scaled_dot_product_flash_attention_for_cpu_backward",
-     "sum", "mean", "var", "var_mean", "std", "std_mean", "amax", "amin", "max", "min", "prod",
-     "any", "all", "argmax", "argmin", "norm", "linalg_vector_norm", "logsumexp", "_foreach_norm",
-     "nll_loss_forward", "nll_loss2d_forward", "mse_loss", "sort", "topk", "cumsum",
-     "_foreach_max"}
+     "_scaled_dot_product_flash_attention_for_cpu_backward", "sort", "topk"}
 )  # fmt: skip
 
 _NORM_BACKWARDS: Final = ("native_layer_norm_backward", "native_group_norm_backward",
@@ -70,7 +66,7 @@ class _Reads:
         operands = list(_operands(instruction))
         if name in _COPIES:
             operands = [operand for operand in operands if operand[0] == 1]
-        on_lists = name.startswith(("_foreach_", "_fused_"))
+        on_lists = name.startswith(("_foreach_", "_fused_")) and name != "_foreach_norm"
         in_place = on_lists or _POINTWISE in spec.target.tags or name in _IN_PLACE
         if on_lists:
             self.together.update(dict.fromkeys(instruction.outputs, frozenset(instruction.outputs)))
