@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import traceback
 import warnings
@@ -268,7 +269,7 @@ class _Check:
         seen = [want.detach()]
         bound = 0.0
         for attempt in range(EAGER_RERUNS):
-            _stir_the_allocator(want, attempt)
+            stir_the_allocator(want, attempt)
             again = dict(self.rerun(attempt, variant, sample, output).leaves).get(where)
             if not isinstance(again, Tensor):
                 return False
@@ -397,10 +398,18 @@ def _shares_memory(outcome: Outcome) -> bool:
     return bool(storages(".output") & storages(".input"))
 
 
-def _stir_the_allocator(like: Tensor, attempt: int) -> None:
-    """Where eager differs from itself, it does so by where its memory lies or what that held."""
+def stir_the_allocator(like: Tensor, attempt: int) -> None:
+    """Where eager differs from itself, it does so by where its memory lies or what that held.
+
+    Kernels that read memory before they write it (LAPACK's gelsy its pivots) mostly ask which
+    of its numbers are zero: the blocks hold every mix.
+    """
+    draw = random.Random(attempt)
     torch.full(like.shape, 77, dtype=like.dtype)
-    blocks = [torch.full((1 + i % 16,), 3, dtype=torch.int32) for i in range(8 * (attempt % 9))]
+    blocks = [
+        torch.tensor([draw.choice((0, 3)) for _ in range(1 + i % 16)], dtype=torch.int32)
+        for i in range(8 * (attempt % 9))
+    ]
     del blocks[:: 1 + attempt % 3]
 
 
