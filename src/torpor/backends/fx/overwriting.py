@@ -8,6 +8,8 @@ That goes wrong (torch 2.13) in these cases, which are found here:
 - The old contents of an input are kept, in another input that is written over or in a result:
   `previous.copy_(x)`, and then `x.add_(1)`. Without the copy the new contents are kept.
 - One op on lists writes inputs that it computes from one another: `_foreach_add_([x, y], [y, x])`.
+- An input of an op on lists is written over with a result of that op for another of its inputs:
+  `_foreach_add_([x, y], 1)`, and then `x.copy_(y)`. It gets the result that was meant for it.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ class _Reads:
         self.elsewhere: dict[int, Inputs] = {}  # from other places
         self.sole = {r: r for r in piece.inputs}  # the only input; -1: of several
         self.together: dict[int, frozenset[int]] = {}  # results of one op on lists
+        self.copied: dict[int, int] = {}  # result of an op on lists that this one is
+        self.updated: dict[int, list[tuple[int, list[int]]]] = {}  # place of inputs in such ops
         for instruction in piece.instructions:
             self._follow(instruction)
 
@@ -70,6 +74,11 @@ class _Reads:
         in_place = on_lists or _POINTWISE in spec.target.tags or name in _IN_PLACE
         if on_lists:
             self.together.update(dict.fromkeys(instruction.outputs, frozenset(instruction.outputs)))
+            self.copied.update(zip(instruction.outputs, instruction.outputs))
+            for _, place, operand, _ in (one for one in operands if one[0] == 0):
+                self.updated.setdefault(operand, []).append((place, instruction.outputs))
+        elif len(operands) == 1 and operands[0][2] in self.copied:
+            self.copied.update(dict.fromkeys(instruction.outputs, self.copied[operands[0][2]]))
         outputs = zip(instruction.outputs, instruction.node.outputs, strict=True)
         for place, (register, value) in enumerate(outputs):
             read = _beside(operands, place) if on_lists else operands
@@ -107,6 +116,12 @@ class _Reads:
         together = self.together.get(output, _NONE)
         read = self.here.get(output, _NONE) | self.elsewhere.get(output, _NONE)
         return any(donated.get(other) in together for other in read - {register})
+
+    def are_exchanged(self, output: int, register: int) -> bool:
+        """`output` is a result of an op on lists for another input than `register`."""
+        copied = self.copied.get(output)
+        updates = self.updated.get(register, ())
+        return any(copied in made and copied != made[place] for place, made in updates)
 
     def _of_statistics(self, instruction: Instruction, register: int) -> Inputs:
         """Batch norm writes running statistics place by place; what it saves is computed before."""
@@ -150,6 +165,7 @@ def unsafe(piece: Piece) -> list[int]:
             or register in reads.elsewhere.get(output, _NONE)
             or (reads.sole.get(output) != register and reads.sole.get(output) in donated)
             or reads.are_mixed(output, register, donated)
+            or reads.are_exchanged(output, register)
         ]
         if not found:
             return [register for register in piece.donated if register not in donated]
