@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -14,6 +15,9 @@ from torpor.trace import whole
 
 # Eager's kernels, and so its bits, unless a test asks for another backend; processes it starts too.
 os.environ.setdefault("TORPOR_BACKEND", "reference")
+
+# torch tells this logger everything it compiles; shown below a failed test, it hides the failure.
+logging.getLogger("torch.__trace").propagate = False
 
 # Nothing from the disk and nothing to it: tests count compiles, and the user's cache is the user's.
 os.environ["TORPOR_CACHE"] = "0"

@@ -92,6 +92,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "metric_report": torpor.metrics.report,
     "metrics": torpor.metrics.report,
     "placeholder": read,
+    "runs_beside": read,
     "runs_here": read,
     "set_rng_seed": lambda: torpor.manual_seed(3),
     "tensor_from_data": read,

@@ -163,6 +163,13 @@ class Backend(abc.ABC):
         """
         return in_turn
 
+    def runs_beside(self, computation: Computation) -> bool:
+        """`computation` runs on one core, without Python's lock, while the program goes on.
+
+        Its results may depend on the number of cores: the answer has to be the same for every run.
+        """
+        return False
+
     def fits(self, computation: Computation, sizes: Mapping[Symbol, int]) -> bool:
         """A compiled graph with symbols may run with these sizes; if not, it is compiled again."""
         return True

@@ -31,12 +31,14 @@ from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value, leaf
 from torpor.ir.types import TensorType
 from torpor.ops.spec import Return, ReturnKind, spec_of
+from torpor.trace.native import FRONT
 
 
 def torpor(
     module: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
     """Compile a graph of TorchDynamo's; `options` are the backend's name and its own options."""
+    FRONT.look()
     chosen = dict(options or {})
     name = chosen.pop("backend", None)
     if name is None and chosen:

@@ -137,6 +137,10 @@ class StandIn:
         """As the reference backend says."""
         return self.reference.runs_here(computation, in_turn)
 
+    def runs_beside(self, computation: Computation) -> bool:
+        """As the reference backend says."""
+        return self.reference.runs_beside(computation)
+
     def _lend(self, data: BackendData) -> BackendData:
         if data.error is not None:
             return data

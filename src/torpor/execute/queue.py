@@ -46,6 +46,7 @@ class Job:
         kept: Sequence[BackendData] = (),
         usual: float | None = None,
         here: bool = False,
+        beside: bool = False,
     ) -> None:
         self.here = here  # it has to be run by the thread that submits it
         self.run = run
@@ -53,7 +54,7 @@ class Job:
         self.kept = kept
         self.done = threading.Event()
         self.threads = torch.get_num_threads()
-        known = usual is not None  # the seconds it takes
+        known = usual is not None and not beside  # the seconds it takes; beside: it leaves cores
         self.short = known and (usual < SHORT or self.threads >= _cores())  # type: ignore[operator]  # not None
         self.submitted = 0.0  # when it was put on a queue
         for result in results:
@@ -129,7 +130,7 @@ class DeviceQueue:
         self.budget = Budget()
         self.error: BaseException | None = None  # the first that nobody was told of yet
         self.thread: threading.Thread | None = None
-        self._threads = 0
+        self._threads = 0  # what its thread has; 0: that of a new one
 
     def submit(self, job: Job) -> None:
         """Run `job` after all that were submitted before."""
@@ -179,6 +180,8 @@ class DeviceQueue:
             raise error.with_traceback(None)
 
     def _work(self) -> None:
+        self._threads = 0
+        torch.get_num_threads()  # sets a thread up: if asked later, it undoes what was set before
         if self.device.type.name == "cuda":
             torch.cuda.set_device(self.device.ordinal)  # a thread starts without one
         while True:

@@ -183,7 +183,8 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
     kept = [arguments[place] for place in plan.kept_inputs]
     kept += [handles[place] for place in plan.kept_outputs]
     here = plan.runner.runs_here(plan.computation, plan.in_turn)
-    return Job(run, handles, kept, plan.record.usual_seconds, here), handles
+    beside = plan.runner.runs_beside(plan.computation)
+    return Job(run, handles, kept, plan.record.usual_seconds, here, beside), handles
 
 
 def _wait_for(arguments: Sequence[Any]) -> None:

@@ -49,14 +49,19 @@ def compiler() -> str | None:
 def key(compiler: str | None) -> str:
     """What tells a library from those of other sources, torches, Pythons and compilers."""
     digest = hashlib.sha256()
-    for name in ("objects.h", "world.h", "keys.h", "recorder.cpp"):
-        digest.update(SOURCE.with_name(name).read_bytes())
+    for path in sources():
+        digest.update(path.read_bytes())
     facts = [torch.__version__, torch.version.git_version, sys.version, platform.machine(), *_FLAGS]
     if compiler is not None:
         about = os.stat(compiler)
         facts += [compiler, str(about.st_size), str(about.st_mtime_ns)]
     digest.update("\0".join(facts).encode())
     return digest.hexdigest()
+
+
+def sources() -> list[Path]:
+    """All that is compiled."""
+    return sorted(path for path in SOURCE.parent.iterdir() if path.suffix in (".h", ".cpp"))
 
 
 def folder() -> Path:

@@ -25,6 +25,7 @@
 #include <torch/csrc/PyInterpreter.h>
 
 #include "keys.h"
+#include "tape.h"
 
 namespace torpor {
 
@@ -715,6 +716,8 @@ static PyMethodDef methods[] = {
     {"parts", set_parts, METH_O, nullptr},
     {"switch", set_on, METH_O, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},
+    {"tape", tape::make_tape, METH_VARARGS, nullptr},
+    {"run_tape", tape::run_tape, METH_VARARGS, nullptr},
     {"dispatch", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(dispatch)),
      METH_FASTCALL | METH_KEYWORDS, nullptr},
     {nullptr, nullptr, 0, nullptr}};

@@ -17,6 +17,7 @@ import torch
 
 from torpor import _torch, config, native
 from torpor.backend.builder import IrBuilder
+from torpor.backend.native import NATIVE
 from torpor.errors import NativeError
 from torpor.execute.persistent import tell_once
 from torpor.execute.sizes import SIZES
@@ -107,13 +108,15 @@ class Front:
 
     def __call__(self, spec: OpSpec, recorder: Any) -> None:
         """Let the native recorder stand in front of `recorder`, if it is there and can."""
-        if not self.asked:
-            self.asked = True
-            self._find()
+        self.look()
         if self.library is not None:
             self.take(spec, recorder)
 
-    def _find(self) -> None:
+    def look(self) -> None:
+        """Look for the library, if nobody has yet."""
+        if self.asked:
+            return
+        self.asked = True
         try:
             path = native.find()
             if path is not None:
@@ -129,7 +132,7 @@ class Front:
         library.setup(_names() | {"config": {"max_trace_nodes": sys.maxsize}})
         check(library)
         library.setup(_names())
-        self.library = library
+        self.library = NATIVE.library = library
         for op, rule, kernel in above_autograd():
             usual = kernel and _torch.kernel_object(kernel)
             library.stand_above(op._schema.name, op._schema.overload_name, rule, usual)

@@ -273,16 +273,23 @@ def _run_piece(step: CompiledPiece, env: list[Any], packed: list[torch.Tensor]) 
     sizes = [env[register] for register in piece.sizes.values()]
     results = step.run([*(env[register] for register in piece.inputs), *packed, *sizes])
     if piece.checked and not results[-1].item():
-        raise StepError(_refused(piece))
+        raise _refusal(piece)
     for register, tensor in zip(step.returned, results):  # a flag may follow
         env[register] = tensor
     for parameter, result in piece.donated.items():
         env[result] = env[parameter]
 
 
-def _refused(piece: Piece) -> str:
+def refusal(program: Program, number: int) -> StepError:
+    """The error of a step that was given what it refuses."""
+    step = program.steps[number]
+    assert isinstance(step, CompiledPiece), "no other step refuses anything"
+    return _refusal(step.piece)
+
+
+def _refusal(piece: Piece) -> StepError:
     sites = (i.node.site for i in piece.instructions if i.node.site is not None)
-    return (
+    return StepError(
         "an index is out of range, or an integer is divided by 0, in the compiled graph recorded "
         f"from {next(sites, 'here')}"
     )

@@ -9,15 +9,17 @@ from typing import Any, Final
 import torch
 
 from torpor import _torch
+from torpor.backend.device import BackendDevice
 from torpor.backend.lowering import Computation
 from torpor.backends import provenance
 from torpor.backends.fx.backend import FxBackend
 from torpor.backends.fx.program import Compiled, Program
 from torpor.backends.fx.trace import Piece, Traced, fake_inputs
-from torpor.backends.inductor.graphs import replayed
+from torpor.backends.inductor.graphs import Replayed, replayed
 from torpor.backends.inductor.lowering import decompositions, miscompiles
 from torpor.backends.inductor.options import check_rng, check_settings
 from torpor.backends.inductor.saved import dump_code, load_code
+from torpor.backends.inductor.taped import Taped, taped
 from torpor.backends.reference.lowering import Instruction
 
 MAX_NODES = 4000
@@ -91,12 +93,24 @@ class InductorBackend(FxBackend):
 
     def runs_here(self, computation: Computation, in_turn: bool) -> bool:
         replayed = computation.program.replayed
-        if replayed is None or replayed.off is not None:
+        if not isinstance(replayed, Replayed) or replayed.off is not None:
             return in_turn
         # to capture a graph, the program's generator is put aside
         return in_turn or bool(replayed.graph is None)
 
-    # -- CUDA graphs -------------------------------------------------------------------------------
+    def runs_beside(self, computation: Computation) -> bool:
+        replayed = computation.program.replayed
+        return isinstance(replayed, Taped) and replayed.one_core
+
+    def function(
+        self, computation: Computation, device: BackendDevice
+    ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+        replayed = computation.program.replayed
+        if isinstance(replayed, Taped):
+            replayed.one_core = False  # it runs where it is called, and nothing beside it
+        return super().function(computation, device)
+
+    # -- CUDA graphs and tapes ---------------------------------------------------------------------
 
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
         compiled = super().compile(computations)
@@ -110,9 +124,13 @@ class InductorBackend(FxBackend):
         return loaded
 
     def _replay(self, program: Program) -> None:
-        if self.cuda_graphs and not program.sizes:
+        if program.sizes:
+            return
+        if self.cuda_graphs:
             # exact numbers are drawn when recorded: what draws later is TorchDynamo's, in its turn
             program.replayed = replayed(program, may_draw=not self.draws)
+        if program.replayed is None:
+            program.replayed = taped(program)
 
     # -- graphs kept on disk -----------------------------------------------------------------------
 

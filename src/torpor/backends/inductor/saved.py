@@ -26,10 +26,12 @@ import torch
 from torpor import _torch
 from torpor.backend.blobs import pack, unpack
 from torpor.backends.fx.program import Compiled
+from torpor.backends.inductor.tape import keep_library
 
 _ENTRY: Final = "call"  # the function that a module is made for
 _EXTERN: Final = "extern_kernels"  # where it finds eager's kernels
 _COMPILES: Final = "async_compile"  # what compiles its own
+SOURCE: Final = "__source__"  # where a module that was kept has its own text
 
 Restored = tuple[Compiled, Callable[[], str]]
 Inputs = Callable[[], tuple[list[torch.Tensor], Any]]
@@ -184,7 +186,8 @@ def _restored(blobs: dict[str, bytes]) -> Restored:
     names[_EXTERN] = SimpleNamespace(**extern)
     if "constants" in blobs:
         names |= torch.load(io.BytesIO(blobs["constants"]), weights_only=True)
-    exec(compile(blobs["source"], "<torpor cache>", "exec"), names)
+    names[SOURCE] = blobs["source"].decode()
+    exec(compile(names[SOURCE], "<torpor cache>", "exec"), names)
     return names[_ENTRY], lambda: zlib.decompress(blobs["whole"]).decode()
 
 
@@ -196,4 +199,5 @@ def _load_libraries(libraries: dict[str, bytes]) -> dict[str, ModuleType]:
             path = Path(folder, f"{number}.so")
             path.write_bytes(library)
             loaded[name] = _torch.load_kernel(name, str(path))
+            keep_library(loaded[name])
     return loaded

@@ -1,0 +1,324 @@
+"""Inductor's modules for a CPU as tapes: what their functions do, read instead of called.
+
+Such a function allocates, calls kernels and ops, and lets go; nothing in it depends on numbers. The
+native library runs all pieces of a step one after the other so, without Python and without its lock
+(`native/tape.h`). What is not understood is run as it always was.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, ModuleType
+from typing import Any, Final
+
+import torch
+
+from torpor._torch import OpOverload
+
+Action = tuple[Any, ...]
+"""A word and what belongs to it; slots are numbers (see `action_of` in C++)."""
+
+MOST_ARGUMENTS: Final = 192
+"""Of a kernel."""
+
+
+class NotUnderstood(Exception):
+    """Something in a function that no action stands for."""
+
+
+@dataclass(slots=True)
+class Tape:
+    """What a function of tensors does; its slots are numbered from 0, inputs first."""
+
+    actions: list[Action] = field(default_factory=list)
+    slots: int = 0
+    inputs: int = 0
+    results: list[int] = field(default_factory=list)
+
+    def placed(self, inputs: Sequence[int], first: int) -> tuple[list[Action], list[int]]:
+        """Its actions and results on other slots: `inputs`, and `first` and those that follow."""
+        places = [*inputs, *range(first, first + self.slots - self.inputs)]
+        moved = [_moved(action, places) for action in self.actions]
+        return moved, [places[slot] for slot in self.results]
+
+
+def _moved(action: Action, places: list[int]) -> Action:
+    match action:
+        case ("empty" | "shaped" | "constant" | "aligned" as word, slot, *rest):
+            return (word, places[slot], *rest)
+        case ("part", to, source, *rest):
+            return ("part", places[to], places[source], *rest)
+        case ("kernel", function, arguments):
+            return ("kernel", function, [(s, places[a] if s else a) for s, a in arguments])
+        case ("free", slots):
+            return ("free", [places[slot] for slot in slots])
+        case ("call", name, overload, constants, tensors, lists, results):
+            return (
+                "call", name, overload, constants,
+                [(at, places[slot]) for at, slot in tensors],
+                [(at, [(s, places[slot] if s else 0) for s, slot in one]) for at, one in lists],
+                [(kept, places[slot] if kept else 0) for kept, slot in results],
+            )  # fmt: skip
+    raise AssertionError(f"no action {action[0]}")
+
+
+def read(source: str, names: dict[str, Any]) -> Tape:
+    """The tape of a module's function `call`; `names` are those of the module once it has run."""
+    return _Reader(names).read(_function(ast.parse(source)))
+
+
+def _function(module: ast.Module) -> ast.FunctionDef:
+    found = [n for n in ast.walk(module) if isinstance(n, ast.FunctionDef) and n.name == "call"]
+    if len(found) != 1:
+        raise NotUnderstood("a module with several functions")
+    return found[0]
+
+
+class _Reader:
+    """Reads a function, statement by statement."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names  # of the module
+        self.tape = Tape()
+        self.slots: dict[str, int | tuple[int, ...]] = {}  # of local names; several: a tuple
+        self.holders: dict[int, int] = {}  # how many names a slot has
+        self.constants: dict[str, int] = {}
+
+    def read(self, function: ast.FunctionDef) -> Tape:
+        *body, last = function.body
+        for statement in body:
+            self.statement(statement)
+        match last:
+            case ast.Return(value=ast.Tuple(elts=elements)):
+                self.tape.results = [self.tensor(element) for element in elements]
+            case _:
+                raise NotUnderstood(ast.unparse(last))
+        return self.tape
+
+    # -- statements --------------------------------------------------------------------------------
+
+    def statement(self, statement: ast.stmt) -> None:
+        match statement:
+            case ast.Assign(targets=[ast.Tuple(elts=elements)], value=ast.Name(id="args")):
+                self.inputs(elements)
+            case ast.Assign(targets=[ast.List(elts=elements)], value=ast.Name(id="args")):
+                self.inputs(elements)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self.bind(name, self.value(value))
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    self.delete(target)
+            case ast.Expr(value=ast.Call() as call):
+                self.free_now(self.called(call, wanted=False))
+            case ast.Expr(value=ast.Constant()):
+                return
+            case _:
+                raise NotUnderstood(ast.unparse(statement))
+
+    def inputs(self, elements: list[ast.expr]) -> None:
+        if self.tape.slots:
+            raise NotUnderstood("arguments after the first statement")
+        for element in elements:
+            if not isinstance(element, ast.Name):
+                raise NotUnderstood(ast.unparse(element))
+            self.bind(element.id, self.new_slot())
+        self.tape.inputs = self.tape.slots
+
+    def new_slot(self) -> int:
+        self.tape.slots += 1
+        return self.tape.slots - 1
+
+    def bind(self, name: str, slots: int | tuple[int, ...]) -> None:
+        for slot in _all(slots):
+            self.holders[slot] = self.holders.get(slot, 0) + 1
+        if name in self.slots:
+            self.unbind(name)
+        self.slots[name] = slots
+
+    def delete(self, target: ast.expr) -> None:
+        if not isinstance(target, ast.Name) or target.id not in self.slots:
+            raise NotUnderstood(f"del {ast.unparse(target)}")
+        self.unbind(target.id)
+
+    def unbind(self, name: str) -> None:
+        slots = _all(self.slots.pop(name))
+        for slot in slots:
+            self.holders[slot] -= 1
+        self.free_now(slots)
+
+    def free_now(self, slots: int | tuple[int, ...]) -> None:
+        """Let go of slots that no name stands for; the caller's own are let go of by it."""
+        dead = [s for s in _all(slots) if s >= self.tape.inputs and not self.holders.get(s)]
+        if dead:
+            self.act("free", dead)
+
+    def act(self, *action: Any) -> None:
+        self.tape.actions.append(action)
+
+    # -- expressions -------------------------------------------------------------------------------
+
+    def value(self, value: ast.expr) -> int | tuple[int, ...]:
+        match value:
+            case ast.Name(id=name) if name in self.slots:
+                return self.slots[name]
+            case ast.Name(id=name) if isinstance(self.names.get(name), torch.Tensor):
+                return self.constant(name)
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=int(place))):
+                slots = self.slots.get(name)
+                if isinstance(slots, tuple) and 0 <= place < len(slots):
+                    return slots[place]
+            case ast.Call():
+                return self.called(value, wanted=True)
+        raise NotUnderstood(ast.unparse(value))
+
+    def tensor(self, value: ast.expr) -> int:
+        slot = self.value(value)
+        if isinstance(slot, tuple):
+            raise NotUnderstood(f"{ast.unparse(value)} is several tensors")
+        return slot
+
+    def constant(self, name: str) -> int:
+        if name not in self.constants:
+            slot = self.constants[name] = self.new_slot()
+            self.holders[slot] = 1  # of the module's own name
+            self.tape.actions.insert(0, ("constant", slot, self.names[name]))
+        return self.constants[name]
+
+    def known(self, value: ast.expr) -> Any:
+        """What an expression is that no tensor of the function takes part in."""
+        if any(n.id in self.slots for n in ast.walk(value) if isinstance(n, ast.Name)):
+            raise NotUnderstood(ast.unparse(value))
+        try:
+            return eval(compile(ast.Expression(value), "<inductor>", "eval"), self.names)
+        except (AttributeError, NameError) as error:
+            raise NotUnderstood(f"{ast.unparse(value)}: {error}") from None
+
+    def called(self, call: ast.Call, *, wanted: bool) -> int | tuple[int, ...]:
+        match call.func:
+            case ast.Name(id=name) if name not in self.slots:
+                return self.called_by_name(name, call)
+            case ast.Attribute(value=ast.Name(id="args"), attr="clear"):
+                return ()
+            case ast.Attribute(value=ast.Name(id="extern_kernels"), attr=attribute):
+                overloads = getattr(torch.ops.aten, attribute, None)
+                keywords = {keyword.arg for keyword in call.keywords}
+                op = getattr(overloads, "out" if "out" in keywords else "default", None)
+            case ast.Attribute():
+                op = self.known(call.func)
+            case _:
+                op = None
+        if not isinstance(op, OpOverload):
+            raise NotUnderstood(ast.unparse(call.func))
+        return self.op(op, call, wanted=wanted)
+
+    def called_by_name(self, name: str, call: ast.Call) -> int | tuple[int, ...]:
+        match name, call.args:
+            case "empty_strided_cpu", [sizes, strides, dtype]:
+                slot = self.new_slot()
+                self.act("empty", slot, *map(self.known, (sizes, strides, dtype)))
+                return slot
+            case "reinterpret_tensor", [tensor, sizes, strides, offset]:
+                source, slot = self.tensor(tensor), self.new_slot()
+                self.act("part", slot, source, *map(self.known, (sizes, strides, offset)))
+                return slot
+            case "assert_size_stride", [tensor, sizes, strides, *said]:
+                words = " ".join(str(self.known(word)) for word in said) or "a tensor"
+                shape = map(self.known, (sizes, strides))
+                self.act("shaped", self.tensor(tensor), *shape, words)
+                return ()
+            case "assert_alignment", [tensor, count, *_]:
+                self.act("aligned", self.tensor(tensor), self.known(count))
+                return ()
+        address = kernel_address(self.names.get(name))
+        if address is None or call.keywords or len(call.args) > MOST_ARGUMENTS:
+            raise NotUnderstood(ast.unparse(call.func))
+        arguments = [self.kernel_argument(argument) for argument in call.args]
+        self.act("kernel", address, arguments)
+        self.free_now(tuple(slot for is_slot, slot in arguments if is_slot))
+        return ()
+
+    def kernel_argument(self, argument: ast.expr) -> tuple[bool, int]:
+        if isinstance(argument, ast.Constant) and type(argument.value) is int:
+            return (False, argument.value)
+        return (True, self.tensor(argument))
+
+    def op(self, op: Any, call: ast.Call, *, wanted: bool) -> int | tuple[int, ...]:
+        """A call of an op, by its schema."""
+        places = {argument.name: at for at, argument in enumerate(op._schema.arguments)}
+        given = dict(enumerate(call.args))
+        for keyword in call.keywords:
+            if keyword.arg not in places:
+                raise NotUnderstood(ast.unparse(call))
+            given[places[keyword.arg]] = keyword.value
+        constants: dict[int, Any] = {}
+        tensors: list[tuple[int, int]] = []
+        lists: list[tuple[int, list[tuple[bool, int]]]] = []
+        for at, argument in given.items():
+            if not _takes_tensors(op, at) or _is_none(argument):
+                constants[at] = self.known(argument)
+            elif isinstance(argument, ast.List | ast.Tuple):
+                lists.append((at, [self.listed(one) for one in argument.elts]))
+            else:
+                tensors.append((at, self.tensor(argument)))
+        returned = [str(r.type) for r in op._schema.returns]
+        several = len(returned) != 1 or returned[0] == "List[Tensor]"
+        if any(kind not in ("Tensor", "List[Tensor]") for kind in returned):
+            raise NotUnderstood(f"{op} returns {returned}")
+        count = self.results_of(op, returned) if wanted else 0
+        results = tuple(self.new_slot() for _ in range(count))
+        schema = op._schema
+        kept = [(True, slot) for slot in results]
+        self.act("call", schema.name, schema.overload_name, constants, tensors, lists, kept)
+        used = [slot for _, slot in tensors] + [s for _, one in lists for there, s in one if there]
+        self.free_now(tuple(used))
+        return results if several or not wanted else results[0]
+
+    def listed(self, element: ast.expr) -> tuple[bool, int]:
+        return (False, 0) if _is_none(element) else (True, self.tensor(element))
+
+    def results_of(self, op: Any, returned: list[str]) -> int:
+        if "List[Tensor]" in returned:
+            raise NotUnderstood(f"{op} returns a list")
+        return len(returned)
+
+
+def _all(slots: int | tuple[int, ...]) -> tuple[int, ...]:
+    return slots if isinstance(slots, tuple) else (slots,)
+
+
+def _is_none(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _takes_tensors(op: Any, at: int) -> bool:
+    if at >= len(op._schema.arguments):
+        raise NotUnderstood(f"{op} with too many arguments")
+    return "Tensor" in str(op._schema.arguments[at].type)
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+_LIBRARY: Final = "__library__"  # where a kernel's module has its library, if its file is gone
+
+
+def keep_library(module: ModuleType) -> None:
+    """Let a kernel's module be found in memory when its file is no longer there."""
+    setattr(module, _LIBRARY, ctypes.PyDLL(str(module.__file__)))
+
+
+def kernel_address(kernel: Any) -> int | None:
+    """Where the machine code of a kernel lies that Inductor compiled; None if it is none."""
+    module = kernel.__self__ if isinstance(kernel, BuiltinFunctionType) else None
+    path = getattr(module, "__file__", None)
+    if path is None:
+        return None
+    try:
+        library = getattr(module, _LIBRARY, None) or ctypes.PyDLL(path)
+        function = getattr(library, kernel.__name__)
+    except (AttributeError, OSError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value

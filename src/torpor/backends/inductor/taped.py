@@ -1,0 +1,163 @@
+"""All pieces of a program on one tape, which the native library runs without Python's lock."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from types import MethodType
+from typing import Any, Final
+
+import torch
+
+from torpor import _torch
+from torpor.backend.native import NATIVE
+from torpor.backends.fx.program import (
+    Compiled,
+    CompiledPiece,
+    Program,
+    refusal,
+    tensor_parameters,
+)
+from torpor.backends.inductor.saved import SOURCE
+from torpor.backends.inductor.tape import Action, NotUnderstood, Tape, read
+from torpor.backends.reference.lowering import Instruction, registers_in
+from torpor.ir.types import TensorType
+
+_LOG = logging.getLogger(__name__)
+
+
+class Taped:
+    """Runs the compiled code of a program from a tape."""
+
+    def __init__(self, program: Program, library: Any) -> None:
+        self.program = program
+        self.library = library
+        self.tape = library.tape(*assembled(program))
+        self.one_core = is_light(program)  # and beside the program
+
+    def __call__(self, code: Compiled, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        results = self.library.run_tape(self.tape, tensors, self.one_core)
+        if isinstance(results, int):  # the piece that refused what it was given
+            raise refusal(self.program, results)
+        return results  # type: ignore[no-any-return]  # of a library
+
+
+def taped(program: Program) -> Taped | None:
+    """All steps of `program` on a tape; None where that cannot be."""
+    if NATIVE.library is None or program.device.type != "cpu":
+        return None
+    try:
+        return Taped(program, NATIVE.library)
+    except NotUnderstood as reason:
+        _LOG.info("%s is run by Python: %s", program.name, reason)
+        return None
+
+
+def assembled(program: Program) -> tuple[list[Action], int, list[int], list[int]]:
+    """The actions of all pieces, the number of slots, and the slots of inputs and results."""
+    actions: list[Action] = []
+    slots = program.reference[1]  # those of registers come first
+    inputs = tensor_parameters(program)
+    packed = list(range(slots, slots + len(program.packing.registers)))
+    slots += len(packed)
+    tapes: dict[int, Tape] = {}
+    places = iter(program.packing.places)
+    for number, (step, dead) in enumerate(zip(program.steps, program.dead, strict=True)):
+        if isinstance(step, Instruction):
+            raise NotUnderstood(f"{step.node.op.name} runs by eager")
+        if id(step.run) not in tapes:
+            tapes[id(step.run)] = tape_of(step.run)
+        numbers = next(places)
+        slots = _add_piece(actions, slots, number, step, tapes[id(step.run)], numbers, packed)
+        if dead:
+            actions.append(("free", list(dead)))
+    over = set(program.donated.values())
+    results = [register for register in program.results if register not in over]
+    if program.copied:
+        actions.append(("copies", list(program.copied.items()), results))
+    return actions, slots, inputs + packed, results
+
+
+def _add_piece(
+    actions: list[Action],
+    slots: int,
+    number: int,
+    step: CompiledPiece,
+    tape: Tape,
+    numbers: list[tuple[int, int, int]],
+    packed: list[int],
+) -> int:
+    """Add the actions of a piece; how many slots there are then."""
+    piece = step.piece
+    own = []
+    for which, start, length in numbers:
+        actions.append(("part", slots, packed[which], (length,), (1,), start))
+        own.append(slots)
+        slots += 1
+    given = [*piece.inputs, *own]
+    if len(given) != tape.inputs:
+        raise NotUnderstood("a piece with sizes")
+    moved, results = tape.placed(given, slots)
+    actions += moved
+    inner = list(range(slots, slots + tape.slots - tape.inputs))
+    slots += len(inner)
+    if piece.checked:
+        actions.append(("flag", results[-1], number))
+    for register, slot in zip(step.returned, results):  # a flag may follow
+        actions.append(("alias", register, slot))
+    for parameter, result in piece.donated.items():
+        actions.append(("alias", result, parameter))
+    if own or inner:
+        actions.append(("free", own + inner))
+    return slots
+
+
+def tape_of(run: Compiled) -> Tape:
+    """The tape of a piece's code, made by Inductor or found on disk."""
+    if isinstance(run, MethodType):  # of a module that was kept
+        names = run.__func__.__globals__
+        if SOURCE in names:
+            return read(names[SOURCE], names)
+    made = _torch.inductor_module(run)
+    if made is None:
+        raise NotUnderstood("code that is not a module of Inductor's for a CPU")
+    source, names, constants = made
+    return read(source, names | constants)
+
+
+# -- what a run costs ------------------------------------------------------------------------------
+
+NODE: Final = 8e-6
+"""Seconds to record a node."""
+ELEMENT: Final = 0.5e-9
+"""Seconds to compute a number of a result on one core."""
+FLOP: Final = 2e-11
+"""Seconds for one addition or multiplication in a product of matrices on one core."""
+
+
+def is_light(program: Program) -> bool:
+    """Whether a run on one core takes no longer than is won by recording the next one meanwhile.
+
+    With `n` cores a run takes `1/n` of that at best. It is estimated, not measured: results may
+    depend on the number of cores, and are not to depend on what else a machine does.
+    """
+    instructions = program.reference[0]
+    run = sum(_seconds(instruction, program.types) for instruction in instructions)
+    cores = max(torch.get_num_threads(), 1)
+    return cores > 1 and run * (cores - 1) / cores < NODE * len(instructions)
+
+
+def _seconds(instruction: Instruction, types: dict[int, Any]) -> float:
+    made = [_numel(types[register]) for register in instruction.outputs]
+    seconds = ELEMENT * sum(made)
+    name = instruction.node.op.name
+    if any(word in name for word in ("mm", "matmul", "linear", "conv", "attention", "dot")):
+        given = [_numel(types[r]) for r in registers_in(instruction.args)]
+        largest = sorted([*given, *made])[-3:]
+        seconds += FLOP * 2 * math.sqrt(math.prod(largest))  # of `mk`, `kn` and `mn`
+    return seconds
+
+
+def _numel(type_: Any) -> int:
+    return type_.numel if isinstance(type_, TensorType) else 1
