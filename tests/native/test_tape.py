@@ -25,8 +25,7 @@ Actions = list[tuple[Any, ...]]
 
 
 def run(library: Any, actions: Actions, inputs: list[Tensor], results: list[int]) -> Any:
-    slots = 1 + max([len(inputs), *results, *(a[1] for a in actions if isinstance(a[1], int))])
-    tape = library.tape(actions, slots, list(range(len(inputs))), results)
+    tape = library.tape(actions, 9, list(range(len(inputs))), results)
     return library.run_tape(tape, list(inputs), False)
 
 
