@@ -7,6 +7,7 @@ process holds one runner, which is imported where it is chosen.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ class Runner:
     wait: Callable[[], object] = _nothing  # until nothing runs on another thread
     read: Callable[[Tensor], Tensor] = _plain  # a result as a plain tensor
     compiles: Callable[[], int] = _none  # so far
+    waited: Callable[[], float] = _none  # seconds for runs on the thread that records, so far
     unsettled: Callable[[], int] = _none  # grows while steps are not yet what they will be
 
 
@@ -55,10 +57,12 @@ class Spec:
     device: str
     backend: str = ""
     options: tuple[tuple[str, Any], ...] = ()  # of the backend
+    said: str = ""  # how the user named the backend, with options of its own
 
     @property
     def label(self) -> str:
-        return self.name if self.backend in ("", "inductor") else f"{self.name} ({self.backend})"
+        said = self.said or self.backend
+        return self.name if said in ("", "inductor") else f"{self.name} ({said})"
 
     @property
     def needs_torpor(self) -> bool:
@@ -141,6 +145,7 @@ def _torpor(spec: Spec, place: Callable[[Any], Any]) -> Runner:
         wait=torpor.wait,
         read=lambda tensor: torpor.eager(tensor.detach()).cpu(),
         compiles=lambda: counted("UncachedCompile"),
+        waited=lambda: torpor.metrics.timers().get("ExecuteHere", {}).get("total", 0.0),
         unsettled=lambda: counted("UncachedCompile", "InterpretedGraph", "ScalarsPromoted"),
     )
 
@@ -188,11 +193,29 @@ def specs(
     for name in names:
         _check_name(name)
         if name.startswith("torpor"):
-            own = tuple(options.items())
-            found += [Spec(name, device, backend, own) for backend in backends]
+            for said in backends:
+                backend, own = with_options(said)
+                found.append(Spec(name, device, backend, tuple((options | own).items()), said))
         else:
             found.append(Spec(name, device))
     return found
+
+
+def with_options(said: str) -> tuple[str, dict[str, Any]]:
+    """A backend and options of its own: `inductor+equal_subgraphs=false+max_nodes=100`."""
+    backend, *options = said.split("+")
+    return backend, dict(map(option, options))
+
+
+def option(said: str) -> tuple[str, Any]:
+    """`name=value`, the value in JSON, or a word."""
+    name, equals, value = said.partition("=")
+    if not name or not equals:
+        raise ValueError(f"an option is name=value, not {said!r}")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def _check_name(name: str) -> None:

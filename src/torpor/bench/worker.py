@@ -59,7 +59,7 @@ class Round:
     """Back-to-back steps, then one more that starts with empty queues."""
 
     ms: float  # of one of the steps
-    recording_ms: float  # of the single step, until it returned to Python
+    recording_ms: float  # of the single step, until it returned to Python; runs do not count
     single_ms: float  # the same, until it was computed
     faults: float  # pages the system had to hand out, in one of the steps
 
@@ -154,13 +154,13 @@ class Racer:
         steps, faults = self.warm.steps_per_round, page_faults()
         ms = self._back_to_back(steps) * 1e3 / steps
         faults = page_faults() - faults
-        start = time.perf_counter()
+        waited, start = self.runner.waited(), time.perf_counter()
         self.program.step()
         returned = time.perf_counter()
+        recording = returned - start - (self.runner.waited() - waited)
         self._end_step()
         self.finish()
-        finished = time.perf_counter()
-        single = (returned - start) * 1e3, (finished - start) * 1e3
+        single = recording * 1e3, (time.perf_counter() - start) * 1e3
         return Round(ms, *single, faults / steps)
 
     def summary(self) -> dict[str, Any]:

@@ -41,7 +41,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runners", type=_names, help=f"of {','.join(runners.RUNNERS)}")
     parser.add_argument(
         "--backends", type=_names, default=["inductor"],
-        help="torpor's runners run once with each of these (default: inductor)",
+        help="torpor's runners run once with each of these (default: inductor); "
+        "options follow: inductor+equal_subgraphs=false",
     )  # fmt: skip
     parser.add_argument(
         "--backend-option", type=_option, action="append", default=[], metavar="NAME=VALUE",
@@ -79,13 +80,10 @@ def _names(text: str) -> list[str]:
 
 
 def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
+        return runners.option(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(arguments: argparse.Namespace) -> int:

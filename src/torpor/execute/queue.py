@@ -140,7 +140,7 @@ class DeviceQueue:
             self.jobs.join()
             if short:
                 self.stop()  # OpenMP lets threads sleep early while those of others exist
-            with self._on_its_stream():
+            with metrics.timer("ExecuteHere"), self._on_its_stream():
                 self._run(job)
             return
         if self.thread is None or not self.thread.is_alive():
