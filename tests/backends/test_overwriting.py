@@ -53,6 +53,12 @@ STATEMENTS: list[Callable[[Tensors, int, int, int], Any]] = [
     lambda t, i, j, k: t[i].copy_(torch.cat([t[j][1:], t[k][:1]])),
     lambda t, i, j, k: t[i].div_(t[i].square().sum().sqrt()),
     lambda t, i, j, k: t[i].view(4, 4).sub_(t[i].view(4, 4).mean(0)),
+    lambda t, i, j, k: t[i].view(4, 4)[1].copy_(t[j][4:8]),
+    lambda t, i, j, k: t[i].__setitem__(torch.tensor([1, 3, 5]), t[j][torch.tensor([2, 3, 4])]),
+    lambda t, i, j, k: t[i].index_add_(0, torch.tensor([0, 7]), t[j][:2] * 2),
+    lambda t, i, j, k: t[i].masked_fill_(t[j] > t[k], 0.25),
+    lambda t, i, j, k: t[i].view(4, 4).diagonal().add_(t[k][:4]),
+    lambda t, i, j, k: t[i].scatter_(0, torch.tensor([9, 2]), t[j][3:5] + 1),
 ]
 Statement = tuple[int, int, int, int]
 FOUND: list[list[Statement]] = [
@@ -64,6 +70,7 @@ FOUND: list[list[Statement]] = [
     [(11, 0, 1, 0)],
     [(16, 0, 0, 0)],
     [(11, 3, 2, 1), (7, 0, 3, 3)],
+    [(10, 3, 1, 0), (8, 3, 0, 2), (10, 1, 0, 3), (5, 0, 0, 3)],
     [(12, 0, 1, 2), (10, 3, 0, 2), (0, 2, 3, 0), (9, 0, 1, 2), (2, 2, 3, 0), (10, 0, 2, 3)],
     [(8, 2, 3, 3), (12, 2, 1, 0), (9, 0, 0, 1), (2, 1, 0, 0), (8, 0, 1, 2), (1, 3, 1, 0)],
     [(2, 1, 2, 3), (10, 1, 2, 3), (7, 2, 0, 2), (6, 2, 3, 0), (11, 3, 2, 2), (8, 1, 0, 0)],

@@ -8,6 +8,8 @@ That goes wrong (torch 2.13) in these cases, which are found here:
 - The old contents of an input are kept, in another input that is written over or in a result:
   `previous.copy_(x)`, and then `x.add_(1)`. Without the copy the new contents are kept.
 - One op on lists writes inputs that it computes from one another: `_foreach_add_([x, y], [y, x])`.
+- A part of an input is written, and the whole becomes something else than that input:
+  `y.copy_(x); y[0] = 1; x.fill_(2)`. The part is written in the input itself.
 - An input of an op on lists is written over with a result of that op for another of its inputs:
   `_foreach_add_([x, y], 1)`, and then `x.copy_(y)`. It gets the result that was meant for it.
 """
@@ -45,6 +47,14 @@ _NORM_BACKWARDS: Final = ("native_layer_norm_backward", "native_group_norm_backw
                           "native_batch_norm_backward", "cudnn_batch_norm_backward")  # fmt: skip
 _POINTWISE: Final = torch.Tag.pointwise
 
+_SCATTERS: Final = frozenset(
+    # ops that return their first operand, parts of it written
+    {"slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter", "index_put",
+     "index_put_", "_unsafe_index_put", "_index_put_impl", "_index_put_impl_", "index_copy",
+     "index_copy_", "index_add", "index_add_", "scatter", "scatter_", "scatter_add",
+     "scatter_add_", "masked_scatter", "masked_scatter_"}
+)  # fmt: skip
+
 _COPIES: Final = ("copy", "copy_", "_foreach_copy", "_foreach_copy_")  # arguments: to, from
 Inputs = frozenset[int]
 Operand = tuple[int, int, int, Any]  # which argument, place in a list, register, shape
@@ -61,6 +71,8 @@ class _Reads:
         self.sole = {r: r for r in piece.inputs}  # the only input; -1: of several
         self.together: dict[int, frozenset[int]] = {}  # results of one op on lists
         self.copied: dict[int, int] = {}  # result of an op on lists that this one is
+        self.first: dict[int, int] = {}  # the first operand of each register
+        self.scattered: dict[int, list[int]] = {}  # inputs of which parts are written: all results
         self.updated: dict[int, list[tuple[int, list[int]]]] = {}  # place of inputs in such ops
         for instruction in piece.instructions:
             self._follow(instruction)
@@ -79,6 +91,11 @@ class _Reads:
                 self.updated.setdefault(operand, []).append((place, instruction.outputs))
         elif len(operands) == 1 and operands[0][2] in self.copied:
             self.copied.update(dict.fromkeys(instruction.outputs, self.copied[operands[0][2]]))
+        if operands and operands[0][0] == 0 and not on_lists:
+            self.first.update(dict.fromkeys(instruction.outputs, operands[0][2]))
+        if name in _SCATTERS and instruction.outputs:
+            *_, origin = self.descent(instruction.outputs[0])
+            self.scattered.setdefault(origin, []).append(instruction.outputs[0])
         outputs = zip(instruction.outputs, instruction.node.outputs, strict=True)
         for place, (register, value) in enumerate(outputs):
             read = _beside(operands, place) if on_lists else operands
@@ -110,6 +127,18 @@ class _Reads:
         read = {self.sole[operand] for _, _, operand, _ in operands if operand in self.sole}
         if read:
             self.sole[register] = read.pop() if len(read) == 1 else -1
+
+    def descent(self, register: int) -> Iterator[int]:
+        """A register, its first operand, and so on."""
+        yield register
+        while register in self.first:
+            register = self.first[register]
+            yield register
+
+    def is_lost(self, output: int, register: int) -> bool:
+        """Parts of `register` are written for something else than `output`."""
+        written = self.scattered.get(register)
+        return written is not None and not set(self.descent(output)).issuperset(written)
 
     def are_mixed(self, output: int, register: int, donated: dict[int, int]) -> bool:
         """`output` is computed from another input that the same op on lists writes over."""
@@ -166,6 +195,7 @@ def unsafe(piece: Piece) -> list[int]:
             or (reads.sole.get(output) != register and reads.sole.get(output) in donated)
             or reads.are_mixed(output, register, donated)
             or reads.are_exchanged(output, register)
+            or reads.is_lost(output, register)
         ]
         if not found:
             return [register for register in piece.donated if register not in donated]
