@@ -63,6 +63,10 @@ async_queue: bool = _env_bool("ASYNC_QUEUE", True)
 queue_bytes: int = _env_int("QUEUE_BYTES", 1 << 29)
 """Bytes that steps waiting to be run may keep alive before recording waits for them."""
 
+keep_bytes: int = _env_int("KEEP_BYTES", 1 << 28)
+"""Free memory that the C library keeps for the next step; 0: as it does by itself. Read once, when
+the first step is run on a CPU."""
+
 compile_after: int = _env_int("COMPILE_AFTER", -1)
 """Runs of a graph on the reference backend before it is compiled; -1: as the backend says."""
 

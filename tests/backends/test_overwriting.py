@@ -51,7 +51,7 @@ STATEMENTS: list[Callable[[Tensors, int, int, int], Any]] = [
     lambda t, i, j, k: torch._foreach_copy_([t[i], t[_next(i)]], [t[j].clone(), t[k] * 1]),
     lambda t, i, j, k: t[i].copy_(t[j].roll(3)),
     lambda t, i, j, k: t[i].copy_(torch.cat([t[j][1:], t[k][:1]])),
-    lambda t, i, j, k: t[i].div_(t[i].square().sum().sqrt()),
+    lambda t, i, j, k: t[i].div_(t[i].square().sum().sqrt() + 1),
     lambda t, i, j, k: t[i].view(4, 4).sub_(t[i].view(4, 4).mean(0)),
     lambda t, i, j, k: t[i].view(4, 4)[1].copy_(t[j][4:8]),
     lambda t, i, j, k: t[i].__setitem__(torch.tensor([1, 3, 5]), t[j][torch.tensor([2, 3, 4])]),
@@ -94,7 +94,9 @@ def _check(program: list[Statement]) -> None:
         for _ in range(2):
             sums = []
             for tensors in (eager, lazy):
-                sums.append(sum((t * (n + 1)).sum() for n, t in enumerate(tensors)))  # reads all
+                sums.append(
+                    sum((t.double() * (n + 1)).sum() for n, t in enumerate(tensors))
+                )  # reads all
                 for statement, *places in program:
                     STATEMENTS[statement](tensors, *places)
             torpor.sync()

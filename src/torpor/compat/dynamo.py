@@ -27,6 +27,7 @@ from torpor.backends.fx import functional
 from torpor.backends.fx.backend import FxBackend, in_fresh_thread
 from torpor.errors import CompileError, TorporWarning, UnsupportedError
 from torpor.execute.compilation import compile_graph
+from torpor.execute.heap import keep
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value, leaf
 from torpor.ir.types import TensorType
@@ -39,6 +40,8 @@ def torpor(
 ) -> Callable[..., Any]:
     """Compile a graph of TorchDynamo's; `options` are the backend's name and its own options."""
     FRONT.look()
+    if any(isinstance(one, torch.Tensor) and one.is_cpu for one in example_inputs):
+        keep()
     chosen = dict(options or {})
     name = chosen.pop("backend", None)
     if name is None and chosen:

@@ -17,6 +17,7 @@ import torch
 from torpor import _torch, config, metrics
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
+from torpor.execute.heap import keep
 from torpor.ir.types import TensorType
 
 JOB_BYTES = 1 << 20
@@ -126,6 +127,8 @@ class DeviceQueue:
 
     def __init__(self, device: BackendDevice) -> None:
         self.device = device
+        if device.torch_device.type == "cpu":
+            keep()
         self.jobs: queue.Queue[Job | None] = queue.Queue()
         self.budget = Budget()
         self.error: BaseException | None = None  # the first that nobody was told of yet
