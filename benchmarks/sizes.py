@@ -29,6 +29,7 @@ from torpor.execute.sizes import SIZES
 LAYERS, WIDTH, HEADS, VOCABULARY, LONGEST = 4, 128, 4, 500, 128
 TIMED = ((8, 128), (4, 64), (2, 24))  # batch, length
 ROUNDS = 11
+MOST_TURNS = 20  # to warm up
 
 
 class Model(nn.Module):
@@ -107,12 +108,31 @@ def timed(training: Training, size: tuple[int, int]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
+def unsettled() -> int:
+    """Grows while steps are not yet what they will be."""
+    counters = torpor.metrics.counters()
+    names = ("UncachedCompile", "InterpretedGraph", "ScalarsPromoted")
+    return sum(counters.get(name, 0) for name in names) + sum(torpor.metrics.new_nodes().values())
+
+
+def warm_up(training: Training, size: tuple[int, int]) -> None:
+    """Both kinds of step in turns, until they come to rest."""
+    for _ in range(MOST_TURNS):
+        before = unsettled()
+        for _ in range(2):
+            timed(training, size)
+            with sizes_as_numbers():
+                timed(training, size)
+        if unsettled() == before:
+            return
+    raise RuntimeError(
+        f"steps of {size} are still compiled or interpreted after {MOST_TURNS} turns"
+    )
+
+
 def race(training: Training, size: tuple[int, int], rounds: int, advance: Any) -> dict[str, Any]:
     """A step by the graph for all sizes against one by the graph for this size alone."""
-    training.step(size)
-    with sizes_as_numbers():
-        for _ in range(7):  # the backend runs a new graph some times before it compiles it
-            timed(training, size)
+    warm_up(training, size)
     open_, fixed = [], []
     for turn in range(rounds):
         open_.append(timed(training, size))

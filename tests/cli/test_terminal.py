@@ -37,11 +37,13 @@ def test_a_cell_is_printed_as_it_is(style, capsys):
 
 
 def test_a_plain_table_aligns_its_columns():
-    assert terminal.plain_table(("what", "answer"), ROWS).splitlines() == [
-        "what           answer",
-        "------  -------------",
-        "losses            yes",
-        "text    no (3 of 400)",
+    columns = ("what", "answer", "ms", "to eager")
+    rows = [("losses", "yes", "9.5", "±3%"), ("text", "no (3 of 400)", "1,250", "")]
+    assert terminal.plain_table(columns, rows).splitlines() == [
+        "what    answer            ms  to eager",
+        "------  -------------  -----  --------",
+        "losses  yes              9.5       ±3%",
+        "text    no (3 of 400)  1,250",
     ]
 
 

@@ -190,6 +190,18 @@ def test_the_key_tells_compilers_and_sources_apart(
         assert build.key(one) != before
 
 
+def test_libraries_that_nobody_uses_go(cache: Path) -> None:
+    folder = build.library().parent
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    old, used = folder / "old.so", folder / "used.so"
+    for path in (old, used):
+        path.touch()
+        os.utime(path, (0, 0))
+    build.used(used)
+    build._prune(folder)
+    assert (old.exists(), used.exists()) == (False, True)
+
+
 def test_only_one_process_builds_at_a_time(cache: Path) -> None:
     path = build.library()
     with build.alone(path) as first, build.alone(path) as second:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ except ImportError:
 
 Advance = Callable[[str], None]  # one step is done; the text says how it stands
 Row = Sequence[str]
+_NUMBER = re.compile(r"[-+±<>≤]?\s?\d")  # how a cell with a number begins
 
 
 def heading(text: str) -> None:
@@ -29,7 +31,7 @@ def heading(text: str) -> None:
 
 
 def table(columns: Row, rows: Sequence[Row]) -> None:
-    """Print a table; the first column is left-aligned, the others right."""
+    """Print a table; columns of numbers are right-aligned, others left."""
     if HAVE_RICH:
         _rich_table(columns, rows)
     else:
@@ -38,19 +40,26 @@ def table(columns: Row, rows: Sequence[Row]) -> None:
 
 def plain_table(columns: Row, rows: Sequence[Row]) -> str:
     widths = [max(map(len, cells)) for cells in zip(columns, *rows)]
-    ruler = ["-" * width for width in widths]
-    return "\n".join(_plain_row(row, widths) for row in (columns, ruler, *rows))
+    right = _right_aligned(rows) or [False] * len(columns)
+    lines = (columns, ["-" * width for width in widths], *rows)
+    return "\n".join(_plain_row(row, widths, right) for row in lines)
 
 
-def _plain_row(row: Row, widths: Sequence[int]) -> str:
-    first = row[0].ljust(widths[0])
-    return "  ".join([first, *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]).rstrip()
+def _plain_row(row: Row, widths: Sequence[int], right: Sequence[bool]) -> str:
+    cells = zip(row, widths, right, strict=True)
+    return "  ".join(c.rjust(w) if at_right else c.ljust(w) for c, w, at_right in cells).rstrip()
+
+
+def _right_aligned(rows: Sequence[Row]) -> list[bool]:
+    """For each column whether it holds numbers, and nothing else."""
+    return [all(_NUMBER.match(cell) for cell in cells if cell) for cells in zip(*rows, strict=True)]
 
 
 def _rich_table(columns: Row, rows: Sequence[Row]) -> None:
     drawn = rich.table.Table(box=rich.box.SIMPLE, pad_edge=False)
+    right = _right_aligned(rows) or [False] * len(columns)
     for i, column in enumerate(columns):
-        drawn.add_column(column, justify="right" if i else "left", no_wrap=True)
+        drawn.add_column(column, justify="right" if right[i] else "left", no_wrap=True)
     for row in rows:
         drawn.add_row(*map(rich.text.Text, row))
     console = rich.console.Console(highlight=False)

@@ -27,11 +27,11 @@ def find() -> Path | None:
         return None
     if config.native == "on":
         path = build.library()
-        return path if build.is_built(path) else build.build()
+        return build.used(path) if build.is_built(path) else build.build()
     try:
         path = build.library()
         if build.is_built(path):
-            return path
+            return build.used(path)
         in_vain = build.compiler() is None or build.failure(path) is not None
         if config.native == "auto" and not in_vain and not build.is_being_built(path):
             build.start()

@@ -34,6 +34,8 @@ SOURCE: Final = Path(__file__).with_name("recorder.cpp")
 _FLAGS: Final = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
 _BUILDING_SECONDS: Final = 900
 """How old a sign that somebody is building may be, before it is one of a killed process."""
+_KEPT_SECONDS: Final = 60 * 24 * 3600
+"""How long a library that nobody uses is kept: it may be another environment's."""
 _TRY_OUT: Final = "import sys, torpor.trace.native as n; n.try_out(sys.argv[1])"
 
 
@@ -125,6 +127,7 @@ def build() -> Path:
         _run([sys.executable, "-c", _TRY_OUT, str(unfinished)], "does not work here")
         os.chmod(unfinished, 0o700)
         os.replace(unfinished, path)
+        _prune(path.parent)
     except NativeError as error:
         path.with_suffix(".failed").write_text(str(error))
         raise
@@ -132,6 +135,21 @@ def build() -> Path:
         unfinished.unlink(missing_ok=True)
     path.with_suffix(".failed").unlink(missing_ok=True)
     return path
+
+
+def used(path: Path) -> Path:
+    """The library at `path`, which is in use from now on and so is kept."""
+    with contextlib.suppress(OSError):  # of a directory that can only be read
+        os.utime(path)
+    return path
+
+
+def _prune(folder: Path) -> None:
+    """Remove what nobody has used for long."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # somebody else removes it too
+            if time.time() - path.stat().st_mtime > _KEPT_SECONDS:
+                path.unlink()
 
 
 def _run(command: list[str], what: str) -> None:
