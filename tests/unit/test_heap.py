@@ -19,7 +19,7 @@ def faults():
 kept = keep()
 for _ in range(3):
     before = faults()
-    blocks = [torch.ones(7 << 20) for _ in range(8)]  # 28 MB each
+    blocks = [torch.ones(7 << 20) for _ in range(5)]  # 28 MB each
     del blocks
 print(kept, faults() - before)
 """
@@ -49,7 +49,7 @@ def test_free_memory_is_kept() -> None:
 def test_what_the_user_has_told_the_c_library_holds() -> None:
     said, faults = run(MALLOC_TOP_PAD_="4096")
     assert said == "False"
-    assert faults > 20_000
+    assert faults > 15_000
 
 
 @glibc
