@@ -17,9 +17,9 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 kept = keep()
-for _ in range(3):
+for _ in range(8):  # until free pieces have found together
     before = faults()
-    blocks = [torch.ones(7 << 20) for _ in range(5)]  # 28 MB each
+    blocks = [torch.ones(6 << 20) for _ in range(6)]  # 24 MB each
     del blocks
 print(kept, faults() - before)
 """
