@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torpor
+from torpor.backend.device import cores
 from torpor.backend.native import NATIVE
 from torpor.backends.inductor import taped
 from torpor.backends.inductor.tape import NotUnderstood
@@ -89,6 +91,8 @@ def test_memory_that_is_not_aligned_is_refused(library: Any) -> None:
     run(library, [("aligned", 0, 16)], [torch.ones(8)], [0])
     with pytest.raises(RuntimeError, match="not aligned to 16 bytes"):
         run(library, [("aligned", 0, 16)], [torch.ones(8)[1:]], [0])
+    unlucky = torch.frombuffer(bytearray(100), dtype=torch.uint8)[: 3 * 16]
+    run(library, [("aligned", 0, 16)], [unlucky], [0])  # as by torch: wherever it lies
 
 
 def test_a_flag_that_is_not_set_ends_the_run(library: Any) -> None:
@@ -286,4 +290,54 @@ def test_large_steps_are_not_light() -> None:
         (new,) = [one for one in tapes() if id(one) not in known]
         light[width] = new.one_core
         del y
-    assert light == {8: torch.get_num_threads() > 1, 1024: False}
+    assert light == {8: cores() > 1, 1024: False}
+
+
+@pytest.mark.usefixtures("compiling")
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: x.sum(),
+        lambda x: torch.linalg.svdvals(x[:400, :400]) + 1,
+        lambda x: torch.fft.fft(x),
+    ],
+    ids=["reads much", "takes long by nature", "another"],
+)
+def test_what_takes_long_is_not_light(step: Any) -> None:
+    x = torpor.lazy(torch.randn(2000, 2000))
+    known = set(map(id, tapes()))
+    y = step(x).abs().sum()
+    for _ in range(100):
+        y = y.detach().relu()  # many small ops beside it
+    y.item()
+    assert not any(one.one_core for one in tapes() if id(one) not in known)
+
+
+@pytest.mark.usefixtures("compiling")
+def test_kernels_with_a_number_of_threads_compiled_in_run_with_all_cores() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads((os.cpu_count() or 1) + 1)
+    try:
+        x = torpor.lazy(torch.randn(300, 400))
+        known = set(map(id, tapes()))
+        y = x.relu()
+        for _ in range(60):  # as many nodes as make it light
+            y = (y + 1).sin()
+        y.sum().item()
+        new = [one for one in tapes() if id(one) not in known]
+        assert any("num_threads(" in step.text() for one in new for step in one.steps)
+        assert not any(one.one_core for one in new)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("compiling")
+def test_an_error_while_a_tape_is_made_costs_the_tape_only(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run: Any) -> Any:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(taped, "tape_of", fail)
+    assert (torpor.lazy(torch.arange(7.0)) * 3 + 2).sum().item() == 77
+    assert "is run by Python: RuntimeError('a mistake')" in caplog.text

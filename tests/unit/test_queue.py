@@ -227,13 +227,13 @@ def test_a_short_job_waits_its_turn(threaded: DeviceQueue) -> None:
 
 @pytest.fixture
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "_cores", lambda: 1024)
+    monkeypatch.setattr(queue_module, "cores", lambda: 1024)
 
 
 def test_a_job_whose_kernels_use_every_core_runs_where_it_is_submitted(
     threaded: DeviceQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_module, "_cores", torch.get_num_threads)
+    monkeypatch.setattr(queue_module, "cores", torch.get_num_threads)
     ran: list[threading.Thread] = []
     threaded.submit(Job(lambda: ran.append(threading.current_thread()), [], usual=1.0))
     assert ran == [threading.current_thread()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -33,3 +34,8 @@ class BackendDevice:
 
     def __str__(self) -> str:
         return f"{self.type}:{self.ordinal}"
+
+
+def cores() -> int:
+    """How many cores of the CPU this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

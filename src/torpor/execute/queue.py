@@ -16,7 +16,7 @@ import torch
 
 from torpor import _torch, config, metrics
 from torpor.backend.data import BackendData
-from torpor.backend.device import BackendDevice
+from torpor.backend.device import BackendDevice, cores
 from torpor.execute.heap import keep
 from torpor.ir.types import TensorType
 
@@ -28,11 +28,6 @@ SHORT = 0.03
 """Seconds. A job of the CPU that takes less is run where it is submitted, if nothing is before it:
 two threads that take turns at Python's lock take longer than one that does both. So is one of any
 length whose kernels use every core: there is none left to record the next step on meanwhile."""
-
-
-def _cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Job:
@@ -56,7 +51,7 @@ class Job:
         self.done = threading.Event()
         self.threads = torch.get_num_threads()
         known = usual is not None and not beside  # the seconds it takes; beside: it leaves cores
-        self.short = known and (usual < SHORT or self.threads >= _cores())  # type: ignore[operator]  # not None
+        self.short = known and (usual < SHORT or self.threads >= cores())  # type: ignore[operator]  # not None
         self.submitted = 0.0  # when it was put on a queue
         for result in results:
             result.done = self.done

@@ -222,8 +222,9 @@ class Run {  // one of a tape; a flag that is not set ends it
                 " where the code was compiled for ", one.layout.sizes, " and ", one.layout.strides);
   }
   void act(const Aligned& one) {
-    const auto address = reinterpret_cast<uintptr_t>(slots_[one.slot].data_ptr());
-    TORCH_CHECK(address % one.bytes == 0, "a tensor is not aligned to ", one.bytes, " bytes");
+    const at::Tensor& tensor = slots_[one.slot];  // the address itself is not looked at, as by torch
+    const int64_t start = tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize());
+    TORCH_CHECK(start % one.bytes == 0, "a tensor is not aligned to ", one.bytes, " bytes");
   }
   void act(const Flag& one) {
     if (!*slots_[one.slot].const_data_ptr<bool>()) failed_ = one.piece;
@@ -290,7 +291,7 @@ inline Call call_of(const py::tuple& said) {
   }
   for (const auto& item : said[3].cast<py::dict>()) {
     const auto place = item.first.cast<size_t>();
-    call.given[place] = torch::jit::toIValue(item.second, arguments[place].type());
+    call.given[place] = torch::jit::toIValue(item.second, arguments[place].type(), arguments[place].N());
   }
   call.tensors = said[4].cast<decltype(call.tensors)>();
   call.lists = said[5].cast<decltype(call.lists)>();

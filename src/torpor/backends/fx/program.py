@@ -280,9 +280,8 @@ def _run_piece(step: CompiledPiece, env: list[Any], packed: list[torch.Tensor]) 
         env[result] = env[parameter]
 
 
-def refusal(program: Program, number: int) -> StepError:
+def refusal(step: CompiledStep) -> StepError:
     """The error of a step that was given what it refuses."""
-    step = program.steps[number]
     assert isinstance(step, CompiledPiece), "no other step refuses anything"
     return _refusal(step.piece)
 

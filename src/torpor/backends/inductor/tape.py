@@ -193,8 +193,8 @@ class _Reader:
             raise NotUnderstood(ast.unparse(value))
         try:
             return eval(compile(ast.Expression(value), "<inductor>", "eval"), self.names)
-        except (AttributeError, NameError) as error:
-            raise NotUnderstood(f"{ast.unparse(value)}: {error}") from None
+        except Exception as error:
+            raise NotUnderstood(f"{ast.unparse(value)}: {error!r}") from None
 
     def called(self, call: ast.Call, *, wanted: bool) -> int | tuple[int, ...]:
         match call.func:
@@ -223,6 +223,7 @@ class _Reader:
             case "reinterpret_tensor", [tensor, sizes, strides, offset]:
                 source, slot = self.tensor(tensor), self.new_slot()
                 self.act("part", slot, source, *map(self.known, (sizes, strides, offset)))
+                self.free_now(source)
                 return slot
             case "assert_size_stride", [tensor, sizes, strides, *said]:
                 words = " ".join(str(self.known(word)) for word in said) or "a tensor"

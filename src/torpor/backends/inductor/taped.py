@@ -10,11 +10,13 @@ from typing import Any, Final
 
 import torch
 
-from torpor import _torch
+from torpor import _torch, config
+from torpor.backend.device import cores
 from torpor.backend.native import NATIVE
 from torpor.backends.fx.program import (
     Compiled,
     CompiledPiece,
+    CompiledStep,
     Program,
     refusal,
     tensor_parameters,
@@ -31,15 +33,16 @@ class Taped:
     """Runs the compiled code of a program from a tape."""
 
     def __init__(self, program: Program, library: Any) -> None:
-        self.program = program
+        self.steps = program.steps
         self.library = library
-        self.tape = library.tape(*assembled(program))
-        self.one_core = is_light(program)  # and beside the program
+        self.tape = library.tape(*assembled(program, tapes_of(program.steps)))
+        # and beside the program
+        self.one_core = is_light(program) and not has_fixed_threads(program.steps)
 
     def __call__(self, code: Compiled, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         results = self.library.run_tape(self.tape, tensors, self.one_core)
         if isinstance(results, int):  # the piece that refused what it was given
-            raise refusal(self.program, results)
+            raise refusal(self.steps[results])
         return results  # type: ignore[no-any-return]  # of a library
 
 
@@ -51,25 +54,26 @@ def taped(program: Program) -> Taped | None:
         return Taped(program, NATIVE.library)
     except NotUnderstood as reason:
         _LOG.info("%s is run by Python: %s", program.name, reason)
-        return None
+    except Exception as error:
+        if config.strict:
+            raise
+        _LOG.warning("%s is run by Python: %r", program.name, error)
+    return None
 
 
-def assembled(program: Program) -> tuple[list[Action], int, list[int], list[int]]:
+def assembled(
+    program: Program, tapes: Sequence[Tape]
+) -> tuple[list[Action], int, list[int], list[int]]:
     """The actions of all pieces, the number of slots, and the slots of inputs and results."""
     actions: list[Action] = []
     slots = program.reference[1]  # those of registers come first
     inputs = tensor_parameters(program)
     packed = list(range(slots, slots + len(program.packing.registers)))
     slots += len(packed)
-    tapes: dict[int, Tape] = {}
-    places = iter(program.packing.places)
-    for number, (step, dead) in enumerate(zip(program.steps, program.dead, strict=True)):
-        if isinstance(step, Instruction):
-            raise NotUnderstood(f"{step.node.op.name} runs by eager")
-        if id(step.run) not in tapes:
-            tapes[id(step.run)] = tape_of(step.run)
-        numbers = next(places)
-        slots = _add_piece(actions, slots, number, step, tapes[id(step.run)], numbers, packed)
+    steps = zip(program.steps, tapes, program.packing.places, program.dead, strict=True)
+    for number, (step, tape, numbers, dead) in enumerate(steps):
+        assert isinstance(step, CompiledPiece), "others have no tape"
+        slots = _add_piece(actions, slots, number, step, tape, numbers, packed)
         if dead:
             actions.append(("free", list(dead)))
     over = set(program.donated.values())
@@ -113,6 +117,19 @@ def _add_piece(
     return slots
 
 
+def tapes_of(steps: Sequence[CompiledStep]) -> list[Tape]:
+    """The tape of each step; one that eager runs has none. Equal steps have one tape."""
+    known: dict[int, Tape] = {}
+    found = []
+    for step in steps:
+        if isinstance(step, Instruction):
+            raise NotUnderstood(f"{step.node.op.name} runs by eager")
+        if id(step.run) not in known:
+            known[id(step.run)] = tape_of(step.run)
+        found.append(known[id(step.run)])
+    return found
+
+
 def tape_of(run: Compiled) -> Tape:
     """The tape of a piece's code, made by Inductor or found on disk."""
     if isinstance(run, MethodType):  # of a module that was kept
@@ -126,14 +143,30 @@ def tape_of(run: Compiled) -> Tape:
     return read(source, names | constants)
 
 
+def has_fixed_threads(steps: Sequence[CompiledStep]) -> bool:
+    """Whether kernels use a number of threads that was compiled in, whatever is set when they run.
+
+    So Inductor does unless as many are set as the machine has cores.
+    """
+    pieces = {id(step.run): step for step in steps if isinstance(step, CompiledPiece)}
+    return any("num_threads(" in piece.text() for piece in pieces.values())
+
+
 # -- what a run costs ------------------------------------------------------------------------------
 
 NODE: Final = 8e-6
 """Seconds to record a node."""
-ELEMENT: Final = 0.5e-9
-"""Seconds to compute a number of a result on one core."""
+ELEMENT: Final = 0.25e-9
+"""Seconds to read or compute a number on one core."""
 FLOP: Final = 2e-11
 """Seconds for one addition or multiplication in a product of matrices on one core."""
+
+
+_PRODUCTS: Final = ("mm", "matmul", "linear", "conv", "attention", "dot", "einsum")
+_HEAVY: Final = (
+    "linalg_", "_linalg_", "cholesky", "geqrf", "ormqr", "triangular_solve", "lu_unpack", "_fft_",
+    "fft_", "_cdist", "cdist", "_pdist", "_thnn_", "mkldnn_rnn", "lstm", "gru", "rnn_",
+)  # fmt: skip
 
 
 def is_light(program: Program) -> bool:
@@ -144,19 +177,30 @@ def is_light(program: Program) -> bool:
     """
     instructions = program.reference[0]
     run = sum(_seconds(instruction, program.types) for instruction in instructions)
-    cores = max(torch.get_num_threads(), 1)
-    return cores > 1 and run * (cores - 1) / cores < NODE * len(instructions)
+    return cores() > 1 and run * (cores() - 1) / cores() < NODE * len(instructions)
 
 
 def _seconds(instruction: Instruction, types: dict[int, Any]) -> float:
+    """What an op may well take; for ops that take long by nature more than any step is worth."""
+    name = instruction.spec.target._opname
+    if name.startswith(_HEAVY):
+        return math.inf
     made = [_numel(types[register]) for register in instruction.outputs]
-    seconds = ELEMENT * sum(made)
-    name = instruction.node.op.name
-    if any(word in name for word in ("mm", "matmul", "linear", "conv", "attention", "dot")):
-        given = [_numel(types[r]) for r in registers_in(instruction.args)]
+    given = [_numel(types[register]) for register in registers_in(instruction.args)]
+    seconds = ELEMENT * max(sum(made), sum(given))
+    if any(word in name for word in _PRODUCTS):
         largest = sorted([*given, *made])[-3:]
-        seconds += FLOP * 2 * math.sqrt(math.prod(largest))  # of `mk`, `kn` and `mn`
+        window = 10 if "conv" in name else 1  # a kernel of so many elements a side, or fewer
+        product = math.prod(largest) / _batch(instruction, types)
+        seconds += FLOP * 2 * window * math.sqrt(product)  # of `mk`, `kn` and `mn`
     return seconds
+
+
+def _batch(instruction: Instruction, types: dict[int, Any]) -> int:
+    """How many matrices a product of batches of matrices multiplies."""
+    type_ = types[instruction.outputs[0]]
+    is_batch = "bmm" in instruction.spec.target._opname and isinstance(type_, TensorType)
+    return max(type_.shape[0], 1) if is_batch else 1
 
 
 def _numel(type_: Any) -> int:
