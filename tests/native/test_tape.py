@@ -307,8 +307,8 @@ def test_what_takes_long_is_not_light(step: Any) -> None:
     x = torpor.lazy(torch.randn(2000, 2000))
     known = set(map(id, tapes()))
     y = step(x).abs().sum()
-    for _ in range(100):
-        y = y.detach().relu()  # many small ops beside it
+    for _ in range(10):
+        y = y.detach().relu()  # small ops beside it
     y.item()
     assert not any(one.one_core for one in tapes() if id(one) not in known)
 
