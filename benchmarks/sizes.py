@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 import torpor
 from torpor.bench.models import Block
+from torpor.bench.runners import torpor_unsettled
 from torpor.cli import terminal
 from torpor.execute.sizes import SIZES
 
@@ -110,9 +111,7 @@ def timed(training: Training, size: tuple[int, int]) -> float:
 
 def unsettled() -> int:
     """Grows while steps are not yet what they will be."""
-    counters = torpor.metrics.counters()
-    names = ("UncachedCompile", "InterpretedGraph", "ScalarsPromoted")
-    return sum(counters.get(name, 0) for name in names) + sum(torpor.metrics.new_nodes().values())
+    return torpor_unsettled() + sum(torpor.metrics.new_nodes().values())
 
 
 def warm_up(training: Training, size: tuple[int, int]) -> None:

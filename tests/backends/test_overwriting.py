@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 import torpor
 from torpor.backends.fx.program import Program
 from torpor.backends.inductor import InductorBackend
+from torpor.backends.inductor import runtime as inductor_runtime
 
 needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler"
+    inductor_runtime.unavailable() is not None, reason=str(inductor_runtime.unavailable())
 )
 Tensors = list[Tensor]
 

@@ -56,10 +56,10 @@ def test_several_results_lists_and_constants(library: Any) -> None:
         library,
         [
             ("constant", 1, constant),
-            ("call", "aten::cat", "", {1: 1}, [], [(0, [(True, 0), (True, 1)])], [(True, 2)]),
-            ("call", "aten::max", "dim", {1: 0}, [(0, 2)], [], [(False, 0), (True, 3)]),
+            ("call", "aten::cat", "", {1: 1}, [], [(0, [(True, 0), (True, 1)])], [2]),
+            ("call", "aten::max", "dim", {1: 0}, [(0, 2)], [], [6, 3]),
             ("call", "aten::index", "Tensor", {},
-             [(0, 0)], [(1, [(False, 0), (True, 4)])], [(True, 5)]),
+             [(0, 0)], [(1, [(False, 0), (True, 4)])], [5]),
         ],
         [a, torch.empty(0), torch.empty(0), torch.empty(0), torch.tensor([2, 0])], [2, 3, 5],
     )  # fmt: skip
@@ -111,7 +111,7 @@ def test_an_error_of_an_op_is_told(library: Any) -> None:
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         run(
             library,
-            [("call", "aten::mm", "", {}, [(0, 0), (1, 1)], [], [(True, 2)])],
+            [("call", "aten::mm", "", {}, [(0, 0), (1, 1)], [], [2])],
             [torch.ones(2, 3), torch.ones(2, 3)], [2],
         )  # fmt: skip
 
@@ -129,7 +129,7 @@ def test_bad_tapes_are_refused(library: Any) -> None:
 
 def test_python_goes_on_while_a_tape_runs(library: Any) -> None:
     big = torch.randn(700, 700)
-    actions: Actions = [("call", "aten::mm", "", {}, [(0, 0), (1, 0)], [], [(True, 1)])] * 40
+    actions: Actions = [("call", "aten::mm", "", {}, [(0, 0), (1, 0)], [], [1])] * 40
     tape = library.tape(actions, 2, [0], [1])
     thread = threading.Thread(target=library.run_tape, args=(tape, [big], True))
     thread.start()

@@ -135,10 +135,6 @@ def _torpor(spec: Spec, place: Callable[[Any], Any]) -> Runner:
 
     torpor.use(spec.backend, **dict(spec.options))
 
-    def counted(*names: str) -> int:
-        counters = torpor.metrics.counters()
-        return sum(counters.get(name, 0) for name in names)
-
     return Runner(
         place,
         cut=torpor.sync,
@@ -146,8 +142,21 @@ def _torpor(spec: Spec, place: Callable[[Any], Any]) -> Runner:
         read=lambda tensor: torpor.eager(tensor.detach()).cpu(),
         compiles=lambda: counted("UncachedCompile"),
         waited=lambda: torpor.metrics.timers().get("ExecuteHere", {}).get("total", 0.0),
-        unsettled=lambda: counted("UncachedCompile", "InterpretedGraph", "ScalarsPromoted"),
+        unsettled=torpor_unsettled,
     )
+
+
+def counted(*names: str) -> int:
+    """What torpor has counted under these names."""
+    import torpor
+
+    counters = torpor.metrics.counters()
+    return sum(counters.get(name, 0) for name in names)
+
+
+def torpor_unsettled() -> int:
+    """Grows while torpor's steps are not yet what they will be."""
+    return counted("UncachedCompile", "InterpretedGraph", "ScalarsPromoted")
 
 
 def torpor_compiled(spec: Spec) -> Runner:

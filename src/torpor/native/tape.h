@@ -67,7 +67,7 @@ struct Call {
   torch::jit::Stack given;  // as far as it is known
   std::vector<std::pair<size_t, size_t>> tensors;  // argument, slot
   std::vector<std::pair<size_t, std::vector<std::pair<bool, size_t>>>> lists;  // is there one; slot
-  std::vector<std::pair<bool, size_t>> results;  // is it kept; slot
+  std::vector<size_t> results;  // slots; none if nobody wants them
 };
 
 struct Shaped {  // what the code was compiled for
@@ -198,14 +198,9 @@ class Run {  // one of a tape; a flag that is not set ends it
     for (const auto& [place, slot] : one.tensors) stack[place] = slots_[slot];
     for (const auto& [place, list] : one.lists) stack[place] = listed(one, place, list);
     one.op.callBoxed(stack);
-    if (stack.size() == 1 && stack[0].isTensorList()) {
-      take(one, stack[0].toTensorList().vec());
-    } else {
-      std::vector<at::Tensor> tensors;
-      for (auto& value : stack) {
-        tensors.push_back(value.isTensor() ? std::move(value).toTensor() : at::Tensor());
-      }
-      take(one, std::move(tensors));
+    for (size_t i = 0; i < one.results.size(); ++i) {
+      auto& value = stack.at(i);
+      slots_[one.results[i]] = value.isTensor() ? std::move(value).toTensor() : at::Tensor();
     }
   }
   void act(const Shaped& one) {
@@ -260,12 +255,6 @@ class Run {  // one of a tape; a flag that is not set ends it
       tensors.push_back(is_there ? std::optional(slots_[slot]) : std::nullopt);
     }
     return tensors;
-  }
-
-  void take(const Call& call, std::vector<at::Tensor> made) {
-    for (size_t i = 0; i < call.results.size(); ++i) {
-      if (call.results[i].first) slots_[call.results[i].second] = std::move(made.at(i));
-    }
   }
 
   const Tape& tape_;

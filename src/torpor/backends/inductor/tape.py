@@ -22,7 +22,7 @@ Action = tuple[Any, ...]
 """A word and what belongs to it; slots are numbers (see `action_of` in C++)."""
 
 MOST_ARGUMENTS: Final = 192
-"""Of a kernel."""
+"""Of a kernel: `kMostArguments` in C++."""
 
 
 class NotUnderstood(Exception):
@@ -60,7 +60,7 @@ def _moved(action: Action, places: list[int]) -> Action:
                 "call", name, overload, constants,
                 [(at, places[slot]) for at, slot in tensors],
                 [(at, [(s, places[slot] if s else 0) for s, slot in one]) for at, one in lists],
-                [(kept, places[slot] if kept else 0) for kept, slot in results],
+                [places[slot] for slot in results],
             )  # fmt: skip
     raise AssertionError(f"no action {action[0]}")
 
@@ -265,25 +265,19 @@ class _Reader:
             else:
                 tensors.append((at, self.tensor(argument)))
         returned = [str(r.type) for r in op._schema.returns]
-        several = len(returned) != 1 or returned[0] == "List[Tensor]"
-        if any(kind not in ("Tensor", "List[Tensor]") for kind in returned):
+        if any(kind != "Tensor" for kind in returned):
             raise NotUnderstood(f"{op} returns {returned}")
-        count = self.results_of(op, returned) if wanted else 0
-        results = tuple(self.new_slot() for _ in range(count))
+        results = tuple(self.new_slot() for _ in returned if wanted)
         schema = op._schema
-        kept = [(True, slot) for slot in results]
-        self.act("call", schema.name, schema.overload_name, constants, tensors, lists, kept)
+        self.act(
+            "call", schema.name, schema.overload_name, constants, tensors, lists, list(results)
+        )
         used = [slot for _, slot in tensors] + [s for _, one in lists for there, s in one if there]
         self.free_now(tuple(used))
-        return results if several or not wanted else results[0]
+        return results[0] if len(results) == 1 else results
 
     def listed(self, element: ast.expr) -> tuple[bool, int]:
         return (False, 0) if _is_none(element) else (True, self.tensor(element))
-
-    def results_of(self, op: Any, returned: list[str]) -> int:
-        if "List[Tensor]" in returned:
-            raise NotUnderstood(f"{op} returns a list")
-        return len(returned)
 
 
 def _all(slots: int | tuple[int, ...]) -> tuple[int, ...]:

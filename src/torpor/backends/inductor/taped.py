@@ -36,7 +36,7 @@ class Taped:
         self.steps = program.steps
         self.library = library
         self.tape = library.tape(*assembled(program, tapes_of(program.steps)))
-        # and beside the program
+        # it runs on one core, beside the program
         self.one_core = is_light(program) and not has_fixed_threads(program.steps)
 
     def __call__(self, code: Compiled, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
