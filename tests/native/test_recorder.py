@@ -241,6 +241,35 @@ def several_written(x: Any, y: Any, w: Any, n: Any) -> Any:
     return values, places, found
 
 
+def attended(x: Any, y: Any, w: Any, n: Any) -> Any:
+    q, k, v = (t.view(1, 2, 2, 6) for t in (x, y, x * y))
+    a = q.detach().requires_grad_()
+    z = F.scaled_dot_product_attention(a, k, v)
+    z.sum().backward()
+    with torch.inference_mode():
+        quiet = F.scaled_dot_product_attention(q * 1, k, v)
+    return [
+        z, a.grad, quiet, F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        F.scaled_dot_product_attention(q, k, v, scale=0.5),
+        F.scaled_dot_product_attention(q, k, v, attn_mask=(n[:2, :2] > 1)),
+    ]  # fmt: skip
+
+
+def in_parts(x: Any, y: Any, w: Any, n: Any) -> Any:
+    a, bias = w.detach().requires_grad_(), y[0].detach().requires_grad_()
+    z = F.linear(x, a, bias) + x @ a
+    one = a[None] @ torch.stack([x.t(), y.t()])
+    (z.sum() + one.sum()).backward()
+    return z, one, a.grad, bias.grad
+
+
+def kept_for_backward(x: Any, y: Any, w: Any, n: Any) -> Any:
+    a = x.detach().requires_grad_()
+    z = a.relu().sigmoid().tanh().exp()
+    first = torch.autograd.grad(z.sum(), a, retain_graph=True)
+    return z, first, torch.autograd.grad(z.sum(), a, create_graph=True)
+
+
 def wrong_sizes(x: Any, y: Any, w: Any, n: Any) -> Any:
     return x + w
 
@@ -259,7 +288,8 @@ PROGRAMS = [
     elementwise, numbers, dtypes_and_flags, views, lists, several, writes, overlapping,
     overlapping_wrongly, lists_written, lists_that_share, whole, gradients, plain_among_lazy,
     written_out, inference, bits, indices, rebuilt, in_mode, casts, normalised, undropped,
-    several_written, wrong_sizes, wrong_view, warned_of_and_wrong, dropped_wrongly,
+    several_written, attended, in_parts, kept_for_backward, wrong_sizes, wrong_view,
+    warned_of_and_wrong, dropped_wrongly,
 ]  # fmt: skip
 
 
@@ -533,6 +563,13 @@ FRESH, VIEW, ARGUMENT = (Make.FRESH, False, 0), (Make.VIEW, False, 0), (Make.ARG
 )  # fmt: skip
 def test_what_is_done_with_a_node(op: Any, results: Results | None) -> None:
     assert results_of(spec_of(op)) == results
+
+
+def test_lengths_among_the_results() -> None:
+    found = results_of(spec_of(aten._scaled_dot_product_flash_attention.default), (0, 1))
+    assert found is not None
+    assert found.returns[4:6] == ((Make.LENGTH, False, 0), (Make.LENGTH, False, 1))
+    assert {made for made, *_ in found.returns} == {Make.FRESH, Make.LENGTH}
 
 
 # -- ops that once were for Python alone -----------------------------------------------------------

@@ -111,7 +111,7 @@ def test_jobs_that_keep_too_much_alive_hold_up_whoever_submits_more(
     assert is_held_up(threaded, gate, more) is not shared
     threaded.wait()
     assert threaded.budget.bytes == 0
-    assert not threaded.budget.holders
+    assert not threaded.budget.jobs
 
 
 def test_a_job_larger_than_the_budget_runs_when_no_other_does(

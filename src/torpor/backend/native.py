@@ -13,5 +13,10 @@ class Native:
     def __init__(self) -> None:
         self.library: Any = None  # its functions
 
+    def forget_choices(self) -> None:
+        """Other devices are behind `lazy` than before: other kernels may be chosen there."""
+        if self.library is not None:
+            self.library.forget_choices()
+
 
 NATIVE = Native()

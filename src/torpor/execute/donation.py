@@ -13,6 +13,7 @@ from typing import Any
 from torpor import _torch, metrics
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
+from torpor.backend.native import NATIVE
 from torpor.execute.storage import TRACE
 from torpor.ir.graph import Graph
 from torpor.ops.strides import is_dense
@@ -38,32 +39,41 @@ def donations(graph: Graph) -> dict[int, int]:
     return found
 
 
-_SOLE_REFERENCES = 3  # the list of arguments or the handle, a name here, the count itself
-
-
 def protect(arguments: list[Any], positions: tuple[int, ...], backend: Backend) -> None:
     """Put a copy in the place of each donated argument that somebody else holds too.
 
     Runs when the step runs: a reference that does not exist then can no longer come about.
     """
-    refused = 0
+    if not positions:
+        return
+    find = shared if NATIVE.library is None else NATIVE.library.shared
+    refused = find(arguments, positions)
+    for position in refused:
+        arguments[position] = _copy(arguments[position], backend)
+    if refused:
+        metrics.count("DonationRefused", len(refused))
+    if len(positions) > len(refused):
+        metrics.count("Donated", len(positions) - len(refused))
+
+
+_SOLE_REFERENCES = 3  # the list of arguments or the handle, a name here, the count itself
+
+
+def shared(arguments: list[Any], positions: tuple[int, ...]) -> list[int]:
+    """Those positions whose data somebody else holds or looks at."""
+    found = []
     for position in positions:
         data = arguments[position]
         if data.error is not None:
             continue
         tensor = data.tensor
-        shared = sys.getrefcount(data) > _SOLE_REFERENCES or (
+        if sys.getrefcount(data) > _SOLE_REFERENCES or (
             tensor is not None
             and (sys.getrefcount(tensor) > _SOLE_REFERENCES or _torch.shares_memory(tensor))
-        )
-        if shared:
-            refused += 1
-            arguments[position] = _copy(data, backend)
+        ):
+            found.append(position)
         del data, tensor
-    if refused:
-        metrics.count("DonationRefused", refused)
-    if len(positions) > refused:
-        metrics.count("Donated", len(positions) - refused)
+    return found
 
 
 def _copy(data: BackendData, backend: Backend) -> BackendData:

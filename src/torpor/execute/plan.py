@@ -45,8 +45,8 @@ class Plan:
 
     __slots__ = (
         "checked", "computation", "donated", "draft", "fragile", "graph", "in_turn", "inputs",
-        "kept_inputs", "kept_outputs", "outputs", "positions", "record", "runner", "source",
-        "symbols", "variants",
+        "kept_bytes", "kept_inputs", "kept_outputs", "outputs", "positions", "record", "runner",
+        "source", "symbols", "types", "variants",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +67,7 @@ class Plan:
         self.source: Draft | None = None  # what it was compiled from
         self.variants: list[Plan] = []  # the same graph, compiled for sizes this one is not for
         self.outputs = graph.outputs
+        self.types = tuple(value.type for value in graph.outputs)  # they may have symbols
         self.positions = {value: i for i, value in enumerate(graph.outputs)}
         self.inputs = tuple(_source(value, backend, runner) for value in graph.inputs)
         written = set(computation.aliases.values())  # what is written over is there anyway
@@ -76,6 +77,9 @@ class Plan:
             if source in (LEAVES, COMPUTED) and place not in computation.aliases
         )
         self.kept_outputs = tuple(i for i in range(len(graph.outputs)) if i not in written)
+        kept = [graph.inputs[i] for i in self.kept_inputs]
+        kept += [graph.outputs[i] for i in self.kept_outputs]
+        self.kept_bytes = None if self.symbols else sum(value.type.nbytes for value in kept)
         self.checked = False  # a run of it has returned what its types promise
         self.fragile = tuple(filter(_may_fail, graph.nodes))
         self.in_turn = any(node.op.target in IN_TURN for node in graph.nodes)  # they draw later
@@ -244,6 +248,7 @@ class Draft:
     def interpreted(self) -> Plan:
         """A plan that runs on the reference backend until it is due."""
         metrics.count("InterpretedGraph")
+        self.backend.expect(self.device)
         stand_in = StandIn(self.graph, self.record.name, self.backend, self.device)
         plan = Plan(stand_in.computation, self.graph, self.backend, stand_in, self.record)
         plan.draft = self

@@ -7,7 +7,6 @@ import os
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -33,7 +32,7 @@ length whose kernels use every core: there is none left to record the next step 
 class Job:
     """Something to run in order, the handles it fills, and the data it keeps alive till then."""
 
-    __slots__ = ("done", "here", "kept", "results", "run", "short", "submitted", "threads")
+    __slots__ = ("bytes", "done", "here", "kept", "results", "run", "short", "submitted", "threads")
 
     def __init__(
         self,
@@ -43,7 +42,9 @@ class Job:
         usual: float | None = None,
         here: bool = False,
         beside: bool = False,
+        kept_bytes: int | None = None,
     ) -> None:
+        self.bytes = kept_bytes  # of all it keeps; None: not counted yet
         self.here = here  # it has to be run by the thread that submits it
         self.run = run
         self.results = results
@@ -65,56 +66,53 @@ def _nbytes(type_: TensorType) -> int:
 class Budget:
     """The memory that waiting jobs keep alive; data that several of them hold count once.
 
-    A job that comes when no other is there always fits. What it keeps is counted when a second one
-    comes, which often is never.
+    A job that comes when no other is there always fits. Who holds what is looked at only where
+    there might be too much if nobody shared anything.
     """
 
     def __init__(self) -> None:
-        self.holders: Counter[int] = Counter()  # jobs by the identity of what they keep
-        self.bytes = 0
-        self.alone: Job | None = None  # nothing of it is counted yet
+        self.jobs: list[Job] = []
         self.changed = threading.Condition()
+
+    @property
+    def bytes(self) -> int:
+        """All that the jobs keep."""
+        with self.changed:
+            return kept_by(self.jobs)
 
     def take(self, job: Job) -> None:
         """Wait until `job` fits; one that never will may run when no other does."""
         with self.changed:
-            if self.alone is None and not self.bytes:
-                self.alone = job
-                return
-            if self.alone is not None:
-                self._count(self.alone)
-                self.alone = None
             if not self._fits(job):
                 with metrics.timer("QueueFull"):
                     self.changed.wait_for(lambda: self._fits(job))
-            self._count(job)
-
-    def _count(self, job: Job) -> None:
-        self.bytes = self._with(job)
-        self.holders.update(map(id, job.kept))
+            self.jobs.append(job)
 
     def _fits(self, job: Job) -> bool:
-        return not self.bytes or self._with(job) <= config.queue_bytes
-
-    def _with(self, job: Job) -> int:
-        holders = self.holders
-        new = {id(data): _nbytes(data.type) for data in job.kept if id(data) not in holders}
-        return self.bytes + JOB_BYTES + sum(new.values())
+        if not self.jobs:
+            return True
+        jobs = [*self.jobs, job]
+        most = sum(JOB_BYTES + _kept_alone(job) for job in jobs)
+        return most <= config.queue_bytes or kept_by(jobs) <= config.queue_bytes
 
     def give_back(self, job: Job) -> None:
         """`job` has run."""
         with self.changed:
-            if job is self.alone:
-                self.alone = None
-                return
-            self.bytes -= JOB_BYTES
-            for data in job.kept:
-                key = id(data)
-                if self.holders[key] > 1:
-                    self.holders[key] -= 1
-                elif self.holders.pop(key, 0):
-                    self.bytes -= _nbytes(data.type)
+            self.jobs.remove(job)
             self.changed.notify_all()
+
+
+def _kept_alone(job: Job) -> int:
+    """The bytes of what `job` keeps."""
+    if job.bytes is None:
+        job.bytes = sum(_nbytes(data.type) for data in job.kept)
+    return job.bytes
+
+
+def kept_by(jobs: Sequence[Job]) -> int:
+    """The bytes that jobs keep together."""
+    kept = {id(data): data.type for job in jobs for data in job.kept}
+    return len(jobs) * JOB_BYTES + sum(map(_nbytes, kept.values()))
 
 
 class DeviceQueue:

@@ -8,6 +8,7 @@ from weakref import ref
 
 from torpor.backend.builder import IrBuilder
 from torpor.backend.data import BackendData
+from torpor.backend.native import NATIVE
 from torpor.execute.events import STEP
 from torpor.execute.sizes import SIZES
 from torpor.ir.node import Value
@@ -99,21 +100,15 @@ class Trace:
 
     def live(self) -> list[LazyStorage]:
         """Storages somebody still holds whose value is pending."""
-        found = []
-        for reference in list(self.pending):
-            storage = reference()
-            if storage is not None and storage.data is None:
-                found.append(storage)
-        return found
+        if NATIVE.library is not None:
+            found: list[LazyStorage] = NATIVE.library.live(self.pending)
+            return found
+        storages = [reference() for reference in list(self.pending)]
+        return [s for s in storages if s is not None and s.data is None]
 
     def reset(self) -> None:
         """Forget values: what is alive is data now, and enters the next trace as leaves."""
-        for storage in [reference() for reference in list(self.pending)]:
-            if storage is not None:
-                storage.value = None
-                storage.listed = False
-        for storage, _ in self.leaf_storages:
-            storage.value = None
+        self._forget_values()
         self.pending.clear()
         self.leaves.clear()
         self.leaf_storages.clear()
@@ -124,6 +119,17 @@ class Trace:
         self.draws = 0
         self.misses = 0
         self.epoch += 1
+
+    def _forget_values(self) -> None:
+        if NATIVE.library is not None:
+            NATIVE.library.forget(self.pending, self.leaf_storages)
+            return
+        for storage in [reference() for reference in list(self.pending)]:
+            if storage is not None:
+                storage.value = None
+                storage.listed = False
+        for storage, _ in self.leaf_storages:
+            storage.value = None
 
 
 TRACE = Trace()

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torpor import config, metrics
 from torpor.backend.data import BackendData
+from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
+from torpor.backend.native import NATIVE
 from torpor.backend.registry import get_backend, on_change
 from torpor.errors import CompileError, tell_run
 from torpor.execute.donation import donations, protect
@@ -39,6 +41,7 @@ from torpor.execute.watch import WATCHERS, Run, watched
 from torpor.ir.graph import Graph
 from torpor.ir.lines import recorded_by
 from torpor.ir.node import LEAF, Value
+from torpor.ir.types import TensorType
 
 PLANS = PlanCache()
 
@@ -91,6 +94,9 @@ def rest() -> None:
 
 
 def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
+    types = {storage.type for storage in storages}  # few, and compared by identity
+    if len({type_.device for type_ in types}) == 1:
+        return [list(storages)]
     groups: dict[torch.device, list[LazyStorage]] = {}
     for storage in storages:
         groups.setdefault(storage.type.device, []).append(storage)
@@ -115,14 +121,24 @@ def _launch(
         donated = donations(graph) if backend.takes_donations and not partial else {}
         plan = PLANS.add(key, graph, backend, device, donated)
     job, handles = _job(plan, backend)
-    for storage in live:
-        if storage.data is None:
-            position = plan.positions.get(storage.value)  # type: ignore[arg-type]  # no data: a value is set
-            if position is not None:
-                storage.hold(handles[position])
+    _hold(live, plan.positions, handles)
     if partial:
         known.update(zip(plan.outputs, handles, strict=True))
     return functools.partial(queue_of(device).submit, job)
+
+
+def _hold(
+    live: list[LazyStorage], positions: Mapping[Value, int], handles: list[BackendData]
+) -> None:
+    """Give pending storages the handles at the positions of their values."""
+    if NATIVE.library is not None:
+        NATIVE.library.hold(live, positions, handles)
+        return
+    for storage in live:
+        if storage.data is None:
+            position = positions.get(storage.value)  # type: ignore[arg-type]  # no data: a value is set
+            if position is not None:
+                storage.hold(handles[position])
 
 
 def _nothing() -> None:
@@ -137,7 +153,7 @@ def _settle(live: list[LazyStorage]) -> dict[Value, BackendData]:
         assert value is not None, "a live storage has a value"
         if value.node.op is LEAF:
             storage.hold(TRACE.leaves[value.node.args[0]])
-        elif value in known:
+        elif known and value in known:
             storage.hold(known[value])
     return known
 
@@ -154,7 +170,8 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
         else backend.data_from_scalar(TRACE.scalars[place], device)
         for source, place in plan.inputs
     ]  # fmt: skip
-    handles = [backend.placeholder(device, value.type.concrete) for value in plan.outputs]
+    types = tuple(type_.concrete for type_ in plan.types) if plan.symbols else plan.types
+    handles = placeholders(backend, device, types)
     lines = [(node, node.site) for node in plan.fragile]
     watchers, numbers = tuple(WATCHERS), tuple(TRACE.scalars) if WATCHERS else ()
 
@@ -169,7 +186,7 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
             busy = time.thread_time() - before  # and not waiting for Python's lock
             plan.record.ran(time.perf_counter() - start, busy, plan.draft is not None)
             if not plan.checked or plan.symbols:
-                results = checked(results, plan, backend, [handle.type for handle in handles])
+                results = checked(results, plan, backend, types)
         except Exception as error:
             raise told(error, plan, backend) from error.__cause__
         for watch in seen:
@@ -184,11 +201,25 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
     kept += [handles[place] for place in plan.kept_outputs]
     here = plan.runner.runs_here(plan.computation, plan.in_turn)
     beside = plan.runner.runs_beside(plan.computation)
-    return Job(run, handles, kept, plan.record.usual_seconds, here, beside), handles
+    usual = plan.record.usual_seconds
+    return Job(run, handles, kept, usual, here, beside, plan.kept_bytes), handles
+
+
+def placeholders(
+    backend: Backend, device: BackendDevice, types: tuple[TensorType, ...]
+) -> list[BackendData]:
+    """A handle for each result of a graph."""
+    is_usual = getattr(backend.placeholder, "__func__", None) is Backend.placeholder
+    if is_usual and NATIVE.library is not None:
+        handles: list[BackendData] = NATIVE.library.handles(device, types)
+        return handles
+    return [backend.placeholder(device, type_) for type_ in types]
 
 
 def _wait_for(arguments: Sequence[Any]) -> None:
-    """Another device's queue may still be at some of them."""
+    """Another device's queue may still be at some of them; this one's is not."""
+    if len(queues()) < 2:
+        return
     for argument in arguments:
         if isinstance(argument, BackendData):
             done = argument.done

@@ -20,11 +20,14 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/Context.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/PyInterpreter.h>
 
+#include "cuts.h"
 #include "keys.h"
+#include "modules.h"
 #include "tape.h"
 
 namespace torpor {
@@ -56,13 +59,29 @@ static const Wrapper& wrapper_of(World& w, PyObject* type) {
   return w.wrappers.emplace(Py_NewRef(arguments), std::move(learnt)).first->second;
 }
 
+// The tensor behind a lazy tensor. torch makes aliases of tensors for its own use, one for each result
+// that it keeps for backward, and asks the tensor itself for them.
+class LazyImpl final : public c10::TensorImpl {
+ public:
+  LazyImpl(c10::Storage&& memory, c10::DispatchKeySet keys, const caffe2::TypeMeta dtype)
+      : c10::TensorImpl(std::move(memory), keys, dtype) {}
+
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(
+      const c10::VariableVersion& version, bool may_change) const override;
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(
+      c10::VariableVersion&& version, bool may_change) const override;
+
+ private:
+  c10::intrusive_ptr<c10::TensorImpl> recorded_alias() const;  // null if it is Python's
+};
+
 // A tensor with no memory, as `_make_wrapper_subclass` makes it.
 static at::Tensor bare_tensor(const Wrapper& like) {
   c10::Storage memory(
       c10::Storage::use_byte_size_t{}, like.nbytes, at::DataPtr(nullptr, like.device),
       c10::GetAllocator(c10::kMeta), /*resizable=*/true);
   at::Tensor tensor =
-      at::detail::make_tensor<c10::TensorImpl>(std::move(memory), like.keys, like.dtype);
+      at::detail::make_tensor<LazyImpl>(std::move(memory), like.keys, like.dtype);
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (like.contiguous) {
     impl->set_sizes_contiguous(like.sizes);
@@ -191,7 +210,7 @@ static bool can_be_results(
   if (op.has_list ? listed < 0 : listed != 0) return false;
   Py_ssize_t place = 0;
   for (const Return& made : op.returns) {
-    if (made.make == Make::argument) continue;
+    if (made.make == Make::argument || made.make == Make::length) continue;
     const bool fresh = made.make == Make::fresh;
     if (!fresh && operand_at(call.operands(), made.argument) == nullptr) return false;
     for (const Py_ssize_t end = place + (made.is_list ? listed : 1); place < end; ++place) {
@@ -291,6 +310,8 @@ static bool finish(World& w, const Op& op, const Call& call, PyObject* node, Sta
   for (const Return& returned : op.returns) {
     if (returned.make == Make::argument) {
       results.push_back(call.arguments()[returned.argument]);
+    } else if (returned.make == Make::length) {
+      results.emplace_back(call.arguments()[returned.argument].toTensor().size(2));
     } else if (returned.is_list) {
       c10::List<at::Tensor> list;
       for (const Py_ssize_t end = place + made - op.alone; place < end; ++place) {
@@ -324,6 +345,16 @@ static bool is_current(const World& w, const Op& op) {
   return PyDict_GetItemWithError(op.attributes, w.name_recorder) == op.recorder;
 }
 
+// The node under a key; null if there is none.
+static Ref node_of(const Op& op, PyObject* key) {
+  PyObject* node = PyDict_GetItemWithError(op.nodes, key);
+  if (node != nullptr) return Ref::to(node);
+  if (PyErr_Occurred()) fail();
+  if (op.promoted == Py_None) return Ref();
+  Ref found = checked(PyObject_CallOneArg(op.promoted, key));
+  return found.get() == Py_None ? Ref() : std::move(found);
+}
+
 // The results of a call that was met before; false if it is Python's.
 template <class MakeKey>
 bool look_up(
@@ -332,13 +363,8 @@ bool look_up(
   Call call(w, op, arguments);
   Ref key = make_key(call);
   if (!key || call.operands().empty()) return false;
-  PyObject* node = PyDict_GetItemWithError(op.nodes, key.get());
-  if (node == nullptr) {
-    if (PyErr_Occurred()) fail();
-    return false;
-  }
-  Ref held = Ref::to(node);
-  return finish(w, op, call, node, results);
+  Ref node = node_of(op, key.get());
+  return node && finish(w, op, call, node.get(), results);
 }
 
 static bool is_lazy(const World& w, const at::Tensor& tensor) {
@@ -384,44 +410,106 @@ static void kernel(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   w.in_python->callBoxed(op, keys, stack);
 }
 
+// -- aliases that torch makes for itself ----------------------------------------------------------
+
+c10::intrusive_ptr<c10::TensorImpl> LazyImpl::recorded_alias() const {
+  World& w = world();
+  if (!w.on || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python)) return {};
+  Gil gil;
+  PyObject* object = pyobj_slot()->load_pyobj();
+  const Op* op = w.detach_op;
+  if (object == nullptr || Py_TYPE(object) != w.lazy_tensor || op == nullptr) return {};
+  if (!is_ours_to_record(w) || !is_current(w, *op)) return {};
+  Stack results;
+  const auto make_key = [&](Call& call) { return call.key_of_one(object); };
+  if (!look_up(w, *op, {}, make_key, results)) return {};
+  return results[0].toTensor().getIntrusivePtr();
+}
+
+static void keep_version(
+    c10::TensorImpl& made, const c10::VariableVersion& version, bool may_change) {
+  if (made.is_inference()) return;
+  made.set_version_counter(version);
+  made.set_allow_tensor_metadata_change(may_change);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> LazyImpl::shallow_copy_and_detach(
+    const c10::VariableVersion& version, bool may_change) const {
+  auto made = recorded_alias();
+  if (!made) return c10::TensorImpl::shallow_copy_and_detach(version, may_change);
+  keep_version(*made, version, may_change);
+  return made;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> LazyImpl::shallow_copy_and_detach(
+    c10::VariableVersion&& version, bool may_change) const {
+  auto made = recorded_alias();
+  if (!made) return c10::TensorImpl::shallow_copy_and_detach(std::move(version), may_change);
+  keep_version(*made, version, may_change);
+  return made;
+}
+
 // -- kernels above autograd -----------------------------------------------------------------------
 
-// Each says whether a call is the usual case. `trace.native.above_autograd` names their ops.
-using IsUsual = bool (*)(const World&, c10::ArrayRef<IValue>);
+// What becomes of a call: the kernel of the usual case, the op's parts, or Python's kernel.
+enum class Way { usual, parts, python };
+
+// Each says which way a call goes. `trace.native.above_autograd` names their ops.
+using Rule = Way (*)(const World&, c10::ArrayRef<IValue>);
+
+static bool needs_gradient(c10::ArrayRef<IValue> arguments, size_t position) {
+  return position < arguments.size() && arguments[position].isTensor() &&
+      arguments[position].toTensor().requires_grad();
+}
 
 // A composite op stays whole (trace/whole.py): what saves for backward what the parts would save,
 // and what saves nothing.
 static bool is_whole(const World& w, c10::ArrayRef<IValue> arguments) {
-  const auto needs = [&](size_t i) {
-    return i < arguments.size() && arguments[i].isTensor() &&
-        arguments[i].toTensor().requires_grad();
-  };
+  const auto needs = [&](size_t position) { return needs_gradient(arguments, position); };
   const bool both = needs(0) && needs(1);
   const bool none = !(needs(0) || needs(1) || needs(2)) || !c10::GradMode::is_enabled();
   return !w.parts && (both || none);
 }
 
+static Way of_linear(const World& w, c10::ArrayRef<IValue> arguments) {
+  return is_whole(w, arguments) ? Way::usual : Way::parts;
+}
+
+// A batch of one that meets a larger one is expanded first: `composites.expanded_batch`.
+static Way of_matmul(const World& w, c10::ArrayRef<IValue> arguments) {
+  if (is_whole(w, arguments)) return Way::usual;
+  const at::Tensor &one = arguments[0].toTensor(), &other = arguments[1].toTensor();
+  const bool batches = one.dim() == 3 && other.dim() == 3 && one.size(0) != other.size(0);
+  return batches && (one.size(0) == 1 || other.size(0) == 1) ? Way::python : Way::parts;
+}
+
 // `to(self, *, dtype, layout, device, ...)`: a lazy tensor stays on its device.
-static bool stays(const World& w, c10::ArrayRef<IValue> arguments) {
+static Way of_to(const World& w, c10::ArrayRef<IValue> arguments) {
   const at::Tensor& self = arguments[0].toTensor();
   const IValue& device = arguments[3];
-  return is_lazy(w, self) && (device.isNone() || device.toDevice() == self.device());
+  const bool stays =
+      is_lazy(w, self) && (device.isNone() || device.toDevice() == self.device());
+  return stays ? Way::usual : Way::python;
 }
 
 // `dropout(input, p, train)`: nothing is dropped.
-static bool drops_nothing(const World&, c10::ArrayRef<IValue> arguments) {
-  if (!arguments[1].isDouble()) return false;
+static Way of_dropout(const World&, c10::ArrayRef<IValue> arguments) {
+  if (!arguments[1].isDouble()) return Way::python;
   const double p = arguments[1].toDouble();
-  return p == 0 || (!arguments[2].toBool() && p > 0 && p <= 1);
+  const bool drops_nothing = p == 0 || (!arguments[2].toBool() && p > 0 && p <= 1);
+  return drops_nothing ? Way::usual : Way::python;
 }
 
-template <IsUsual is_usual>
+template <Rule rule>
 static void above_kernel(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const World& w = world();
   const Above& kernels = w.above.at(op);
   const size_t number = op.schema().arguments().size();
-  if (!w.on || !is_usual(w, torch::jit::last(*stack, number))) {
+  const Way way = w.on ? rule(w, torch::jit::last(*stack, number)) : Way::python;
+  if (way == Way::python) {
     kernels.python.callBoxed(op, keys, stack);
+  } else if (way == Way::parts) {
+    op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   } else if (kernels.usual) {
     kernels.usual->callBoxed(op, keys, stack);
   } else {
@@ -429,12 +517,113 @@ static void above_kernel(const OperatorHandle& op, c10::DispatchKeySet keys, Sta
   }
 }
 
+// -- choices: an op that comes to another one, by the types of its arguments -----------------------
+
+// All that a choice depends on, as bytes.
+class ChoiceKey {
+ public:
+  explicit ChoiceKey(const World& w) : w_(w) {
+    auto& context = at::globalContext();
+    add(c10::GradMode::is_enabled());
+    add(context.userEnabledFlashSDP());
+    add(context.userEnabledMathSDP());
+    add(context.userEnabledOverrideableSDP());
+    add(context.userEnabledMemEfficientSDP());
+    add(context.userEnabledCuDNNSDP());
+    add(context.deterministicAlgorithms());
+    for (const auto backend : context.sDPPriorityOrder()) add(backend);
+  }
+
+  bool add_all(c10::ArrayRef<IValue> arguments) {  // false if Python has to look at them
+    return std::all_of(
+        arguments.begin(), arguments.end(), [&](const IValue& each) { return add_argument(each); });
+  }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  template <class T>
+  void add(T part) {
+    const auto number = static_cast<int64_t>(part);
+    bytes_.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  }
+  bool add_argument(const IValue& argument) {
+    add(argument.isNone() ? 0 : argument.isTensor() ? 1 : argument.isDouble() ? 2 : 3);
+    if (argument.isNone()) return true;
+    if (argument.isTensor()) return add_tensor(argument.toTensor());
+    if (argument.isDouble()) {
+      const double number = argument.toDouble();
+      bytes_.append(reinterpret_cast<const char*>(&number), sizeof(number));
+      return true;
+    }
+    if (!argument.isBool()) return false;
+    add(argument.toBool());
+    return true;
+  }
+  bool add_tensor(const at::Tensor& tensor) {
+    if (!tensor.defined() || !is_lazy(w_, tensor)) return false;
+    add(tensor.device().type());
+    add(tensor.device().index());
+    add(tensor.scalar_type());
+    add(tensor.requires_grad());
+    add(tensor.dim());
+    for (const int64_t size : tensor.sizes()) add(size);
+    for (const int64_t stride : tensor.strides()) add(stride);
+    return true;
+  }
+
+  const World& w_;
+  std::string bytes_;
+};
+
+static std::shared_ptr<const Choice> choice_of(const World& w, c10::ArrayRef<IValue> arguments) {
+  if (!w.on) return nullptr;
+  Gil gil;
+  ChoiceKey key(w);
+  if (!key.add_all(arguments)) return nullptr;
+  const auto found = w.choices.find(key.bytes());
+  return found == w.choices.end() ? nullptr : found->second;
+}
+
+// `scaled_dot_product_attention`: the kernel that the physical device would choose. False if that
+// is for Python to find out.
+static bool call_chosen(const World& w, const OperatorHandle& op, Stack* stack) {
+  const size_t number = op.schema().arguments().size();
+  const auto arguments = torch::jit::last(*stack, number);
+  const auto choice = choice_of(w, arguments);
+  if (!choice) return false;
+  Stack inner;
+  inner.reserve(choice->parts.size());
+  for (const auto& part : choice->parts) {
+    inner.push_back(part.argument ? arguments[*part.argument] : part.constant);
+  }
+  choice->op.callBoxed(&inner);
+  torch::jit::drop(*stack, number);
+  stack->push_back(std::move(inner[0]));
+  return true;
+}
+
+static void choosing_kernel(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const World& w = world();
+  if (!call_chosen(w, op, stack)) w.above.at(op).python.callBoxed(op, keys, stack);
+}
+
+// The same under the dispatch key `Python`: inference tensors do not meet autograd.
+static void choosing_kernel_below(
+    const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const World& w = world();
+  if (!is_ours_to_record(w) || !call_chosen(w, op, stack)) {
+    w.in_python->callBoxed(op, keys, stack);
+  }
+}
+
 static torch::CppFunction above_kernel_of(const std::string& rule) {
   using torch::CppFunction;
-  if (rule == "whole") return CppFunction::makeFromBoxedFunction<&above_kernel<is_whole>>();
-  if (rule == "stays") return CppFunction::makeFromBoxedFunction<&above_kernel<stays>>();
-  TORCH_CHECK(rule == "drops nothing", "no rule ", rule);
-  return CppFunction::makeFromBoxedFunction<&above_kernel<drops_nothing>>();
+  if (rule == "linear") return CppFunction::makeFromBoxedFunction<&above_kernel<of_linear>>();
+  if (rule == "matmul") return CppFunction::makeFromBoxedFunction<&above_kernel<of_matmul>>();
+  if (rule == "to") return CppFunction::makeFromBoxedFunction<&above_kernel<of_to>>();
+  if (rule == "dropout") return CppFunction::makeFromBoxedFunction<&above_kernel<of_dropout>>();
+  TORCH_CHECK(rule == "choice", "no rule ", rule);
+  return CppFunction::makeFromBoxedFunction<&choosing_kernel>();
 }
 
 // -- what Python calls ----------------------------------------------------------------------------
@@ -504,6 +693,13 @@ static void find_slots(World& w, PyObject* names) {
   find(w.type_wrapper, "TensorType", "wrapper");
   find(w.type_conj, "TensorType", "conj");
   find(w.type_neg, "TensorType", "neg");
+  find(w.type_concrete, "TensorType", "concrete");
+  find(w.data_device, "BackendData", "device");
+  find(w.data_type, "BackendData", "type");
+  find(w.data_tensor, "BackendData", "tensor");
+  find(w.data_error, "BackendData", "error");
+  find(w.data_done, "BackendData", "done");
+  find(w.data_info, "BackendData", "info");
 }
 
 // setup(names): the classes and functions of torpor that are used here.
@@ -519,6 +715,7 @@ static PyObject* setup(PyObject*, PyObject* names) {
   w.tensor_type = take_type(names, "TensorType");
   w.symbolic_type = take_type(names, "SymbolicType");
   w.value = take_type(names, "Value");
+  w.backend_data = take_type(names, "BackendData");
   find_slots(w, names);
   w.trace = take(names, "trace");
   w.trace_builder.find(reinterpret_cast<PyObject*>(Py_TYPE(w.trace)), "builder");
@@ -549,6 +746,7 @@ static PyObject* setup(PyObject*, PyObject* names) {
   w.in_python = c10::Dispatcher::singleton()
                     .findSchemaOrThrow("aten::_local_scalar_dense", "")
                     .getComputedKernelForDispatchKey(c10::DispatchKey::Python);
+  w.users_of_one = cuts::count_users_of_one();
   w.on = true;
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -584,8 +782,8 @@ static bool has_odd_default(Kind kind, const c10::Argument& argument) {
   return named && argument.default_value() && !argument.default_value()->isNone();
 }
 
-// Give an op our kernel under the dispatch key `Python`.
-static void take_over(World& w, const OperatorHandle& handle) {
+// Give an op a kernel under the dispatch key `Python`.
+static void take_over(World& w, const OperatorHandle& handle, torch::CppFunction kernel) {
   const c10::OperatorName& name = handle.operator_name();
   auto& library = w.libraries[std::string(*name.getNamespace())];
   if (!library) {
@@ -593,7 +791,7 @@ static void take_over(World& w, const OperatorHandle& handle) {
         torch::Library::IMPL, std::string(*name.getNamespace()), c10::DispatchKey::Python, __FILE__,
         __LINE__);
   }
-  library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&kernel>());
+  library->impl(c10::toString(name).c_str(), std::move(kernel));
 }
 
 static size_t take_number(PyObject* tuple, Py_ssize_t place) {
@@ -609,7 +807,7 @@ static void take_results(Op& op, PyObject* returns, PyObject* written) {
     PyObject* one = PyTuple_GET_ITEM(returns, i);
     const Return made{
         static_cast<Make>(take_number(one, 0)), take_number(one, 1) != 0, take_number(one, 2)};
-    const bool is_output = made.make != Make::argument;
+    const bool is_output = made.make != Make::argument && made.make != Make::length;
     op.alone += is_output && !made.is_list;
     op.has_list = op.has_list || (is_output && made.is_list);
     op.has_fresh = op.has_fresh || made.make == Make::fresh;
@@ -621,17 +819,17 @@ static void take_results(Op& op, PyObject* returns, PyObject* written) {
   }
 }
 
-// add(name, overload, kinds, returns, written, grad_mode, grads, attributes, recorder, nodes,
-// cell): record calls of an op here; False if its arguments are of a kind that is not known here.
+// add(name, overload, kinds, returns, written, grad_mode, grads, attributes, recorder, nodes, cell,
+// promoted): record calls of an op here; False if its arguments are of a kind that is not known here.
 static PyObject* add(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
   const char *name, *overload, *kinds;
   int grad_mode;
-  PyObject *returns, *written, *grads, *attributes, *recorder, *nodes, *cell;
+  PyObject *returns, *written, *grads, *attributes, *recorder, *nodes, *cell, *promoted;
   if (!PyArg_ParseTuple(
-          arguments, "sssO!O!pO!O!OO!O!", &name, &overload, &kinds, &PyTuple_Type, &returns,
+          arguments, "sssO!O!pO!O!OO!O!O", &name, &overload, &kinds, &PyTuple_Type, &returns,
           &PyTuple_Type, &written, &grad_mode, &PyTuple_Type, &grads, &PyDict_Type, &attributes,
-          &recorder, &PyDict_Type, &nodes, &PyList_Type, &cell)) {
+          &recorder, &PyDict_Type, &nodes, &PyList_Type, &cell, &promoted)) {
     return nullptr;
   }
   World& w = world();
@@ -652,10 +850,11 @@ static PyObject* add(PyObject*, PyObject* arguments) {
   op->recorder = Py_NewRef(recorder);
   op->nodes = Py_NewRef(nodes);
   op->cell = Py_NewRef(cell);
+  op->promoted = Py_NewRef(promoted);
   const Op* made = op.release();
   const bool is_new = w.ops.count(handle) == 0;
   w.ops[handle] = made;
-  if (is_new) take_over(w, handle);
+  if (is_new) take_over(w, handle, torch::CppFunction::makeFromBoxedFunction<&kernel>());
   if (std::string(name) == "aten::detach") w.detach_op = made;
   Py_RETURN_TRUE;
   END_HANDLE_TH_ERRORS
@@ -666,8 +865,8 @@ class Quiet : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// stand_above(name, overload, rule, kernel): decide here, by a rule, whether a call of an op above
-// autograd is the usual case; `kernel` is what that calls, None if the first argument is its result.
+// stand_above(name, overload, rule, kernel): decide here, by a rule, which way a call of an op above
+// autograd goes; `kernel` is what the usual case calls, None if the first argument is its result.
 // False if that is no kernel that can be read here: a library built by another compiler than torch.
 static PyObject* stand_above(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
@@ -688,8 +887,60 @@ static PyObject* stand_above(PyObject*, PyObject* arguments) {
   Quiet quiet;  // it is meant to take the place of Python's
   c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   library->impl(c10::toString(handle.operator_name()).c_str(), above_kernel_of(rule));
+  if (std::string(rule) == "choice") {
+    take_over(
+        world(), handle, torch::CppFunction::makeFromBoxedFunction<&choosing_kernel_below>());
+  }
   Py_RETURN_TRUE;
   END_HANDLE_TH_ERRORS
+}
+
+static IValue constant(PyObject* object) {
+  if (object == Py_None) return IValue();
+  if (PyBool_Check(object)) return IValue(object == Py_True);
+  if (PyFloat_Check(object)) return IValue(PyFloat_AS_DOUBLE(object));
+  if (THPVariable_Check(object)) return IValue(THPVariable_Unpack(object));
+  PyErr_Format(PyExc_TypeError, "%R is no argument of a choice", object);
+  fail();
+}
+
+// choose(arguments, name, overload, parts): from now on a call of attention with arguments like
+// these is a call of the op of that name. Each of its arguments is an integer, the position of one
+// of `arguments`, or a constant.
+static PyObject* choose(PyObject*, PyObject* told) {
+  HANDLE_TH_ERRORS
+  const char *name, *overload;
+  PyObject *arguments, *parts;
+  if (!PyArg_ParseTuple(
+          told, "O!ssO!", &PyTuple_Type, &arguments, &name, &overload, &PyTuple_Type, &parts)) {
+    return nullptr;
+  }
+  World& w = world();
+  std::vector<IValue> given;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); ++i) {
+    given.push_back(constant(PyTuple_GET_ITEM(arguments, i)));
+  }
+  ChoiceKey key(w);
+  if (!key.add_all(given)) Py_RETURN_FALSE;
+  Choice choice{c10::Dispatcher::singleton().findSchemaOrThrow(name, overload), {}};
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(parts); ++i) {
+    PyObject* part = PyTuple_GET_ITEM(parts, i);
+    if (PyLong_CheckExact(part)) {
+      choice.parts.push_back({take_number(parts, i), IValue()});
+    } else {
+      choice.parts.push_back({std::nullopt, constant(part)});
+    }
+  }
+  if (w.choices.size() >= kMaxChoices) w.choices.clear();
+  w.choices.insert_or_assign(key.bytes(), std::make_shared<const Choice>(std::move(choice)));
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+// forget_choices(): tensors may be on other devices than before.
+static PyObject* forget_choices(PyObject*, PyObject*) {
+  world().choices.clear();
+  Py_RETURN_NONE;
 }
 
 // parts(on): composite ops are taken apart from now on, or stay whole again.
@@ -713,9 +964,19 @@ static PyMethodDef methods[] = {
     {"setup", setup, METH_O, nullptr},
     {"add", add, METH_VARARGS, nullptr},
     {"stand_above", stand_above, METH_VARARGS, nullptr},
+    {"choose", choose, METH_VARARGS, nullptr},
+    {"forget_choices", forget_choices, METH_NOARGS, nullptr},
     {"parts", set_parts, METH_O, nullptr},
     {"switch", set_on, METH_O, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},
+    {"live", cuts::live, METH_O, nullptr},
+    {"forget", cuts::forget, METH_VARARGS, nullptr},
+    {"handles", cuts::handles, METH_VARARGS, nullptr},
+    {"hold", cuts::hold, METH_VARARGS, nullptr},
+    {"shared", cuts::shared, METH_VARARGS, nullptr},
+    {"call_modules", modules::call_modules, METH_VARARGS, nullptr},
+    {"find_attributes", modules::find_attributes, METH_VARARGS, nullptr},
+    {"modules", modules::modules, METH_NOARGS, nullptr},
     {"tape", tape::make_tape, METH_VARARGS, nullptr},
     {"run_tape", tape::run_tape, METH_VARARGS, nullptr},
     {"dispatch", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(dispatch)),

@@ -33,13 +33,13 @@ struct Wrapper {
 };
 
 // What a recorder makes of an output of the node it found: the kinds of `trace.native.Make`.
-enum class Make { fresh, view, alias, argument };
+enum class Make { fresh, view, alias, argument, length };
 
 // One result of an op; a list takes all outputs that nothing else takes.
 struct Return {
   Make make;
   bool is_list;
-  size_t argument;  // that is viewed, or is the result itself
+  size_t argument;  // that is viewed, is the result itself, or has a length that is
 };
 
 // An argument that is written to.
@@ -68,12 +68,23 @@ struct Op {
   PyObject* recorder;
   PyObject* nodes;
   PyObject* cell;  // where calls are counted
+  PyObject* promoted;  // finds nodes by keys whose numbers are run-time inputs, or None
 };
 
 // An op that has a Python kernel above autograd, which has little to do in the usual case.
 struct Above {
   std::optional<c10::SafeKernelFunction> usual;  // none: the first argument is the result
   c10::SafeKernelFunction python;  // what knows all cases
+};
+
+// What a call of an op above autograd comes to: a call of another op, whose first result it is.
+struct Choice {
+  struct Part {
+    std::optional<size_t> argument;  // of the call; none: a constant
+    IValue constant;
+  };
+  OperatorHandle op;
+  std::vector<Part> parts;
 };
 
 struct Numbers {  // keys of numbers that Python would confuse with others
@@ -83,11 +94,12 @@ struct Numbers {  // keys of numbers that Python would confuse with others
 struct World {
   std::atomic<bool> on{false};
   PyTypeObject *lazy_tensor, *lazy_storage, *view, *lazy_mode, *node, *expansion, *value;
-  PyTypeObject *tensor_type, *symbolic_type;
+  PyTypeObject *tensor_type, *symbolic_type, *backend_data;
   Slot storage_type, storage_value, storage_data, storage_listed;
   Slot view_base, view_index, view_node, view_parent, view_value;
   Slot node_outputs, node_passing, expansion_outputs, value_type, value_index;
-  Slot type_wrapper, type_conj, type_neg;
+  Slot type_wrapper, type_conj, type_neg, type_concrete;
+  Slot data_device, data_type, data_tensor, data_error, data_done, data_info;
   PyObject *name_storage, *name_view, *name_recorder, *name_limit;
   PyObject *trace, *leaf_nodes, *leaves, *leaf_storages, *leaf_values, *sizes, *name_active;
   PyTypeObject* builder;
@@ -98,10 +110,12 @@ struct World {
   Numbers numbers;
   std::unordered_map<OperatorHandle, const Op*> ops;  // one that was replaced may be in use
   std::unordered_map<OperatorHandle, Above> above;
+  std::unordered_map<std::string, std::shared_ptr<const Choice>> choices;  // under the GIL
   std::atomic<bool> parts{false};  // composite ops are taken apart, all of them
   std::unordered_map<PyObject*, Wrapper> wrappers;  // by `TensorType.wrapper`, which is kept alive
   std::optional<c10::SafeKernelFunction> in_python;  // torch's kernel for all ops
   std::unordered_map<std::string, std::unique_ptr<torch::Library>> libraries;  // by namespace
+  size_t users_of_one = 1;  // of the memory of one tensor, once there was a Python object for it
   int64_t recorded = 0, passed_on = 0;
 };
 
@@ -111,6 +125,7 @@ inline World& world() {
 }
 
 constexpr size_t kMaxWrappers = 8192;
+constexpr size_t kMaxChoices = 1024;
 
 // The trace's lock, for one call.
 class Lock {

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torpor import _torch
+from torpor.backend.native import NATIVE
 from torpor.ops.spec import spec_of
 from torpor.trace.devices import lazy_device
 from torpor.trace.dispatch import special
@@ -160,9 +161,10 @@ def scaled_dot_product_attention(
     if attn_mask is None and not enable_gqa:
         kind = physical(query.device).type
         choice = _choice(kind, (query, key, value), dropout_p, is_causal, scale)
-        attention = _FUSED.get((kind, choice))
-        if attention is not None:
-            return attention(query, key, value, dropout_p, is_causal, scale)
+        fused = _FUSED.get((kind, choice))
+        if fused is not None:
+            given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            return _attend(*fused(given[:3], dropout_p, is_causal, scale), given)
     return _physically(  # type: ignore[no-any-return]  # ops have no types
         aten.scaled_dot_product_attention.default, query,
         (query, key, value, attn_mask, dropout_p, is_causal), scale=scale, enable_gqa=enable_gqa,
@@ -204,30 +206,34 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     )  # fmt: skip
 
 
-def _flash_on_cpu(
-    query: torch.Tensor, key: Any, value: Any, p: float, causal: bool, scale: float | None
-) -> torch.Tensor:
-    return aten._scaled_dot_product_flash_attention_for_cpu.default(  # type: ignore[no-any-return]  # ops have no types
-        query, key, value, 0.0, causal, scale=scale
-    )[0]
+Tensors = tuple[torch.Tensor, ...]
+Call = tuple[Any, tuple[Any, ...]]
+"""An op and its arguments: integers are positions among the arguments of attention itself."""
 
 
-def _flash_on_cuda(
-    query: torch.Tensor, key: Any, value: Any, p: float, causal: bool, scale: float | None
-) -> torch.Tensor:
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return aten._scaled_dot_product_flash_attention.default(  # type: ignore[no-any-return]  # ops have no types
-        query, key, value, p, causal, False, scale=scale
-    )[0]
+def _attend(op: Any, parts: tuple[Any, ...], given: tuple[Any, ...]) -> torch.Tensor:
+    """Call `op` in the place of attention, as the native library does from now on."""
+    if NATIVE.library is not None:
+        NATIVE.library.choose(given, op._schema.name, op._schema.overload_name, parts)
+    bound = [given[part] if type(part) is int else part for part in parts]
+    positional, keywords = spec_of(op).call_arguments(bound)
+    return op(*positional, **keywords)[0]  # type: ignore[no-any-return]  # ops have no types
 
 
-def _cudnn(
-    query: torch.Tensor, key: Any, value: Any, p: float, causal: bool, scale: float | None
-) -> torch.Tensor:
-    needs = query.requires_grad or key.requires_grad or value.requires_grad
-    return aten._scaled_dot_product_cudnn_attention.default(  # type: ignore[no-any-return]  # ops have no types
-        query, key, value, None, needs and torch.is_grad_enabled(), p, causal, False, scale=scale
-    )[0]
+def _flash_on_cpu(tensors: Tensors, p: float, causal: bool, scale: float | None) -> Call:
+    op = aten._scaled_dot_product_flash_attention_for_cpu.default
+    return op, (0, 1, 2, 0.0, causal, None, scale)
+
+
+def _flash_on_cuda(tensors: Tensors, p: float, causal: bool, scale: float | None) -> Call:
+    scale = 1.0 / math.sqrt(tensors[0].shape[-1]) if scale is None else scale
+    return aten._scaled_dot_product_flash_attention.default, (0, 1, 2, p, causal, False, scale)
+
+
+def _cudnn(tensors: Tensors, p: float, causal: bool, scale: float | None) -> Call:
+    backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    op = aten._scaled_dot_product_cudnn_attention.default
+    return op, (0, 1, 2, None, backward, p, causal, False, scale)
 
 
 _FUSED = {("cpu", 1): _flash_on_cpu, ("cuda", 1): _flash_on_cuda, ("cuda", 3): _cudnn}

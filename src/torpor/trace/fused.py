@@ -6,22 +6,23 @@ What they draw is drawn when it is recorded, as all random numbers are, or later
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torpor import _torch
+from torpor import _torch, config
 from torpor.backend.registry import get_backend
 from torpor.execute.storage import TRACE, LazyStorage
-from torpor.ir.node import Value
+from torpor.ir.node import Node, Value
 from torpor.ir.types import TensorType
 from torpor.ops import draws
 from torpor.ops.spec import OpSpec, ReturnKind, spec_of
 from torpor.trace.dispatch import special
 from torpor.trace.random import random_recorder
-from torpor.trace.recorder import other_value
+from torpor.trace.recorder import CutFirst, as_bound, make_recorder, other_value
 from torpor.trace.tensor import LazyTensor
-from torpor.trace.values import apply, physical, value_of
+from torpor.trace.values import apply, make_node, physical, value_of
 from torpor.trace.wrap import data_storage, wrap_data, wrap_value
 
 aten = torch.ops.aten
@@ -39,7 +40,7 @@ def native_dropout(input: LazyTensor, p: float, train: bool | None) -> Any:
     with _torch.kernels():
         drawn = aten.native_dropout.default(_alike(type_, device), p, train)[1]
     mask = wrap_data(drawn, input.device)
-    return aten.native_dropout_backward.default(input, mask, _scale(p, type_.dtype)), mask
+    return aten.native_dropout_backward.default(input, mask, draws.scale_of(p, type_.dtype)), mask
 
 
 def _is_dense(type_: TensorType) -> bool:
@@ -53,12 +54,6 @@ def _alike(type_: TensorType, device: torch.device) -> torch.Tensor:
     return memory.as_strided(type_.shape, type_.stride, type_.offset)
 
 
-def _scale(p: float, dtype: torch.dtype) -> float:
-    """1 / (1 - p), rounded as the kernel rounds it."""
-    kept = torch.tensor(1.0 - p, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
-    return kept.reciprocal().item()
-
-
 # -- attention -------------------------------------------------------------------------------------
 
 _rnn = spec_of(aten._cudnn_rnn.default)
@@ -70,35 +65,52 @@ def _record_attention(op: Any, drawing: draws.Drawing | None = None) -> None:
     """Record an attention kernel, also with dropout where its turn to draw can be reserved."""
     spec = spec_of(op)
     at_once = random_recorder(spec)
+    recorded = make_recorder(spec, finish=_finish, miss=_make_miss(spec), lengths=_LENGTHS)
 
-    @special(spec.name)
+    @special(spec.name, usual=recorded)  # what is drawn is under no key of `recorded`
     def attention(*args: Any, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs)
         if not spec.draws(bound):
-            return _recorded(spec, bound)
+            return recorded(*args, **kwargs)
         if drawing is None or not _TURNS.can_be_reserved(spec, bound):
             return at_once(*args, **kwargs)
         return _recorded_in_turn(spec, bound, drawing)
 
 
-def _recorded(spec: OpSpec, bound: list[Any]) -> tuple[Any, ...]:
-    """The results of a node; the numbers among them are lengths of queries and keys."""
-    query, key = bound[:2]
-    with TRACE.lock:
-        values = [_value(a) if isinstance(a, torch.Tensor) else a for a in bound]
-        outputs = iter(apply(spec.target, values).outputs)
-        numbers = iter((query.shape[2], key.shape[2]))
-        return tuple(
-            next(numbers) if returned.kind is ReturnKind.OTHER else wrap_value(next(outputs))
-            for returned in spec.returns
-        )
+_LENGTHS = (0, 1)
+"""The arguments whose lengths are the numbers among the results: queries and keys."""
+
+
+def _length(tensor: torch.Tensor) -> int:
+    return tensor.shape[2]
+
+
+def _make_miss(spec: OpSpec) -> Callable[[tuple[Any, ...], tuple[Any, ...]], Node]:
+    """What is called for a key that is not in the table; its numbers stay constants."""
+    kinds = tuple(a.kind for a in spec.arguments)
+
+    def miss(key: tuple[Any, ...], raw: tuple[Any, ...]) -> Node:
+        if TRACE.misses > config.max_trace_nodes:
+            raise CutFirst
+        return make_node(spec, key, list(map(as_bound, kinds, key, raw)))
+
+    return miss
+
+
+def _finish(spec: OpSpec, node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results of a node, with the lengths among them."""
+    outputs = iter(node.outputs)
+    numbers = (_length(args[position]) for position in _LENGTHS)
+    return tuple(
+        next(numbers) if returned.kind is ReturnKind.OTHER else wrap_value(next(outputs))
+        for returned in spec.returns
+    )
 
 
 def _recorded_in_turn(spec: OpSpec, bound: list[Any], drawing: draws.Drawing) -> tuple[Any, ...]:
     """The same of an op that draws when it runs."""
-    query, key = bound[:2]
     seed, offset = _TURNS.next(spec, bound)
-    numbers = iter((query.shape[2], key.shape[2]))
+    numbers = (_length(bound[position]) for position in _LENGTHS)
     results: list[Any] = [
         next(numbers) if returned.kind is ReturnKind.OTHER else None for returned in spec.returns
     ]

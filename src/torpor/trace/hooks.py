@@ -3,7 +3,6 @@ gradients that no other module call surrounds."""
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -37,25 +36,30 @@ class _Calls(threading.local):
     inside = False
 
 
-def _around_call(call: Callable[..., Any]) -> Callable[..., Any]:
-    calls = _Calls()
+_calls = _Calls()
+
+MODULE_CALLS: list[_torch.ModuleCall] = []
+"""How modules are called, once that is installed."""
+
+
+def _outermost(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A module call that no other one surrounds."""
     is_grad_enabled = torch.is_grad_enabled
     is_compiling = torch.compiler.is_compiling
 
-    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or calls.inside:
+    def outermost(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
             return call(self, *args, **kwargs)
-        calls.inside = True
+        _calls.inside = True
         try:
             result = call(self, *args, **kwargs)
         finally:
-            calls.inside = False
+            _calls.inside = False
         if not is_grad_enabled() and config.cut_after_module and TRACE.is_open() and _is_users():
             sync()
         return result
 
-    frames_of_modules(__call__.__code__)
-    return functools.wraps(call)(__call__)
+    return outermost
 
 
 def _is_users() -> bool:
@@ -66,4 +70,6 @@ def _is_users() -> bool:
 def install() -> None:
     """Let torch tell us when a step ends."""
     _torch.register_step_hook(_after_step)
-    _torch.wrap_module_call(_around_call)
+    made = _torch.wrap_outermost_call(_outermost, _calls)
+    frames_of_modules(made.function.__code__)
+    MODULE_CALLS.append(made)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -17,7 +17,9 @@ import torch
 
 from torpor import _torch, config, native
 from torpor.backend.builder import IrBuilder
+from torpor.backend.data import BackendData
 from torpor.backend.native import NATIVE
+from torpor.backend.registry import on_change
 from torpor.errors import NativeError
 from torpor.execute.persistent import tell_once
 from torpor.execute.sizes import SIZES
@@ -28,8 +30,10 @@ from torpor.ops.keys import number_key
 from torpor.ops.recorders import ALIASES
 from torpor.ops.spec import ArgKind, OpSpec, Return, ReturnKind, spec_of
 from torpor.trace import dispatch, whole
+from torpor.trace.hooks import MODULE_CALLS
 from torpor.trace.mode import LazyMode
 from torpor.trace.recorder import make_recorder
+from torpor.trace.scalars import promoted_finder
 from torpor.trace.tensor import LazyTensor, View
 from torpor.trace.wrap import wrap_storage
 
@@ -49,6 +53,7 @@ class Make(enum.IntEnum):
     VIEW = 1
     ALIAS = 2
     ARGUMENT = 3
+    LENGTH = 4
 
 
 class Results(NamedTuple):
@@ -58,17 +63,21 @@ class Results(NamedTuple):
     written: tuple[tuple[int, bool], ...]  # argument; is it `out=`
 
 
-def results_of(spec: OpSpec) -> Results | None:
-    """What the recorder of an op does with its node; None if C++ cannot do it."""
-    if any(r.kind is ReturnKind.OTHER for r in spec.returns):
+def results_of(spec: OpSpec, lengths: Sequence[int] = ()) -> Results | None:
+    """What the recorder of an op does with its node; None if C++ cannot do it.
+
+    `lengths` are the arguments whose lengths are the results that are no tensors.
+    """
+    if sum(r.kind is ReturnKind.OTHER for r in spec.returns) not in (0, len(lengths)):
         return None
     views = [r for r in spec.returns if r.kind is ReturnKind.VIEW]
     lists = [r for r in spec.returns if r.is_list and r.kind is not ReturnKind.ARGUMENT]
     of_tensors = all(spec.arguments[r.argument].kind is ArgKind.TENSOR for r in views)
     if (views and spec.mutated) or len(lists) > 1 or not of_tensors:
         return None
+    numbers = iter(lengths)
     return Results(
-        tuple((_make(spec, r), r.is_list, max(r.argument, 0)) for r in spec.returns),
+        tuple((_make(spec, r), r.is_list, _argument(r, numbers)) for r in spec.returns),
         tuple((i, spec.arguments[i].keyword_only) for i in spec.mutated),
     )
 
@@ -76,7 +85,13 @@ def results_of(spec: OpSpec) -> Results | None:
 def _make(spec: OpSpec, returned: Return) -> Make:
     if returned.kind is ReturnKind.VIEW:
         return Make.ALIAS if spec.name in ALIASES else Make.VIEW
+    if returned.kind is ReturnKind.OTHER:
+        return Make.LENGTH
     return Make.FRESH if returned.kind is ReturnKind.FRESH else Make.ARGUMENT
+
+
+def _argument(returned: Return, numbers: Iterator[int]) -> int:
+    return next(numbers) if returned.kind is ReturnKind.OTHER else max(returned.argument, 0)
 
 
 _REQUIRES_GRAD = re.compile(r"a(\d+)\.requires_grad")
@@ -137,6 +152,7 @@ class Front:
             usual = kernel and _torch.kernel_object(kernel)
             library.stand_above(op._schema.name, op._schema.overload_name, rule, usual)
         whole.on_parts(library.parts)
+        stand_before_modules(library)
         for kind in list(TABLE.kinds.values()):  # another thread was faster
             recorder = getattr(kind.target, "_torpor_record", None)
             if recorder is not None:
@@ -149,21 +165,32 @@ class Front:
             tell(self.library, spec, recorder)
 
 
+def stand_before_modules(library: Any) -> None:
+    """Let calls of modules and look-ups of their parts come to `library` first."""
+    for function, calls, implementation, hooks, is_known in MODULE_CALLS:
+        if is_known:
+            library.call_modules(function, calls, implementation, hooks)
+    known = _torch.module_attributes()
+    if known is not None:
+        library.find_attributes(*known)
+
+
 def above_autograd() -> Iterator[tuple[Any, str, Any]]:
-    """Ops with a Python kernel above autograd, by what rule a call is a usual one, and the kernel
-    that does it; None: its result is the first argument."""
-    for op, kernel in whole.WHOLE.items():
-        yield op, "whole", kernel
+    """Ops with a Python kernel above autograd, by what rule it is decided which way a call goes,
+    and the kernel of the usual case; None: its result is the first argument."""
+    yield aten.linear.default, "linear", whole.WHOLE[aten.linear.default]
+    yield aten.matmul.default, "matmul", whole.WHOLE[aten.matmul.default]
     parts = _torch.kernel(aten.to.dtype_layout, "AutogradCPU")
-    yield aten.to.dtype_layout, "stays", parts
-    yield aten.dropout.default, "drops nothing", None
+    yield aten.to.dtype_layout, "to", parts
+    yield aten.dropout.default, "dropout", None
+    yield aten.scaled_dot_product_attention.default, "choice", None
 
 
 def tell(library: Any, spec: OpSpec, recorder: Any) -> bool:
     """Let `library` stand in front of `recorder` if it is, or ends in, a generated one."""
-    results = results_of(spec)
     generated = dispatch.USUAL.get(recorder, recorder)
     names = generated.__globals__ if type(generated) is FunctionType else {}
+    results = results_of(spec, names.get("lengths", ()))
     if results is None or names.get("spec") is not spec:
         return False
     flags = flags_in(names["also"])
@@ -172,6 +199,7 @@ def tell(library: Any, spec: OpSpec, recorder: Any) -> bool:
             spec.target._schema.name, spec.target._schema.overload_name,
             "".join(_KINDS[a.kind] for a in spec.arguments), *results, *flags,
             vars(spec.target), recorder, names["nodes"], names["cell"],
+            promoted_finder(spec) if names["nodes"] is spec.kind.nodes else None,
         )
     )  # fmt: skip
 
@@ -179,6 +207,7 @@ def tell(library: Any, spec: OpSpec, recorder: Any) -> bool:
 def _names() -> dict[str, Any]:
     """What the native recorder uses of torpor."""
     return {
+        "BackendData": BackendData,
         "Expansion": whole.Expansion,
         "IrBuilder": IrBuilder,
         "LazyMode": LazyMode,
@@ -212,6 +241,7 @@ def _names() -> dict[str, Any]:
 
 FRONT = Front()
 dispatch.on_recorder(FRONT)
+on_change(lambda old, new: NATIVE.forget_choices())
 
 
 # -- a library that does what Python does ----------------------------------------------------------

@@ -10,6 +10,7 @@ numbers change too is read off places of the same types: one step promotes a who
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torpor import config, metrics
@@ -19,7 +20,7 @@ from torpor.ir.node import TABLE, Node, Value
 from torpor.ops.infer import types_in
 from torpor.ops.keys import key_of, number_key
 from torpor.ops.rules import PROMOTABLE_FLOATS
-from torpor.ops.spec import ArgKind, OpSpec
+from torpor.ops.spec import ArgKind, Argument, OpSpec
 from torpor.trace.values import make_node
 
 _NUMBERS = (float, int)
@@ -92,7 +93,7 @@ def node_with_numbers(
     found = TABLE.find(spec.kind, key)
     if found is not None:
         return found
-    blank = _blanked(key, bound, positions)
+    blank = _blanked(key, {position: bound[position] for position in positions})
     place = _place((spec.kind, *blank))
     if len(place.promoted) == len(positions):  # nothing is left to learn here
         _promotions["epoch"] = TRACE.epoch
@@ -111,11 +112,14 @@ def node_with_numbers(
     return _promoted_node(spec, bound, place)
 
 
-def _blanked(key: tuple[Any, ...], bound: list[Any], positions: list[int]) -> tuple[Any, ...]:
+Numbers = dict[int, Any]
+"""By position: a number, or a tuple of numbers."""
+
+
+def _blanked(key: tuple[Any, ...], numbers: Numbers) -> tuple[Any, ...]:
     """`key` with the kinds of its numbers in the place of the numbers."""
     blank = list(key)
-    for position in positions:
-        number = bound[position]
+    for position, number in numbers.items():
         blank[position] = tuple(map(type, number)) if type(number) is tuple else type(number)
     return tuple(blank)
 
@@ -147,20 +151,80 @@ def _are_one(numbers: tuple[Any, ...]) -> bool:
 
 def _promoted_node(spec: OpSpec, bound: list[Any], place: Place) -> Node:
     sample: dict[Value, Any] = {}
-
-    def enter(number: Any) -> Value:
-        value = place.enter(number)
-        sample[value] = number
-        return value
-
     inputs = list(bound)
     for position in sorted(place.promoted):
         number = bound[position]
-        if type(number) is not tuple:
-            inputs[position] = enter(number)
-        elif _are_one(number):
-            inputs[position] = (enter(number[0]),) * len(number)
+        inputs[position] = entered = _entered(place, number)
+        if type(number) is tuple:
+            sample |= zip(entered, number, strict=True)
         else:
-            inputs[position] = tuple(map(enter, number))
+            sample[entered] = number
     key = key_of(spec, inputs)
     return spec.kind.nodes.get(key) or make_node(spec, key, inputs, sample)
+
+
+# -- the same for the native recorder, which has no more of a call than its key --------------------
+
+Finder = Callable[[tuple[Any, ...]], Node | None]
+
+
+def promoted_finder(spec: OpSpec) -> Finder | None:
+    """A function that finds the node of a call by a key that is not in the op's young table.
+
+    It does so where `node_with_numbers` has nothing to learn and nothing to make, and gives None
+    elsewhere. There is none for an op without numbers that may be promoted.
+    """
+    places = [(i, a.kind) for i, a in enumerate(spec.arguments) if _may_hold_numbers(a)]
+    if not spec.promotable or not places:
+        return None
+
+    def find(key: tuple[Any, ...]) -> Node | None:
+        if not config.promote_scalars or key in spec.kind.old_nodes:
+            return None
+        found = _numbers_in(key, places)
+        place = _places.find((spec.kind, *_blanked(key, found))) if found else None
+        if not found or place is None or place.promoted != found.keys():
+            return None
+        _promotions["epoch"] = TRACE.epoch
+        inputs = list(key)
+        for position, numbers in sorted(found.items()):
+            inputs[position] = _entered(place, numbers)
+        return spec.kind.nodes.get(tuple(inputs))
+
+    return find
+
+
+def _may_hold_numbers(argument: Argument) -> bool:
+    if argument.kind is ArgKind.FLOAT:
+        return argument.name in PROMOTABLE_FLOATS
+    return argument.kind in (ArgKind.SCALAR, ArgKind.SCALARS, ArgKind.TENSOR)
+
+
+def _numbers_in(key: tuple[Any, ...], places: list[tuple[int, ArgKind]]) -> Numbers | None:
+    """The numbers at those places of a key; None if one is a rare one: zero, NaN, a bool."""
+    found: Numbers = {}
+    for position, kind in places:
+        part = key[position]
+        if part is None or type(part) is Value or part == ():
+            continue
+        numbers = tuple(map(_number, part)) if kind is ArgKind.SCALARS else _number(part)
+        if numbers is None or (type(numbers) is tuple and None in numbers):
+            return None
+        found[position] = numbers
+    return found
+
+
+def _number(part: Any) -> Any:
+    """The number that stands in a key as `part`."""
+    if type(part) is float:
+        return part
+    return part[1] if type(part) is tuple and part[0] == "int" else None
+
+
+def _entered(place: Place, numbers: Any) -> Any:
+    """Values of run-time inputs in the place of numbers."""
+    if type(numbers) is not tuple:
+        return place.enter(numbers)
+    if _are_one(numbers):
+        return (place.enter(numbers[0]),) * len(numbers)
+    return tuple(map(place.enter, numbers))

@@ -19,6 +19,7 @@ import torch
 from torch.optim import optimizer as _optimizers
 
 from torpor import _torch
+from torpor.backend.native import NATIVE
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
@@ -96,7 +97,24 @@ def _on_stack() -> tuple[list[torch.nn.Module], str]:
         elif code.co_name == "wrapper" and code.co_filename == _optimizers.__file__:
             return modules, type(frame.f_locals.get("self")).__name__
         frame = frame.f_back
-    return modules, ""
+    called = [] if NATIVE.library is None else NATIVE.library.modules()
+    return _merged(modules, called) if called else modules, ""
+
+
+def _merged(framed: list[torch.nn.Module], called: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Modules with a frame of their own and those that C++ has called, innermost first.
+
+    Some are both. Calls that began before the library was there have a frame alone.
+    """
+    merged = list(called)
+    outer = len(merged)  # the place of what surrounds the next one
+    for module in reversed(framed):
+        places = [place for place, other in enumerate(merged) if other is module]
+        if places:
+            outer = places[-1]
+        else:
+            merged.insert(outer, module)
+    return merged
 
 
 def _path(modules: list[torch.nn.Module]) -> str:

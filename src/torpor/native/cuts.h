@@ -1,0 +1,164 @@
+// Cuts: the loops over all live tensors at the end of a step. Each does what the Python beside its
+// call does (execute/storage.py, execute/sync.py, execute/donation.py).
+
+#pragma once
+
+#include <vector>
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "world.h"
+
+namespace torpor::cuts {
+
+inline void expect(PyObject* object, PyTypeObject* type) {
+  if (Py_TYPE(object) == type) return;
+  PyErr_Format(PyExc_TypeError, "%R is no %s", object, type->tp_name);
+  fail();
+}
+
+// The storages that are still there, of a dictionary by weak references to them.
+inline std::vector<Ref> storages_of(const World& w, PyObject* pending) {
+  expect(pending, &PyDict_Type);
+  Ref references = checked(PyDict_Keys(pending));  // one that ends meanwhile leaves the dictionary
+  std::vector<Ref> storages;
+  storages.reserve(PyList_GET_SIZE(references.get()));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(references.get()); ++i) {
+    Ref storage = checked(PyObject_CallNoArgs(PyList_GET_ITEM(references.get(), i)));
+    if (storage.get() == Py_None) continue;
+    expect(storage.get(), w.lazy_storage);
+    storages.push_back(std::move(storage));
+  }
+  return storages;
+}
+
+// live(pending): storages somebody still holds whose value is pending.
+inline PyObject* live(PyObject*, PyObject* pending) {
+  HANDLE_TH_ERRORS
+  const World& w = world();
+  Ref found = checked(PyList_New(0));
+  for (const Ref& storage : storages_of(w, pending)) {
+    if (w.storage_data.of(storage.get()) != Py_None) continue;
+    if (PyList_Append(found.get(), storage.get()) < 0) fail();
+  }
+  return found.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// forget(pending, leaf_storages): storages forget their values, and that they are listed.
+inline PyObject* forget(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  const World& w = world();
+  PyObject *pending, *leaf_storages;
+  if (!PyArg_ParseTuple(arguments, "OO!", &pending, &PyList_Type, &leaf_storages)) return nullptr;
+  for (const Ref& storage : storages_of(w, pending)) {
+    w.storage_value.set(storage.get(), Py_None);
+    w.storage_listed.set(storage.get(), Py_False);
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(leaf_storages); ++i) {
+    Ref entry = Ref::to(PyList_GET_ITEM(leaf_storages, i));
+    expect(entry.get(), &PyTuple_Type);
+    PyObject* storage = PyTuple_GET_ITEM(entry.get(), 0);
+    expect(storage, w.lazy_storage);
+    w.storage_value.set(storage, Py_None);
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// handles(device, types): a handle for data of each type, which do not exist yet.
+inline PyObject* handles(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  const World& w = world();
+  PyObject *device, *types;
+  if (!PyArg_ParseTuple(arguments, "OO!", &device, &PyTuple_Type, &types)) return nullptr;
+  Ref made = checked(PyList_New(PyTuple_GET_SIZE(types)));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
+    PyObject* data = checked(w.backend_data->tp_alloc(w.backend_data, 0)).release();
+    PyList_SET_ITEM(made.get(), i, data);
+    w.data_device.set(data, device);
+    w.data_type.set(data, PyTuple_GET_ITEM(types, i));
+    w.data_tensor.set(data, Py_None);
+    w.data_error.set(data, Py_None);
+    w.data_done.set(data, Py_None);
+    w.data_info.set(data, Py_None);
+  }
+  return made.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// hold(live, positions, handles): give each pending storage the handle at the position of its value.
+inline PyObject* hold(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  const World& w = world();
+  PyObject *live, *positions, *handles;
+  if (!PyArg_ParseTuple(
+          arguments, "O!O!O!", &PyList_Type, &live, &PyDict_Type, &positions, &PyList_Type,
+          &handles)) {
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(live); ++i) {
+    PyObject* storage = PyList_GET_ITEM(live, i);
+    expect(storage, w.lazy_storage);
+    if (w.storage_data.of(storage) != Py_None) continue;
+    PyObject* position = PyDict_GetItemWithError(positions, w.storage_value.of(storage));
+    if (position == nullptr) {
+      if (PyErr_Occurred()) fail();
+      continue;
+    }
+    PyObject* handle = PyList_GetItem(handles, PyLong_AsSsize_t(position));
+    if (handle == nullptr) fail();
+    w.storage_data.set(storage, handle);
+    w.storage_type.set(storage, w.type_concrete.of(w.storage_type.of(storage)));
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// How many users a memory has that one tensor is on, once there was a Python object for it: torch
+// may keep that, and it counts.
+inline size_t count_users_of_one() {
+  at::Tensor tensor = at::empty({1}, at::device(at::kCPU));
+  Ref object = checked(THPVariable_Wrap(tensor));
+  checked(PyObject_CallMethod(object.get(), "untyped_storage", nullptr));
+  return tensor.storage().use_count();
+}
+
+// One tensor is on a memory, and no other tensor, array or storage object.
+inline bool is_of_one(const World& w, const c10::Storage& memory) {
+  PyObject* object = memory.unsafeGetStorageImpl()->pyobj_slot()->load_pyobj();
+  if (object == nullptr) return memory.use_count() == 1;
+  return memory.use_count() <= w.users_of_one && Py_REFCNT(object) == 1;
+}
+
+// Nobody but `data` and who holds that is on the memory of `data`.
+inline bool is_sole(const World& w, PyObject* data) {
+  PyObject* tensor = w.data_tensor.of(data);
+  if (Py_REFCNT(data) > 1) return false;
+  if (tensor == nullptr || tensor == Py_None) return true;
+  return Py_REFCNT(tensor) == 1 && THPVariable_Check(tensor) &&
+      is_of_one(w, THPVariable_Unpack(tensor).storage());
+}
+
+// shared(arguments, positions): those positions whose data somebody else holds or looks at.
+inline PyObject* shared(PyObject*, PyObject* told) {
+  HANDLE_TH_ERRORS
+  const World& w = world();
+  PyObject *arguments, *positions;
+  if (!PyArg_ParseTuple(told, "O!O!", &PyList_Type, &arguments, &PyTuple_Type, &positions)) {
+    return nullptr;
+  }
+  Ref found = checked(PyList_New(0));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(positions); ++i) {
+    PyObject* position = PyTuple_GET_ITEM(positions, i);
+    PyObject* data = PyList_GetItem(arguments, PyLong_AsSsize_t(position));
+    if (data == nullptr) fail();
+    if (!PyObject_TypeCheck(data, w.backend_data)) expect(data, w.backend_data);
+    if (w.data_error.of(data) != Py_None || is_sole(w, data)) continue;
+    if (PyList_Append(found.get(), position) < 0) fail();
+  }
+  return found.release();
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace torpor::cuts
