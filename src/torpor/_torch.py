@@ -7,6 +7,7 @@ A new torch release that moves one of these breaks here, and the test of the sam
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import importlib
 import importlib.util
@@ -17,10 +18,10 @@ import pickle
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import _C
@@ -390,6 +391,79 @@ def wrap_module_call(around: Callable[[Callable[..., Any]], Callable[..., Any]])
     torch.nn.Module.__call__ = around(torch.nn.Module.__call__)  # type: ignore[method-assign]  # the purpose
 
 
+_CALL_NAMES = (
+    "torch", "_C", "_get_tracing_state", "_slow_forward", "forward", "_backward_hooks",
+    "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks", "_global_backward_pre_hooks",
+    "_global_backward_hooks", "_global_forward_hooks", "_global_forward_pre_hooks",
+)  # fmt: skip
+"""All that `nn.Module._call_impl` looks at before it calls `forward` of a module without hooks."""
+
+
+class ModuleCall(NamedTuple):
+    """`nn.Module.__call__`, and what decides that a call comes to a call of `forward`."""
+
+    function: Any
+    calls: Any  # `inside` another one, or not
+    implementation: Any  # a class may have one of its own
+    hooks: tuple[Any, ...]  # of all modules
+    is_known: bool  # torch looks at nothing else
+
+
+def wrap_outermost_call(
+    around: Callable[[Callable[..., Any]], Callable[..., Any]], calls: Any
+) -> ModuleCall:
+    """Let `nn.Module.__call__` be what `around` makes of it while `calls.inside` is false.
+
+    A call inside another one does what torch does; a module without hooks, as most are, has its
+    `forward` called with nothing in between.
+    """
+    module: Any = torch.nn.Module  # its methods are replaced and compared
+    names: Any = sys.modules[module.__module__]
+    call, implementation = module.__call__, module._call_impl
+    is_known = (
+        call is module._wrapped_call_impl
+        and implementation.__code__.co_names[: len(_CALL_NAMES)] == _CALL_NAMES
+    )
+    outermost = around(call)
+    is_compiling = torch.compiler.is_dynamo_compiling  # Dynamo knows the answer when it traces this
+    is_traced = _C._get_tracing_state
+    before_backward, after_backward = names._global_backward_pre_hooks, names._global_backward_hooks
+    after, before = names._global_forward_hooks, names._global_forward_pre_hooks
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return call(self, *args, **kwargs)
+        if not calls.inside:
+            return outermost(self, *args, **kwargs)
+        if (
+            is_known
+            and self._compiled_call_impl is None
+            and type(self)._call_impl is implementation
+            and not (
+                self._forward_hooks or self._forward_pre_hooks
+                or self._backward_hooks or self._backward_pre_hooks
+                or after or before or after_backward or before_backward
+                or is_traced() or "_call_impl" in self.__dict__
+            )
+        ):  # fmt: skip
+            return self.forward(*args, **kwargs)
+        return call(self, *args, **kwargs)
+
+    module.__call__ = functools.wraps(call)(__call__)
+    hooks = (after, before, after_backward, before_backward)
+    return ModuleCall(__call__, calls, implementation, hooks, is_known)
+
+
+def module_attributes() -> tuple[Any, tuple[str, ...]] | None:
+    """`nn.Module.__getattr__`, and where it looks for a name, in order; None if it does more."""
+    function: Any = torch.nn.Module.__getattr__
+    code = function.__code__
+    tables = ("_parameters", "_buffers", "_modules")
+    texts = tuple(constant for constant in code.co_consts if type(constant) is str)
+    known = ("__dict__", "AttributeError", "type", "__name__")
+    return (function, tables) if code.co_names == known and texts[:3] == tables else None
+
+
 _SAME_BITS = ("adadelta", "adagrad", "adam", "adamax", "rmsprop", "rprop", "sgd")
 """Optimizers whose foreach form computes the very bits of their loop over parameters."""
 
@@ -577,6 +651,13 @@ users_of: Callable[[int], int] = _C._storage_Use_Count
 """How many tensors and storage objects are on a memory."""
 
 
+def weak_memories(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    """What names the memories of tensors, `cdata` of each: no other gets that name meanwhile."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+
+
 @functools.cache
 def _users_of_one() -> int:
     tensor = torch.empty(1)
@@ -652,6 +733,34 @@ def _watch_states() -> None:
 
     torch.random.set_rng_state = set_rng_state
     torch.cuda.set_rng_state = set_rng_state_of_cuda
+
+
+class _Bytes:
+    """Memory of a GPU, and what keeps it from being unmapped."""
+
+    def __init__(self, address: int, size: int, keep: object) -> None:
+        self.keep = keep
+        self.__cuda_array_interface__ = {
+            "shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2,
+        }  # fmt: skip
+
+
+def window_on(tensor: torch.Tensor, keep: object) -> torch.Tensor:
+    """A tensor on the memory of another, which it does not own; `keep` lives as long as it does."""
+    storage = tensor.untyped_storage()
+    if not storage.nbytes():
+        return tensor
+    if tensor.is_cuda:
+        memory = _Bytes(storage.data_ptr(), storage.nbytes(), keep)
+        whole = torch.as_tensor(memory, device=tensor.device)
+    else:
+        array = type("Bytes", (ctypes.c_char * storage.nbytes(),), {})
+        buffer = array.from_address(storage.data_ptr())  # type: ignore[attr-defined]  # of ctypes
+        buffer.keep = keep
+        whole = torch.frombuffer(buffer, dtype=torch.uint8)
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+    return made.set_(whole.untyped_storage(), *place)
 
 
 copy_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
@@ -942,7 +1051,7 @@ _in_background = threading.local()
 
 @contextmanager
 def kernels_in_background() -> Iterator[Callable[[], None]]:
-    """Inductor goes on while C++ kernels are compiled; the function that is given waits for all.
+    """Inductor goes on while kernels are compiled; the function that is given waits for all.
 
     What Inductor compiles on this thread meanwhile must not run before. A kernel that cannot be
     compiled is an error of that function.
@@ -959,6 +1068,18 @@ def kernels_in_background() -> Iterator[Callable[[], None]]:
         yield finish
     finally:
         _in_background.kernels = None
+
+
+@functools.cache
+def start_inductor_workers() -> None:
+    """Start the processes that compile kernels for GPUs; until they run, kernels wait for another.
+
+    It does not wait for them.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    workers: Any = AsyncCompile
+    workers.use_process_pool()
 
 
 @functools.cache

@@ -173,6 +173,40 @@ def test_numbers_that_follow_from_sizes_are_constants() -> None:
     assert result.node.args[1] == 16
 
 
+def test_ops_that_draw_are_tied_together_in_the_order_of_the_program() -> None:
+    attention = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    dropout = torch.ops.aten.native_dropout.default
+
+    def function(q: Tensor) -> list[Tensor]:
+        first, _ = dropout(q, 0.1, True)
+        made = attention(first, q, q, None, True, 0.2, True)
+        second, mask = dropout(made[0], 0.3, True)
+        kept, _ = dropout(second, 0.4, False)
+        return [kept, mask, made[1]]
+
+    with FakeTensorMode():
+        q = torch.empty(2, 4, 16, 64, device="cuda", dtype=torch.bfloat16)
+        module, other = make_fx(function)(q), make_fx(lambda t: function(t + torch.rand_like(t)))(q)
+        thin = torch.empty(1, 4, 16, 64, device="cuda", dtype=torch.bfloat16)
+        unlike = make_fx(lambda t: function(t.expand(2, 4, 16, 64)))(thin)
+        builder = dynamo._Builder(module, in_order=True)
+    assert dynamo._draws_in_order(module)
+    assert not dynamo._draws_in_order(other)
+    assert not dynamo._draws_in_order(unlike)
+    one, product, two, three, *_ = builder.nodes
+    assert [node.op.name for node in (one, two, three)] == [
+        "torpor.dropout_mask.default",
+        "torpor.cudnn_attention_after.default",
+        "torpor.dropout_mask.default",
+    ]
+    assert one.args[0] is None
+    assert two.args[:2] == (one.outputs[0], product.outputs[0])
+    assert three.args[0] is two.outputs[-1]
+    mask = three.outputs[0].type
+    assert three.args[1:3] == (mask.shape, mask.stride)
+    assert builder.computed[1] is three.outputs[0]
+
+
 # -- inputs that are written to --------------------------------------------------------------------
 
 
@@ -231,3 +265,29 @@ def test_running_statistics_are_written_by_the_graph_itself(
         torch.testing.assert_close(buffer, dict(plain.named_buffers())[name])
     left = {"reference": 3, "inductor": 0}[backend]  # mean, variance, number of batches
     assert sum(len(version.written) for version in versions) == left
+
+
+@pytest.mark.parametrize("name", ["dynamo:eager", "inductor"])
+def test_what_is_kept_for_backward_may_be_views(name: str) -> None:
+    """Of what is computed, and of inputs, also of those that are parts of others."""
+
+    def function(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        y = x.sin()
+        a, b = y.chunk(2, -1)
+        return y.sum(), a.t(), b.unsqueeze(1), y, weight.t(), weight[1:], x.expand(2, 4, 6)
+
+    x, whole = torch.randn(4, 6), torch.randn(4, 5)
+    weight = whole[1:]
+    module = make_fx(function, tracing_mode="fake")(x, weight)
+    backend = registry.make(name)
+    version = dynamo.Version(module, [x, weight], backend, shown=1)
+    for _ in range(3):
+        expected, actual = function(x, weight), version([x, weight])
+        for one, other in zip(expected, actual, strict=True):
+            assert torch.allclose(one, other)
+            assert one.stride() == other.stride()
+        _, a, b, y, transposed, part, expanded = actual
+        assert {t.untyped_storage().data_ptr() for t in (a, b, y)} == {y.data_ptr()}
+        assert transposed.data_ptr() == weight.data_ptr()
+        assert part.data_ptr() == weight[1:].data_ptr()
+        assert expanded.data_ptr() == x.data_ptr()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -155,9 +156,10 @@ def test_a_second_graph_with_the_same_layers_compiles_little(modules: list[int])
     torpor.use("dynamo:eager", equal_subgraphs=True)
     train(gpt, 8, lazily)
     first = sum(modules)
+    assert first > 0
     modules.clear()
     train(gpt, 9, lazily)
-    assert 0 < sum(modules) < first / 2
+    assert sum(modules) < first / 2
 
 
 def test_layers_that_differ_are_compiled_one_by_one(modules: list[int]) -> None:
@@ -215,7 +217,8 @@ def expected(x: Tensor, layers: int = 30) -> Tensor:
 @pytest.fixture
 def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "PART", 0.0)
-    monkeypatch.setattr(repeats, "CALL", 0.0)
+    costs = repeats.COSTS["cpu"]
+    monkeypatch.setitem(repeats.COSTS, "cpu", replace(costs, call=0.0))
     monkeypatch.setattr(repeats, "SEED", 2)
 
 

@@ -85,6 +85,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "devices": fail_to_find_a_device,
     "eager_fallback_device_type": fall_back,
     "execute": read,
+    "expect": compiled_by_torch,
     "fits": other_sizes,
     "function": compiled_by_torch,
     "lowering_context": read,

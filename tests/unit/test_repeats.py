@@ -18,7 +18,7 @@ from torpor.backends.fx import repeats
 from torpor.backends.fx.lanes import Lanes, in_lanes, whole_again
 from torpor.backends.fx.pieces import cut
 from torpor.backends.fx.program import CompiledPiece, Program
-from torpor.backends.fx.repeats import Repeat, find_repeats
+from torpor.backends.fx.repeats import COSTS, Costs, Lost, Repeat, find_repeats
 from torpor.backends.reference import ReferenceBackend
 from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.execute.compilation import compile_graph
@@ -26,10 +26,8 @@ from torpor.ops.text import parse
 
 
 def found(text: str, lost: dict[int, float] | None = None) -> list[Repeat]:
-    costs = [0.0] * (len(text) + 1)
-    for place, cost in (lost or {}).items():
-        costs[place] = cost
-    return find_repeats([ord(c) for c in text], costs)
+    values = [(place, place, cost) for place, cost in (lost or {}).items()]
+    return find_repeats([ord(c) for c in text], Lost(values, len(text)), COSTS["cpu"])
 
 
 LAYER = "".join(map(chr, range(1000, 1100)))  # a hundred ops, no two alike
@@ -39,8 +37,7 @@ LAYER = "".join(map(chr, range(1000, 1100)))  # a hundred ops, no two alike
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cut pays."""
     monkeypatch.setattr(repeats, "PART", 0.0)
-    monkeypatch.setattr(repeats, "CALL", 0.0)
-    monkeypatch.setitem(repeats.BYTE, "cpu", 0.0)
+    monkeypatch.setitem(repeats.COSTS, "cpu", Costs(1, 0.0, 0.0))
     monkeypatch.setattr(repeats, "SEED", 2)
 
 
@@ -116,6 +113,71 @@ def test_repeats_are_repeats_and_do_not_overlap(blocks: list[tuple[str, int]]) -
         assert 0 <= repeat.start < repeat.end <= len(text)
     for one, two in itertools.pairwise(repeated):
         assert one.end <= two.start
+
+
+# -- what a cut costs ------------------------------------------------------------------------------
+
+THERE_AND_BACK = """
+graph(%0 = leaf 0 : float32[8,8] @cpu) {
+  %1 = aten.sin.default(%0) : float32[8,8] @cpu
+  %2 = aten.pow.Tensor_Scalar(%1, 3) : float32[8,8] @cpu
+  %3 = aten.mm.default(%2, %0) : float32[8,8] @cpu
+  %4 = aten.cos.default(%3) : float32[8,8] @cpu
+  %5 = aten.pow.Tensor_Scalar(%1, 2) : float32[8,8] @cpu
+  %6 = aten.mul.Tensor(%4, %5) : float32[8,8] @cpu
+  return %6
+}
+"""
+
+
+def test_a_value_that_waits_for_backward_is_no_loss() -> None:
+    program = program_of(THERE_AND_BACK)
+    lost = repeats._lost(in_lanes(program.reference[0]), program.types, 1 / 256)
+    # sin and pow; nothing beside the product of matrices; cos and what is computed for backward
+    assert lost.at(0) == [0, 1, 0, 0, 1, 2, 0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30), st.integers(1, 5)), max_size=8),
+    st.integers(0, 20),
+    st.integers(1, 10),
+    st.integers(1, 4),
+)
+def test_a_value_that_is_cut_several_times_costs_once(
+    values: list[tuple[int, int, int]], start: int, length: int, count: int
+) -> None:
+    spans = [(first, min(40, first + more), float(cost)) for first, more, cost in values]
+    borders = range(start, min(40, start + length * count) + 1, length)
+    once = sum(cost for first, last, cost in spans if any(first <= b <= last for b in borders))
+    assert Lost(spans, 40).by(borders) == once
+
+
+MASKS_FIRST = """
+graph(%0 = leaf 0 : float32[8,8] @cpu, %1 = leaf 1 : float32[8,8] @cpu,
+      %2 = leaf 2 : float32[8,8] @cpu) {
+  %3 = aten.neg.default(%1) : float32[8,8] @cpu
+  %4 = aten.neg.default(%2) : float32[8,8] @cpu
+  %5 = aten.exp.default(%4) : float32[8,8] @cpu
+  %6 = aten.exp.default(%1) : float32[8,8] @cpu
+  %7 = aten.mm.default(%0, %0) : float32[8,8] @cpu
+  %8 = aten.mul.Tensor(%7, %3) : float32[8,8] @cpu
+  %9 = aten.mm.default(%8, %0) : float32[8,8] @cpu
+  %10 = aten.mul.Tensor(%9, %5) : float32[8,8] @cpu
+  return %6, %10
+}
+"""
+
+
+def test_what_needs_parameters_alone_stands_where_it_is_read() -> None:
+    instructions = instructions_of(MASKS_FIRST)
+    units = repeats._late(in_lanes(instructions))
+    names = [unit.instruction.spec.target._opname for unit in units]
+    assert names == ["mm", "neg", "mul", "mm", "neg", "exp", "mul", "exp"]
+    assert sorted(unit.place for unit in units) == list(range(len(instructions)))
+    made = {0, 1, 2}
+    for unit in units:
+        assert made.issuperset(registers_in(unit.args))
+        made.update(unit.outputs)
 
 
 # -- lanes -----------------------------------------------------------------------------------------

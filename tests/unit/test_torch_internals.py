@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -396,7 +397,7 @@ def test_register_step_hook_is_told_of_every_optimizer_step() -> None:
 
 
 def test_wrap_module_call_surrounds_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)  # put back at the end
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module._wrapped_call_impl)  # put back at the end
     calls: list[str] = []
 
     def around(call: Any) -> Any:
@@ -409,6 +410,162 @@ def test_wrap_module_call_surrounds_every_call(monkeypatch: pytest.MonkeyPatch) 
     _torch.wrap_module_call(around)
     nn.Sequential(nn.ReLU())(torch.ones(1))
     assert calls == ["Sequential", "ReLU"]
+
+
+class _Inside:
+    inside = False
+
+
+def _wrapped_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Wraps `nn.Module.__call__` of torch; the modules whose calls are outermost, as they come."""
+    plain: Any = nn.Module._wrapped_call_impl
+    monkeypatch.setattr(nn.Module, "__call__", plain)  # what is there is put back at the end
+    seen: list[str] = []
+    calls = _Inside()
+
+    def around(call: Any) -> Any:
+        def wrapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            seen.append(type(module).__name__)
+            calls.inside = True
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                calls.inside = False
+
+        return wrapped
+
+    made = _torch.wrap_outermost_call(around, calls)
+    assert made.function is nn.Module.__call__
+    assert made.is_known
+    return seen
+
+
+def test_wrap_outermost_call_surrounds_no_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = _wrapped_calls(monkeypatch)
+    nn.Sequential(nn.ReLU())(torch.ones(1))
+    nn.Tanh()(torch.ones(1))
+    assert seen == ["Sequential", "Tanh"]
+
+
+class _Loud(nn.Module):
+    """Says which of its methods are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.said.append("forward")
+        return x * 2
+
+    def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.said.append("slow")
+        return super()._slow_forward(*args, **kwargs)
+
+
+class _Other(_Loud):
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        self.said.append("other")
+        return super()._call_impl(*args, **kwargs)
+
+
+def _replaced(module: _Loud) -> None:
+    original = module._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        module.said.append("replaced")
+        return original(*args, **kwargs)
+
+    module._call_impl = call  # type: ignore[method-assign]  # as a user might
+
+
+def _compiled(module: _Loud) -> None:
+    module._compiled_call_impl = lambda x: module.said.append("compiled") or x  # type: ignore[func-returns-value]
+
+
+_CALLED: dict[str, tuple[Any, list[str]]] = {
+    "nothing": (lambda m: None, ["forward"]),
+    "forward hook": (
+        lambda m: m.register_forward_hook(lambda *_: m.said.append("after")), ["forward", "after"],
+    ),
+    "forward pre-hook": (
+        lambda m: m.register_forward_pre_hook(lambda *_: m.said.append("before")),
+        ["before", "forward"],
+    ),
+    "backward hook": (
+        lambda m: m.register_full_backward_hook(lambda *_: m.said.append("backward")),
+        ["forward", "backward"],
+    ),
+    "backward pre-hook": (
+        lambda m: m.register_full_backward_pre_hook(lambda *_: m.said.append("backward")),
+        ["forward", "backward"],
+    ),
+    "compiled": (_compiled, ["compiled"]),
+    "replaced": (_replaced, ["replaced", "forward"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", _CALLED)
+def test_wrap_outermost_call_does_inside_what_torch_does(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _wrapped_calls(monkeypatch)
+    change, said = _CALLED[case]
+    inner = _Loud()
+    change(inner)
+    result = nn.Sequential(inner)(torch.ones(1, requires_grad=True))
+    result.sum().backward()
+    assert inner.said == said
+
+
+def test_wrap_outermost_call_meets_global_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    _wrapped_calls(monkeypatch)
+    names: list[str] = []
+    note = lambda module, *_: names.append(type(module).__name__)  # noqa: E731  # used three times
+    hooks = nn.modules.module
+    handles = [
+        hooks.register_module_forward_pre_hook(note),
+        hooks.register_module_forward_hook(note),
+        hooks.register_module_full_backward_hook(note),
+    ]
+    try:
+        nn.Sequential(_Loud())(torch.ones(1, requires_grad=True)).sum().backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert names.count("_Loud") == 3
+    names.clear()
+    nn.Sequential(_Loud())(torch.ones(1))
+    assert not names
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wrap_outermost_call_leaves_traced_and_overridden_calls_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _wrapped_calls(monkeypatch)
+    other = _Other()
+    nn.Sequential(other)(torch.ones(1))
+    assert other.said == ["other", "forward"]
+    traced = _Loud()
+    torch.jit.trace(nn.Sequential(traced), torch.ones(1), check_trace=False)
+    assert traced.said == ["slow", "forward"]
+
+
+def test_wrap_outermost_call_knows_what_torch_looks_at() -> None:
+    names = nn.Module._call_impl.__code__.co_names
+    assert names[: len(_torch._CALL_NAMES)] == _torch._CALL_NAMES
+
+
+def test_module_attributes_are_looked_for_in_three_tables() -> None:
+    found = _torch.module_attributes()
+    assert found is not None
+    function, tables = found
+    assert function is nn.Module.__getattr__
+    module = nn.BatchNorm1d(2)
+    assert all(type(vars(module)[table]) is dict for table in tables)
+    assert function(module, "weight") is module._parameters["weight"]
+    assert function(module, "running_mean") is module._buffers["running_mean"]
 
 
 @pytest.mark.parametrize("name", _torch._SAME_BITS)
@@ -1191,3 +1348,62 @@ def test_OpenSizes_formulas() -> None:
     assert opened.conditions() == []
     assert opened.formula(torch.sym_min(long, wide)) == (((1, ("s1",)),), 1)
     assert opened.conditions() in (["s1 <= s0"], ["s0 >= s1"])
+
+
+def test_start_inductor_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    asked: list[bool] = []
+    monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: asked.append(True))
+    _torch.start_inductor_workers.cache_clear()
+    _torch.start_inductor_workers()
+    _torch.start_inductor_workers()
+    _torch.start_inductor_workers.cache_clear()
+    assert asked == [True]
+
+
+def test_weak_memories() -> None:
+    tensors = [torch.ones(3), torch.ones(3)]
+    tensors.append(tensors[0][1:])
+    one, two, three = names = [memory.cdata for memory in _torch.weak_memories(tensors)]
+    assert names == list(map(_torch.memory_of, tensors))
+    assert one == three != two
+    memories = _torch.weak_memories(tensors)
+    tensors.clear()
+    others = [torch.ones(3) for _ in range(100)]
+    assert all(memory.expired() for memory in memories)
+    assert {memory.cdata for memory in memories}.isdisjoint(map(_torch.memory_of, others))
+
+
+def test_window_on() -> None:
+    class Kept:
+        pass
+
+    owner, kept = torch.arange(12.0), Kept()
+    part = owner[2:8].view(2, 3).t()
+    window, alive = _torch.window_on(part, kept), weakref.ref(kept)
+    assert torch.equal(window, part)
+    assert (window.stride(), window.storage_offset()) == (part.stride(), part.storage_offset())
+    owner.fill_(7)
+    assert window.tolist() == [[7, 7]] * 3
+    memory = _torch.memory_of(window)
+    assert memory != _torch.memory_of(owner)
+    users = _torch.users_of(memory)
+    view = window[1:]
+    assert _torch.users_of(memory) == users + 1
+    del kept, window
+    assert alive() is not None
+    del view
+    assert alive() is None
+    nothing = torch.empty(0)
+    assert _torch.window_on(nothing, None) is nothing
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_window_on_a_gpu() -> None:
+    owner = torch.arange(12.0, device="cuda")
+    window = _torch.window_on(owner.view(3, 4).t(), None)
+    owner.fill_(7)
+    assert window.tolist() == [[7, 7, 7]] * 4
+    assert window.dtype is torch.float32

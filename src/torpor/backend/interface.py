@@ -15,6 +15,7 @@ from torpor.backend.builder import IrBuilder
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice, BackendDeviceType
 from torpor.backend.lowering import Computation, LoweringContext
+from torpor.backend.native import NATIVE
 from torpor.errors import BackendError
 from torpor.ir.node import Node, Value
 from torpor.ir.sizes import Symbol
@@ -137,13 +138,20 @@ class Backend(abc.ABC):
         An output that could not be computed is data with `error` set; raising loses all outputs.
         """
 
+    def expect(self, device: BackendDevice) -> None:
+        """A graph will soon be compiled for `device`, if it comes back: get ready."""
+
     def function(
         self, computation: Computation, device: BackendDevice
-    ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-        """A compiled graph as a function of plain tensors; for one that takes no numbers."""
+    ) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+        """A compiled graph as a function of plain tensors; for one that takes no numbers.
+
+        The list of tensors is the function's, which may clear it. Results have the strides that are
+        promised, but there may be gaps between their rows.
+        """
         types = computation.parameter_types
 
-        def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             pairs = zip(types, tensors, strict=True)
             data = [BackendData(device, type_, tensor) for type_, tensor in pairs]
             results = self.execute(computation, data, device)
@@ -204,6 +212,7 @@ class Backend(abc.ABC):
     @default_device_type.setter
     def default_device_type(self, type_: BackendDeviceType | str) -> None:
         self._default_type = BackendDeviceType(str(type_))
+        NATIVE.forget_choices()
 
     @property
     def default_device_ordinal(self) -> int:

@@ -12,6 +12,7 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,14 +26,18 @@ from torpor.backend.interface import Backend
 from torpor.backend.registry import get_backend, make
 from torpor.backends.fx import functional
 from torpor.backends.fx.backend import FxBackend, in_fresh_thread
+from torpor.backends.layout import with_layout
 from torpor.errors import CompileError, TorporWarning, UnsupportedError
 from torpor.execute.compilation import compile_graph
 from torpor.execute.heap import keep
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value, leaf
 from torpor.ir.types import TensorType
+from torpor.ops import draws
 from torpor.ops.spec import Return, ReturnKind, spec_of
 from torpor.trace.native import FRONT
+
+aten = torch.ops.aten
 
 
 def torpor(
@@ -40,13 +45,16 @@ def torpor(
 ) -> Callable[..., Any]:
     """Compile a graph of TorchDynamo's; `options` are the backend's name and its own options."""
     FRONT.look()
-    if any(isinstance(one, torch.Tensor) and one.is_cpu for one in example_inputs):
+    devices = {one.device for one in example_inputs if isinstance(one, torch.Tensor)}
+    if torch.device("cpu") in devices:
         keep()
     chosen = dict(options or {})
     name = chosen.pop("backend", None)
     if name is None and chosen:
         raise TypeError(f"options {sorted(chosen)} belong to a backend: name it, as 'backend'")
     backend = get_backend() if name is None else make(name, **chosen)
+    for device in devices:
+        backend.expect(backend.backend_device(device))
     compiler = _torch.dynamo_training_backend(
         lambda graph, shown: CompiledGraph(graph, backend, shown), _decompositions(backend)
     )
@@ -75,17 +83,18 @@ class CompiledGraph:
         self.module = module
         self.backend = backend
         self.shown = shown
-        self.versions: dict[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]] = {}
+        self.versions: dict[tuple[Any, ...], Callable[[list[Any]], list[Any]]] = {}
         self.fixed = all(map(_is_fixed, module.graph.find_nodes(op="placeholder")))
 
-    def __call__(self, args: Sequence[Any]) -> list[Any]:
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Compute the results; the list of arguments is cleared, to hold nothing for long."""
         key = () if self.fixed else _sizes(args)
         version = self.versions.get(key)
         if version is None:
             version = self.versions[key] = self._compile(args)
         return version(args)
 
-    def _compile(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+    def _compile(self, args: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
         try:
             static = in_fresh_thread(lambda: with_fixed_sizes(self.module, args))
             return Version(static, args, self.backend, self.shown)
@@ -135,7 +144,7 @@ class OnAnyStrides(fx.Interpreter):
     """Runs a graph whose inputs need not have the strides that it was traced with."""
 
     def run_node(self, node: fx.Node) -> Any:
-        if node.target is torch.ops.aten.view.default:
+        if node.target is aten.view.default:
             (tensor, size), _ = self.fetch_args_kwargs_from_env(node)
             return tensor.reshape(size)
         if getattr(node.target, "_opname", None) in functional.STRIDED:
@@ -151,7 +160,7 @@ def _as_traced(tensor: torch.Tensor, traced: torch.Tensor) -> torch.Tensor:
     made = torch.empty_strided(
         tensor.shape, traced.stride(), dtype=tensor.dtype, device=tensor.device
     )
-    return torch.ops.aten.copy.default(made, tensor)  # type: ignore[no-any-return]  # ops have no types
+    return aten.copy.default(made, tensor)  # type: ignore[no-any-return]  # ops have no types
 
 
 class Version:
@@ -162,7 +171,8 @@ class Version:
     ) -> None:
         self.backend = backend
         self.places = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
-        builder = _Builder(module)
+        in_order = isinstance(backend, FxBackend) and not backend.draws and _draws_in_order(module)
+        builder = _Builder(module, in_order, shown)
         devices = {v.type.device for v in (*builder.inputs, *builder.computed)} or {
             torch.device("cpu")
         }
@@ -172,18 +182,23 @@ class Version:
         self.returned = builder.returned  # what each result is: (kind, which)
         self.inputs = builder.inputs
         self.order: list[int] = []
-        self.run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None = None
+        self.run: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None
         self.written = builder.written  # inputs that are written to when all has run: (slot, what)
         if builder.computed:
-            graph = Graph.of(builder.computed)
+            graph = Graph.of(builder.computed).in_order_of(builder.nodes)
             self.order = [builder.slot_of[value] for value in graph.inputs]
             donated = self._donated(graph) if backend.takes_donations else {}
             bound = {which for kind, which in self.returned[:shown] if kind == "computed"}
+            bound |= {one.base[1] for one in builder.views if one.base[0] == "computed"}
             loose = {*range(len(builder.computed))} - bound - {*donated.values()}
             computation = compile_graph(graph, "dynamo", backend, self.device, donated, loose=loose)
             self.run = backend.function(computation, self.device)
-        in_order = [("computed", place) for place in range(len(builder.computed))]
-        self.as_computed = self.returned == in_order and not self.written
+        computed = [("computed", place) for place in range(len(builder.computed))]
+        self.as_computed = self.returned == computed and not self.written
+        sources = [*self.returned, *(source for _, source in self.written)]
+        sources += [one.base for one in builder.views]
+        needed = {which for kind, which in sources if kind == "input"}
+        self.kept = needed | {slot for slot, _ in self.written}  # inputs, till the end
 
     def _donated(self, graph: Graph) -> dict[int, int]:
         """Inputs that the graph itself writes over: parameters and results, by their places.
@@ -207,27 +222,65 @@ class Version:
         self.written = [(slot, source) for slot, source in self.written if slot not in done]
         return donated
 
-    def __call__(self, args: Sequence[Any]) -> list[Any]:
+    def __call__(self, args: list[Any]) -> list[Any]:
         tensors = [*map(args.__getitem__, self.places), *self.constants]
-        computed: list[torch.Tensor] = []
-        if self.run is not None:
-            computed = self.run(list(map(tensors.__getitem__, self.order)))
+        args.clear()
+        kept = {slot: tensors[slot] for slot in self.kept}
+        given = list(map(tensors.__getitem__, self.order))
+        tensors.clear()
+        computed = [] if self.run is None else self.run(given)
         if self.as_computed:
             return computed
-        sources = {"input": tensors, "computed": computed}
-        new = [(tensors[slot], sources[kind][which]) for slot, (kind, which) in self.written]
+        sources: dict[str, Any] = {"input": kept, "computed": computed}
+        new = [(kept[slot], sources[kind][which]) for slot, (kind, which) in self.written]
         if len(new) > 1:  # what is written may be what another one is written from
             new = [(tensor, source.clone()) for tensor, source in new]
         for tensor, source in new:
             tensor.copy_(source)
-        return [which if kind == "plain" else sources[kind][which] for kind, which in self.returned]
+        return [_returned(kind, which, sources) for kind, which in self.returned]
+
+
+@dataclass(frozen=True)
+class SeenAs:
+    """A view that is kept for backward: of a result, or of an input."""
+
+    base: tuple[str, Any]
+    lies: TensorType  # how the base lies in memory
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # from the base's
+
+    def of(self, base: torch.Tensor) -> torch.Tensor:
+        """The view."""
+        if base.stride() != self.lies.stride:
+            base = with_layout(base, self.lies)
+        return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+
+
+def _returned(kind: str, which: Any, sources: dict[str, Any]) -> Any:
+    if kind == "view":
+        base, place = which.base
+        return which.of(sources[base][place])
+    return which if kind == "plain" else sources[kind][which]
 
 
 class _Builder:
-    """Nodes for the operators of an fx graph."""
+    """Nodes for the operators of an fx graph.
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    With `in_order`, ops that draw on a GPU are compiled with the others, one after the other. The
+    user sees the first results that are `shown`; the others may be views of what is computed.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, in_order: bool = False, shown: int | None = None
+    ) -> None:
         self.module = module
+        self.in_order = in_order
+        self.shown = shown
+        self.views: list[SeenAs] = []
+        self.base_of: dict[fx.Node, fx.Node] = {}  # what a view looks at
+        self.drawn: Value | None = None  # what was drawn last
+        self.nodes: list[Node] = []
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[Value] = []
         self.constants: list[torch.Tensor] = []
@@ -262,8 +315,10 @@ class _Builder:
         if node.target is operator.getitem:
             source, index = node.args
             self.values[node] = self.values[source][index]  # type: ignore[index]  # of a node
+            if source in self.base_of:
+                self.base_of[node] = self.base_of[source]  # type: ignore[index]  # a node
             return
-        if node.target is torch.ops.aten.copy_.default:
+        if node.target is aten.copy_.default:
             self._write(*node.args[:2])
             self.values[node] = self.values[node.args[0]]  # type: ignore[index]  # a node
             return
@@ -275,15 +330,48 @@ class _Builder:
         if spec.mutated or not all(map(_is_known, spec.returns, results)):
             raise UnsupportedError(f"{node.target} is no function from tensors to tensors")
         bound = spec.bind(self._arguments(node.args), self._arguments(node.kwargs))
+        if self.in_order and spec.draws(bound):
+            self.values[node] = self._draw(node.target, bound, made)
+            return
         types = [
             None if t is None else _type(t)
             for r, result in zip(spec.returns, results, strict=True)
             if r.kind is not ReturnKind.OTHER
             for t in (result if r.is_list else (result,))
         ]
+        self.values[node] = _structure(self._add(node.target, bound, types), made)
+        if all(returned.kind is ReturnKind.VIEW for returned in spec.returns):
+            source = node.all_input_nodes[0]
+            self.base_of[node] = self.base_of.get(source, source)
+
+    def _add(self, op: Any, bound: Sequence[Any], types: Sequence[TensorType | None]) -> Node:
         args = tuple(tuple(a) if isinstance(a, list) else a for a in bound)
-        recorded = Node(spec.kind, (object(),), args, tuple(types))  # type: ignore[arg-type]  # None: no tensor
-        self.values[node] = _structure(recorded, made)
+        node = Node(spec_of(op).kind, (object(),), args, tuple(types))  # type: ignore[arg-type]  # None: no tensor
+        self.nodes.append(node)
+        return node
+
+    def _draw(self, op: Any, bound: list[Any], made: Any) -> list[Any]:
+        """An op that draws, after the one before that does."""
+        if op is aten.native_dropout.default:
+            return self._drop_out(bound[0], bound[1], made)
+        drawing = draws.ATTENTION_IN_ORDER[op]
+        types = [_type(made[place]) for place in drawing.tensors]
+        node = self._add(drawing.target, [self.drawn, *bound], types)
+        self.drawn = node.outputs[-1]
+        results = [None if isinstance(one, torch.Tensor) else one for one in made]
+        for place, output in zip(drawing.tensors, node.outputs, strict=True):
+            results[place] = output
+        return results
+
+    def _drop_out(self, tensor: Value, p: float, made: Any) -> list[Any]:
+        """A mask, drawn by the kernel, and its product with the input."""
+        out, mask = map(_type, made)
+        type_: TensorType = tensor.type
+        memory = (type_.shape, type_.stride, type_.dtype, type_.device)
+        self.drawn = self._add(draws.DROPOUT_MASK, [self.drawn, *memory, p], [mask]).outputs[0]
+        scaled = [tensor, self.drawn, draws.scale_of(p, type_.dtype)]
+        product = self._add(aten.native_dropout_backward.default, scaled, [out])
+        return [product.outputs[0], self.drawn]
 
     def _write(self, target: Any, source: Any) -> None:
         """An input gets new contents; AOTAutograd writes whole inputs, of the same type."""
@@ -305,10 +393,51 @@ class _Builder:
                 return "input", self.slot_of[value]
             return "computed", places.setdefault(value, len(places))
 
-        for item in node.args[0]:  # type: ignore[union-attr]  # a tuple
-            self.returned.append(source(self.values[item] if isinstance(item, fx.Node) else item))
+        for place, item in enumerate(node.args[0]):  # type: ignore[arg-type]  # a tuple
+            base = self.base_of.get(item) if self.shown is not None else None
+            if base is not None and place >= self.shown and _is_part(item, base):  # type: ignore[operator]  # a number
+                self.views.append(_seen_as(item, base, source(self.values[base])))
+                self.returned.append(("view", self.views[-1]))
+            else:
+                value = self.values[item] if isinstance(item, fx.Node) else item
+                self.returned.append(source(value))
         self.written = [(slot, source(value)) for slot, value in self.new.items()]
         self.computed = list(places)
+
+
+def _is_part(view: fx.Node, base: fx.Node) -> bool:
+    """A view shows elements of its base as they are."""
+    one, other = view.meta["val"], base.meta["val"]
+    plain = not (one.is_conj() or one.is_neg() or other.is_conj() or other.is_neg())
+    return plain and one.dtype is other.dtype and _type(other).is_dense and one.numel() > 0
+
+
+def _seen_as(view: fx.Node, base: fx.Node, source: tuple[str, Any]) -> SeenAs:
+    one, other = view.meta["val"], base.meta["val"]
+    offset = one.storage_offset() - other.storage_offset()
+    return SeenAs(source, _type(other), tuple(one.shape), one.stride(), offset)
+
+
+def _draws_in_order(module: fx.GraphModule) -> bool:
+    """All that draws in a graph can be compiled with the rest, and the order be kept."""
+    return all(map(_can_draw_in_order, filter(_draws, module.graph.nodes)))
+
+
+def _draws(node: fx.Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    spec = spec_of(node.target)
+    return spec.draws(spec.bind(node.args, node.kwargs))
+
+
+def _can_draw_in_order(node: fx.Node) -> bool:
+    tensor = node.args[0].meta["val"] if isinstance(node.args[0], fx.Node) else None
+    if tensor is None or tensor.device.type != "cuda":
+        return False
+    if node.target is aten.native_dropout.default:
+        type_, p = _type(tensor), node.args[1]
+        return bool(0 < p < 1 and type_.numel and type_.is_dense)  # type: ignore[operator]  # a number
+    return node.target in draws.ATTENTION_IN_ORDER
 
 
 def _is_known(returned: Return, result: Any) -> bool:

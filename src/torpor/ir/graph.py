@@ -37,6 +37,11 @@ class Graph:
             _visit(output, known, inputs, nodes, done)
         return Graph(tuple(inputs), nodes, outputs)
 
+    def in_order_of(self, nodes: Iterable[Node]) -> Graph:
+        """The same graph, its nodes in the order in which they stand in `nodes`."""
+        needed = set(self.nodes)
+        return Graph(self.inputs, [node for node in nodes if node in needed], self.outputs)
+
     def __len__(self) -> int:
         return len(self.nodes)
 

@@ -4,12 +4,15 @@ The generator of a CUDA device is a seed and an offset, and a kernel that draws 
 by as much as its sizes say. So an op that draws can be recorded: its turn is noted (`reserve`), the
 generator moves on, and when the op runs it draws from there (`at_turn`). A turn is two tensors on
 the CPU, seed and offset, which are inputs of the graph like all others.
+
+A graph that runs as a whole when its turn has come needs no such notes, only the order of what it
+draws: each of its ops that draw takes a result of the one before as an argument (`IN_ORDER`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -105,7 +108,7 @@ def numbers_drawn(
 
 @dataclass(frozen=True)
 class Drawing:
-    """An op of torch's that draws, and the same op with its turn as further arguments."""
+    """An op of torch's that draws, and the same op with its place among others as arguments."""
 
     original: Any
     target: Any
@@ -116,40 +119,108 @@ _library = torch.library.Library("torpor", "FRAGMENT")
 
 
 def _define(original: Any, name: str, arguments: str, tensors: tuple[int, ...]) -> Drawing:
-    results = ", ".join(["Tensor"] * len(tensors))
-    _library.define(f"{name}(Tensor seed, Tensor offset, {arguments}) -> ({results})")
-
-    def kept(results: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(results[place] for place in tensors)
+    """`original` with its turn."""
 
     def run(
         seed: torch.Tensor, offset: torch.Tensor, query: torch.Tensor, *rest: Any, **names: Any
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> Any:
         with at_turn(seed, offset, query.device):
-            return kept(original(query, *rest, **names))
+            return original(query, *rest, **names)
 
-    def types(seed: Any, offset: Any, *args: Any, **names: Any) -> tuple[torch.Tensor, ...]:
-        return kept(original(*args, **names))
+    def types(seed: Any, offset: Any, *args: Any, **names: Any) -> Any:
+        return original(*args, **names)
 
-    _library.impl(name, run, "CUDA")
-    _library._register_fake(name, types)
+    turn = "Tensor seed, Tensor offset"
+    return _defined(original, name, f"{turn}, {arguments}", tensors, run, types)
+
+
+def _define_in_order(original: Any, name: str, arguments: str, tensors: tuple[int, ...]) -> Drawing:
+    """`original` after another that draws."""
+
+    def run(after: torch.Tensor | None, *args: Any, **names: Any) -> Any:
+        return original(*args, **names)
+
+    return _defined(original, name, f"Tensor? after, {arguments}", tensors, run, run)
+
+
+def _defined(
+    original: Any,
+    name: str,
+    arguments: str,
+    tensors: tuple[int, ...],
+    run: Callable[..., Any],
+    types: Callable[..., Any],
+) -> Drawing:
+    results = ", ".join(["Tensor"] * len(tensors))
+    _library.define(f"{name}({arguments}) -> ({results})")
+
+    def kept(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **names: Any) -> tuple[torch.Tensor, ...]:
+            results = function(*args, **names)
+            return tuple(results[place] for place in tensors)
+
+        return call
+
+    _library.impl(name, kept(run), "CUDA")
+    _library._register_fake(name, kept(types))
     return Drawing(original, getattr(torch.ops.torpor, name).default, tensors)
 
 
 _TENSORS: Final = "Tensor query, Tensor key, Tensor value"
 _SWITCHES: Final = "float dropout_p, bool is_causal, bool return_debug_mask, *, float? scale=None"
-
-FLASH_ATTENTION: Final = _define(
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    "flash_attention",
-    f"{_TENSORS}, {_SWITCHES}",
-    (0, 1, 6, 7, 8),
-)
-CUDNN_ATTENTION: Final = _define(
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    "cudnn_attention",
+_FLASH: Final = (f"{_TENSORS}, {_SWITCHES}", (0, 1, 6, 7, 8))
+_CUDNN: Final = (
     f"{_TENSORS}, Tensor? attn_bias, bool compute_log_sumexp, {_SWITCHES}",
     (0, 1, 6, 7),
 )
+_flash = torch.ops.aten._scaled_dot_product_flash_attention.default
+_cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+
+FLASH_ATTENTION: Final = _define(_flash, "flash_attention", *_FLASH)
+CUDNN_ATTENTION: Final = _define(_cudnn, "cudnn_attention", *_CUDNN)
 IN_TURN: Final = frozenset({FLASH_ATTENTION.target, CUDNN_ATTENTION.target})
 """Ops whose first two arguments are a turn."""
+
+
+# -- ops that draw in the order of their graph -----------------------------------------------------
+
+ATTENTION_IN_ORDER: Final = {
+    one.original: one
+    for one in (
+        _define_in_order(_flash, "flash_attention_after", *_FLASH),
+        _define_in_order(_cudnn, "cudnn_attention_after", *_CUDNN),
+    )
+}
+
+
+def _define_mask() -> Any:
+    """What `native_dropout` drops of a tensor, without the tensor."""
+    memory = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
+    _library.define(f"dropout_mask(Tensor? after, {memory}, float p) -> Tensor")
+
+    def run(
+        after: torch.Tensor | None, size: Any, stride: Any, dtype: Any, device: Any, p: float
+    ) -> torch.Tensor:
+        like = torch.empty_strided(size, stride, dtype=dtype, device=device)
+        mask: torch.Tensor = torch.ops.aten.native_dropout.default(like, p, True)[1]
+        return mask
+
+    def types(
+        after: Any, size: Any, stride: Any, dtype: Any, device: Any, p: float
+    ) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=torch.bool, device=device)
+
+    _library.impl("dropout_mask", run, "CompositeExplicitAutograd")
+    _library._register_fake("dropout_mask", types)
+    return torch.ops.torpor.dropout_mask.default
+
+
+DROPOUT_MASK: Final = _define_mask()
+IN_ORDER: Final = frozenset({DROPOUT_MASK, *(one.target for one in ATTENTION_IN_ORDER.values())})
+"""Ops that draw, whose first argument is a result of the one that draws before."""
+
+
+def scale_of(p: float, dtype: torch.dtype) -> float:
+    """1 / (1 - p), rounded as the kernel of `native_dropout` rounds it."""
+    kept = torch.tensor(1.0 - p, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+    return kept.reciprocal().item()

@@ -162,8 +162,9 @@ class FxBackend(Backend):
 
     def function(
         self, computation: Computation, device: BackendDevice
-    ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    ) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
         slowly = super().function(computation, device)
+        computation.program.padded = True
         return function(computation.program, computation.result_types, slowly)
 
     def computation_text(self, computation: Computation) -> str:

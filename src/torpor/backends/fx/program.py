@@ -65,6 +65,7 @@ class Program:
     donated: dict[int, int] = field(default_factory=dict)  # parameter -> result, both registers
     copied: dict[int, int] = field(default_factory=dict)  # those copied when all has run
     loose: frozenset[int] = frozenset()  # registers of results that may have any strides
+    padded: bool = False  # results may have gaps between their rows
     fixes: list[Fix] | None = None  # what each result needs, once known
     sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes
     hints: dict[Symbol, int] = field(default_factory=dict)  # sizes when it was compiled
@@ -109,25 +110,31 @@ def run(
 def function(
     program: Program,
     types: Sequence[TensorType],
-    slowly: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
-) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-    """A program as a function of tensors; `slowly` is another, for its first run and for errors."""
+    slowly: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    """A program as a function of a list of tensors, which it clears, to hold nothing for long.
+
+    `slowly` is another function, for its first run and for errors. On a CPU compiled code looks at
+    indices; `slowly` says what is wrong. On a GPU it is too late then to run anything.
+    """
 
     over = {result: parameter for parameter, result in program.donated.items()}
     own = [place for place, register in enumerate(program.results) if register not in over]
+    keeps = program.device.type == "cpu" and not program.donated
 
-    def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         fixes = program.fixes
         if fixes is None or program.broken is not None:
             return slowly(tensors)
+        results: list[Any] = [None if r not in over else tensors[over[r]] for r in program.results]
+        kept = list(tensors) if keeps else None
         try:
             with _torch.kernels():
-                made = (program.replayed or _called)(plainly, list(tensors))
+                made = (program.replayed or _called)(plainly, tensors)
         except Exception:
-            if program.donated:  # some of it may have been written over
+            if kept is None:
                 raise
-            return slowly(tensors)
-        results: list[Any] = [None if r not in over else tensors[over[r]] for r in program.results]
+            return slowly(kept)
         for place, tensor in zip(own, made, strict=True):
             fix = fixes[place]
             results[place] = tensor if fix is Fix.NOTHING else _fixed(tensor, types[place], fix)
@@ -201,18 +208,22 @@ def tensor_parameters(program: Program) -> list[int]:
 
 
 def compute(
-    program: Program, given: Sequence[Any], packed: Sequence[torch.Tensor]
+    program: Program, given: list[Any], packed: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Run all steps on arguments and packed numbers; the results that are not donated."""
-    env: list[Any] = [*given, *[None] * (program.reference[1] - len(given))]
+    """Run all steps on arguments and packed numbers; the results that are not donated.
+
+    The list of arguments becomes that of all registers: what no step reads any more is let go.
+    """
+    env = given
+    env += [None] * (program.reference[1] - len(given))
     places = iter(program.packing.places)
     for step, dead in zip(program.steps, program.dead, strict=True):
         if isinstance(step, Instruction):
             run_alone(step, env)
+            for register in dead:
+                env[register] = None
         else:
-            _run_piece(step, env, [packed[i].narrow(0, *part) for i, *part in next(places)])
-        for register in dead:
-            env[register] = None
+            _run_piece(step, env, [packed[i].narrow(0, *part) for i, *part in next(places)], dead)
     over = set(program.donated.values())
     if program.copied:
         kept = [register for register in program.results if register not in over]
@@ -268,16 +279,24 @@ class Packing:
         return tensors
 
 
-def _run_piece(step: CompiledPiece, env: list[Any], packed: list[torch.Tensor]) -> None:
+def _run_piece(
+    step: CompiledPiece, env: list[Any], packed: list[torch.Tensor], dead: Sequence[int]
+) -> None:
+    """Run compiled code, which alone holds what is `dead` after it, and lets go of it early."""
     piece = step.piece
     sizes = [env[register] for register in piece.sizes.values()]
-    results = step.run([*(env[register] for register in piece.inputs), *packed, *sizes])
+    inputs = [*(env[register] for register in piece.inputs), *packed, *sizes]
+    for register in dead:
+        env[register] = None
+    results = step.run(inputs)
     if piece.checked and not results[-1].item():
         raise _refusal(piece)
     for register, tensor in zip(step.returned, results):  # a flag may follow
         env[register] = tensor
     for parameter, result in piece.donated.items():
         env[result] = env[parameter]
+    for register in dead:  # what it made and nobody reads
+        env[register] = None
 
 
 def refusal(step: CompiledStep) -> StepError:
@@ -335,11 +354,14 @@ def _find_fixes(
             )
         if register in program.loose:
             type_ = TensorType.of_tensor(tensor)
-        fixes.append(Fix.NOTHING if register in donated else _fix(tensor, type_, taken))
+        if register in donated:
+            fixes.append(Fix.NOTHING)
+        else:
+            fixes.append(_fix(tensor, type_, taken, program.padded))
     return fixes
 
 
-def _fix(tensor: torch.Tensor, type_: TensorType, taken: set[int]) -> Fix:
+def _fix(tensor: torch.Tensor, type_: TensorType, taken: set[int], padded: bool) -> Fix:
     storage = int(tensor.untyped_storage()._cdata)
     shared = storage in taken
     taken.add(storage)
@@ -349,7 +371,20 @@ def _fix(tensor: torch.Tensor, type_: TensorType, taken: set[int]) -> Fix:
         return Fix.NOTHING
     pairs = zip(tensor.stride(), type_.stride, type_.shape, strict=True)
     fits = not type_.numel or all(have == want for have, want, size in pairs if size > 1)
-    return Fix.STRIDES if fits else Fix.COPY
+    if fits:
+        return Fix.STRIDES
+    return Fix.NOTHING if padded and _is_padded(tensor, type_) else Fix.COPY
+
+
+def _is_padded(tensor: torch.Tensor, type_: TensorType) -> bool:
+    """Dimensions lie in each other as promised, with gaps between them."""
+    end = 0
+    for _, dim in sorted((stride, dim) for dim, stride in enumerate(type_.stride)):
+        if tensor.shape[dim] > 1:
+            if tensor.stride(dim) < max(end, type_.stride[dim]):
+                return False
+            end = tensor.stride(dim) * tensor.shape[dim]
+    return type_.is_dense
 
 
 def _fixed(tensor: torch.Tensor, type_: TensorType, fix: Fix) -> torch.Tensor:

@@ -12,8 +12,8 @@ lists again.
 
 What a cut costs is weighed against what it saves, in seconds of compiling. A node takes a while to
 compile; a part takes a while by itself; a call of a part takes some time in every run, and so does
-a value that would not have been written to memory had the code not been cut there. A graph is
-supposed to run `RUNS` times.
+a value that would not have been written to memory had the code not been cut there, however often it
+is cut. How often a graph will run is a guess.
 """
 
 from __future__ import annotations
@@ -32,11 +32,23 @@ from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.ir.types import TensorType
 from torpor.ops.spec import Mode, ReturnKind
 
-RUNS: Final = 10_000
 NODE: Final = 0.03  # seconds to compile a node
 PART: Final = 0.4  # seconds to compile a part, however small
-CALL: Final = 20e-6  # seconds to call a part
-BYTE: Final = {"cpu": 2 / 100e9, "cuda": 2 / 3e12}  # seconds to write it and read it again
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What running a graph takes."""
+
+    runs: int  # of a graph
+    call: float  # seconds to call a part
+    byte: float  # seconds to write it and read it again
+
+
+COSTS: Final = {
+    "cpu": Costs(10_000, 20e-6, 2 / 100e9),
+    "cuda": Costs(50_000, 2e-6, 2 / 3e12),  # calls of a CUDA graph cost little
+}
 
 SEED: Final = 6  # nodes in a row that must be equal for a period to be looked at
 PERIODS: Final = 24  # periods that are looked at
@@ -73,9 +85,9 @@ def parts(
     instructions: Sequence[Instruction], types: dict[int, Any], device: torch.device
 ) -> list[Part]:
     """`instructions`, which are in an order that can be run, in parts, some of them equal."""
-    units = in_lanes(instructions)
-    byte = BYTE.get(device.type, BYTE["cpu"])
-    found = find_repeats(_tokens(units, types), _lost_at(units, types, byte))
+    units = _late(in_lanes(instructions))
+    costs = COSTS.get(device.type, COSTS["cpu"])
+    found = find_repeats(_tokens(units, types), _lost(units, types, costs.byte), costs)
     if not found:
         return [Part(list(instructions))]
     units, found = _rest_together(units, found)
@@ -88,20 +100,79 @@ def parts(
     ]
 
 
+def _late(units: Sequence[Unit]) -> list[Unit]:
+    """The same units, with what is computed from parameters alone where it is first read.
+
+    A dropout's mask then stands in its layer, wherever it was recorded, and fuses with the layer.
+    """
+    makers: dict[int, Unit] = {}  # of registers, which wait
+    known: set[int] = set()  # registers that are made and do not wait
+    ordered: list[Unit] = []
+
+    def emit(unit: Unit) -> None:
+        stack = [unit]
+        while stack:
+            waiting = next((makers[r] for r in registers_in(stack[-1].args) if r in makers), None)
+            if waiting is not None:
+                stack.append(waiting)
+                continue
+            ordered.append(stack.pop())
+            for register in ordered[-1].outputs:
+                makers.pop(register, None)
+
+    for unit in units:
+        read = registers_in(unit.args)
+        if unit.lane is None and read and known.isdisjoint(read) and _can_wait(unit):
+            makers.update(dict.fromkeys(unit.outputs, unit))
+        else:
+            known.update(unit.outputs)
+            emit(unit)
+    for unit in units:
+        if any(register in makers for register in unit.outputs):
+            emit(unit)
+    return ordered
+
+
+def _can_wait(unit: Unit) -> bool:
+    return not _is_unfused(unit.instruction.spec.target._opname)
+
+
 # -- repeats in a sequence of tokens ---------------------------------------------------------------
 
 
-def find_repeats(tokens: Sequence[int], lost: Sequence[float]) -> list[Repeat]:
-    """Repeats that are worth a cut, none overlapping, in order.
+class Lost:
+    """What cuts cost in each run, in seconds.
 
-    `lost[i]` is what a cut before the `i`-th token costs in each run, in seconds.
+    `values` are those that cost if they are cut: `(first, last, cost)` for one that is cut by any
+    border from `first` to `last`; a border stands before the unit of that number.
     """
+
+    def __init__(self, values: Iterable[tuple[int, int, float]], units: int) -> None:
+        self.values = list(values)
+        self.units = units
+        self.at = functools.cache(self._at)
+
+    def _at(self, length: int) -> list[float]:
+        """What each border costs where there is one `length` units before it, or none with 0."""
+        steps = [0.0] * (self.units + 2)
+        for first, last, cost in self.values:
+            steps[first] += cost
+            steps[(min(last, first + length - 1) if length else last) + 1] -= cost
+        return list(itertools.accumulate(steps))[: self.units + 1]
+
+    def by(self, borders: range) -> float:
+        """What borders at equal distances cost together."""
+        return self.at(0)[borders.start] + sum(self.at(borders.step)[b] for b in borders[1:])
+
+
+def find_repeats(tokens: Sequence[int], lost: Lost, costs: Costs) -> list[Repeat]:
+    """Repeats that are worth a cut, none overlapping, in order."""
     stretches = [
         (start, end, period)
         for period in _periods(tokens)
         for start, end in _stretches(tokens, period)
     ]
-    best_cut = functools.cache(functools.partial(_best_cut, lost=lost))
+    best_cut = functools.cache(functools.partial(_best_cut, lost=lost, costs=costs))
     found: list[Repeat] = []
     free = [(0, len(tokens))]
     while free:
@@ -154,14 +225,14 @@ def _stretches(tokens: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
             start = None
 
 
-def _best_cut(start: int, end: int, period: int, lost: Sequence[float]) -> Repeat:
+def _best_cut(start: int, end: int, period: int, lost: Lost, costs: Costs) -> Repeat:
     """The best way to cut a stretch of equal copies: how long a part is, and where it begins."""
     copies = (end - start) // period
     # nodes of a part times calls is constant: their sum is least near the root
-    ideal = (RUNS * CALL / NODE * copies * period) ** 0.5 / period
+    ideal = (costs.runs * costs.call / NODE * copies * period) ** 0.5 / period
     sizes = {min(max(size, 1), copies // 2) for size in (int(ideal), int(ideal) + 1)}
     options = (
-        _cut_at(begin, end, size * period, lost)
+        _cut_at(begin, end, size * period, lost, costs)
         for size in sizes
         for begin in range(start, start + period)
         if end - begin >= 2 * size * period
@@ -169,9 +240,10 @@ def _best_cut(start: int, end: int, period: int, lost: Sequence[float]) -> Repea
     return max(options, key=lambda repeat: repeat.saved)
 
 
-def _cut_at(start: int, end: int, length: int, lost: Sequence[float]) -> Repeat:
+def _cut_at(start: int, end: int, length: int, lost: Lost, costs: Costs) -> Repeat:
     count = (end - start) // length
-    spent = RUNS * (CALL * (count + 1) + sum(lost[start : start + length * count + 1 : length]))
+    borders = range(start, start + length * count + 1, length)
+    spent = costs.runs * (costs.call * (count + 1) + lost.by(borders))
     saved = NODE * length * (count - 1) - 2 * PART - spent
     return Repeat(start, length, count, saved)
 
@@ -214,37 +286,48 @@ def _tokens(units: Sequence[Unit], types: dict[int, Any]) -> list[int]:
 
 # -- what a cut costs ------------------------------------------------------------------------------
 
-UNFUSED: Final = ("convolution", "linear", "scaled_dot", "attention", "rnn")
+UNFUSED: Final = ("convolution", "linear", "scaled_dot", "attention", "rnn", "dropout_mask")
 """In the names of ops whose kernels no compiler makes, so that they are not part of others."""
 
 
-def _lost_at(units: Sequence[Unit], types: dict[int, Any], byte: float) -> list[float]:
-    """Seconds lost in each run by a cut before each unit, and after the last.
+def _lost(units: Sequence[Unit], types: dict[int, Any], byte: float) -> Lost:
+    """What cuts cost, where a byte that is written and read again takes so many seconds.
 
     A value costs if it is made and read by what would have been one kernel: no op with a kernel of
-    its own stands between. A view is nothing but what it is a view of.
+    its own stands between. A view is nothing but what it is a view of. What can wait is computed by
+    the kernel that needs it: what backward computes from a value of forward alone is no part of
+    forward's kernels.
     """
-    level: dict[int, int] = {}  # kernels of their own on the way to a register
     base: dict[int, int] = {}  # what a register is a view of
+    level: dict[int, int] = {}  # kernels of their own on the way to a register
     made: dict[int, int] = {}  # where a register is made, if by a kernel that others may join
-    read: dict[int, int] = {}  # where it is last read by one that could have joined
+    ops: list[tuple[int, list[int], bool]] = []  # place, what is read, whether it joins no others
     for place, unit in enumerate(units):
-        sources = {base.get(register, register) for register in registers_in(unit.args)}
-        here = max((level.get(register, 0) for register in sources), default=0)
+        sources = list({base.get(register, register) for register in registers_in(unit.args)})
         if is_view(unit.instruction):
             base.update(dict.fromkeys(unit.outputs, *sources))
             continue
         alone = _is_unfused(unit.instruction.spec.target._opname)
+        here = max((level.get(register, 0) for register in sources), default=0)
         level.update(dict.fromkeys(unit.outputs, here + alone))
+        ops.append((place, sources, alone))
         if not alone:
             made.update(dict.fromkeys(unit.outputs, place))
-            read.update((r, place) for r in sources if r in made and level[r] == here)
-    steps = [0.0] * (len(units) + 2)
-    for register, last in read.items():
-        cost = byte * _bytes(types[register])
-        steps[made[register] + 1] += cost
-        steps[last + 1] -= cost
-    return list(itertools.accumulate(steps))[: len(units) + 1]
+    needed: dict[int, int] = {}  # the level at which a register is needed first
+    joining: list[tuple[int, int, int]] = []  # register, where it is read, at which level
+    for place, sources, alone in reversed(ops):
+        outputs = units[place].outputs
+        then = min((needed.get(r, level[r]) for r in outputs), default=0) - alone
+        for register in sources:
+            needed[register] = min(needed.get(register, then), then)
+            if not alone and register in made:
+                joining.append((register, place, then))
+    read: dict[int, int] = {}  # where a register is last read by a kernel that could have joined
+    for register, place, then in joining:
+        if needed[register] == then:
+            read.setdefault(register, place)
+    values = ((made[r] + 1, last, byte * _bytes(types[r])) for r, last in read.items())
+    return Lost((value for value in values if value[2]), len(units))
 
 
 def _is_unfused(name: str) -> bool:

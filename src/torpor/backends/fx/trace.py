@@ -168,7 +168,7 @@ class _Replay:
         if self.guards is not None:
             args = self.guards.guarded(spec, args)
         if self.channels_last and spec.name in CONVOLUTIONS:
-            args = [_channels_last(arg) for arg in args]
+            args = list(map(self._side_by_side, instruction.args, args))
         if numbers.has_numbers(args):
             made = numbers.call(spec, args, promised)
         else:
@@ -180,6 +180,13 @@ class _Replay:
             self.env[register] = tensor
             self.maker[register] = instruction
         self._note_source(instruction, last)
+
+    def _side_by_side(self, arg: Any, value: Any) -> Any:
+        """An argument with channels side by side; what is free lies so from now on."""
+        laid = _channels_last(value)
+        if type(arg) is Register and arg in self.maker and arg in self.piece.free:
+            self.env[arg] = laid
+        return laid
 
     def _open(self, type_: Any) -> Any:
         return on_sizes(type_, self.sizes)

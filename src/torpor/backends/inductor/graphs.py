@@ -6,8 +6,14 @@ address each time is copied to one that stays. What a graph returns lies in its 
 out as it is: the graph is replayed only when nobody holds it any more. Whenever something does not
 fit, the code runs as it was compiled, and the graph is captured anew if that goes on.
 
-All graphs of a device and a stream share memory, as only one of them runs at a time. What a graph
-returned was in use when later graphs were captured, so these do not touch it; earlier ones may.
+All graphs of a device and a stream share memory, as only one of them runs at a time. What somebody
+holds of the results of others while a graph is captured is spared by it: each of its replays
+leaves those results alone. All else may be written over, also what the graph was given and nobody
+else holds, as backward is given what forward keeps for it. So a graph is replayed only while nobody
+holds any other result. Memory that a later graph was captured into no longer belongs to the result
+that lies there; its tensors become windows on the memory (`Memory.window`), as good as they were as
+long as the later graph is not replayed. Graphs whose results are in each other's way again and
+again get memory of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,7 +34,7 @@ from torpor.backends.fx.program import Compiled, Program, parameters_of, tensor_
 from torpor.backends.fx.trace import is_number
 from torpor.backends.layout import clone_strided
 from torpor.backends.reference.lowering import Instruction, registers_in
-from torpor.ops.draws import CAPTURED, DRAWING, IN_TURN, set_turn
+from torpor.ops.draws import CAPTURED, DRAWING, IN_ORDER, IN_TURN, set_turn
 
 STEADY = 2  # runs after which an input that came at the same address is taken to stay there
 PATIENCE = 6  # runs in which all inputs may come to rest, as what another graph returns does
@@ -47,19 +53,55 @@ class Memory(Protocol):
     """Where graphs are captured and replayed."""
 
     lock: Any  # held while a graph is captured or replayed
-    graphs: weakref.WeakSet[Captured]  # those whose results somebody may hold
+    graphs: set[Captured]  # those whose results somebody may hold
+    captured: weakref.WeakSet[Captured]  # all that live
     serial: int  # graphs captured so far
 
     def is_current(self) -> bool:
         """Whoever calls would run kernels in the order of the graphs."""
 
+    def shared_pool(self) -> Any:
+        """The memory that graphs share."""
+
+    def new_pool(self) -> Any:
+        """Memory for one graph."""
+
     def capture(
-        self, run: Callable[[], Sequence[torch.Tensor]], draws: bool, turns: Turns
+        self, run: Callable[[], Sequence[torch.Tensor]], pool: Any, draws: bool, turns: Turns
     ) -> tuple[Tensors, Replay]:
         """What `run` returns, without contents yet, and what gives them their contents.
 
-        Kernels draw from the generator of the device, or from those of `turns`.
+        Memory is taken from `pool`. Kernels draw from the generator of the device, or from those of
+        `turns`.
         """
+
+    def aside(self) -> AbstractContextManager[None]:
+        """For code that runs as it was compiled: memory that is given back when graphs need it."""
+
+    def window(self, tensor: torch.Tensor, replay: Replay) -> torch.Tensor:
+        """A tensor on the memory of another, which it does not keep from being used again.
+
+        That `replay` can be called keeps it from being unmapped.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor by where it lies in a result of a graph."""
+
+    graph: Captured
+    place: int  # of the result
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor, graph: Captured, place: int) -> Part:
+        return Part(graph, place, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor."""
+        return self.graph.results[self.place].as_strided(self.size, self.stride, self.offset)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -67,6 +109,7 @@ class Captured:
     """A graph, and where it reads and writes."""
 
     serial: int
+    pool: Any
     addresses: list[int]  # of inputs that stay
     stay: list[int]  # which these are
     copied: list[int]  # those that are copied to `buffers`
@@ -74,11 +117,15 @@ class Captured:
     results: Tensors
     copied_out: list[int]  # results that are handed out as copies
     replay: Replay
-    generators: list[torch.Generator] = field(default_factory=list)  # of turns
+    generators: list[torch.Generator]  # of turns
+    consumed: dict[int, Part]  # inputs that it may write over
+    spared: dict[int, set[int]]  # results of other graphs that it does not, by their serials
+    owned: set[int] = field(init=False)  # results whose memory later graphs do not use
     memories: list[int] = field(init=False)  # of the results
     users: list[int] = field(init=False)  # who is on them while nobody holds a result
 
     def __post_init__(self) -> None:
+        self.owned = set(range(len(self.results)))
         self.memories = [_torch.memory_of(result) for result in self.results]
         self.users = list(map(_torch.users_of, self.memories))
 
@@ -88,6 +135,14 @@ class Captured:
         if now == self.users:
             return []
         return [i for i, (n, users) in enumerate(zip(now, self.users, strict=True)) if n > users]
+
+    def let_go(self, place: int, window: Callable[[torch.Tensor, Replay], torch.Tensor]) -> None:
+        """Let others use the memory of a result."""
+        result = window(self.results[place], self.replay)
+        self.results[place] = result
+        self.owned.discard(place)
+        self.memories[place] = _torch.memory_of(result)
+        self.users[place] = _torch.users_of(self.memories[place])
 
 
 class Replayed:
@@ -100,12 +155,14 @@ class Replayed:
         draws: bool = False,
         turns: Sequence[tuple[int, int]] = (),
         device: torch.device | str = "cpu",
+        unseen: Collection[int] = (),
     ) -> None:
         self.draws = draws  # random numbers, from the generator of the device
         self.turns = list(turns)  # inputs that are seed and offset of a kernel that draws
         self.device = device
         self.numbers = frozenset(i for turn in turns for i in turn)  # no kernel reads them
         self.written = frozenset(written)  # inputs that the code writes to: they have to stay
+        self.unseen = frozenset(unseen)  # results that only other graphs read
         self.find_memory = memory
         self.memory: Memory | None = None
         self.graph: Captured | None = None
@@ -116,6 +173,7 @@ class Replayed:
         self.streaks: list[int] = []  # how often each input came at the same address
         self.kept: set[int] = set()  # results that outlive the next run: copied
         self.pressure = 0  # how often results were still in use
+        self.apart = False  # it needs memory of its own
 
     def __call__(self, code: Compiled, inputs: Tensors) -> Sequence[torch.Tensor]:
         if self.off is not None:
@@ -124,7 +182,10 @@ class Replayed:
         for place in self.numbers:
             addresses[place] = 0
         results = self._by_graph(code, inputs, addresses)
-        return code(inputs) if results is None else results
+        if results is not None or self.memory is None:
+            return code(inputs) if results is None else results
+        with self.memory.aside():
+            return code(inputs)
 
     def state(self) -> str:
         """What became of the graph, for people."""
@@ -148,7 +209,13 @@ class Replayed:
             if not memory.is_current():
                 return None
             graph = self._fitting(memory, code, inputs, addresses)
-            if graph is None or self._in_use(memory, graph):
+            if graph is None:
+                return None
+            for place in graph.consumed:
+                inputs[place] = None  # type: ignore[call-overload]  # nobody may hold it
+            if self._in_use(memory, graph):
+                for place, part in graph.consumed.items():
+                    inputs[place] = part.tensor()
                 return None
             return self._replayed(memory, graph, inputs)
 
@@ -187,26 +254,56 @@ class Replayed:
     ) -> Captured | None:
         copied = [i for i, streak in enumerate(self.streaks) if streak < self.steady]
         stay = [i for i, streak in enumerate(self.streaks) if streak >= self.steady]
-        given = list(inputs)
-        for i in copied:
-            given[i] = clone_strided(inputs[i])
-        buffers = [given[i] for i in copied]
+        buffers = [clone_strided(inputs[i]) for i in copied]
         generators = [torch.Generator(self.device) for _ in self.turns]
         offsets = [inputs[offset].data_ptr() for _, offset in self.turns]
         turns = dict(zip(offsets, generators, strict=True))
+        parts = _taken_out(memory, inputs, stay)
+        pool, spared = self._room(memory)
+        consumed: dict[int, Part] = {}
+        if spared is not None:
+            consumed = {
+                i: part
+                for i, part in parts.items()
+                if part.graph.pool == pool and part.place not in spared[part.graph.serial]
+            }
+        given = {i: part.tensor() for i, part in parts.items()}
+        if spared is not None:
+            _make_room(memory, pool, spared)
+        for i, part in parts.items():
+            inputs[i] = part.tensor()
+        given.update(zip(copied, buffers, strict=True))
+        run = functools.partial(_run_anew, code, [given.pop(i, t) for i, t in enumerate(inputs)])
         try:
-            results, replay = memory.capture(lambda: code(list(given)), self.draws, turns)
+            results, replay = memory.capture(run, pool, self.draws, turns)
         except Exception as error:
             self._give_up(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return None
         memory.serial += 1
         metrics.count("CudaGraphCaptured")
-        out = [i for i, result in enumerate(results) if i in self.kept or result.numel() == 1]
+        out = [
+            i for i, result in enumerate(results)
+            if i in self.kept or (result.numel() == 1 and i not in self.unseen)
+        ]  # fmt: skip
         self.graph = Captured(
-            memory.serial, [addresses[i] for i in stay], stay, copied, buffers, results, out,
-            replay, generators,
+            memory.serial, pool, [addresses[i] for i in stay], stay, copied, buffers, results, out,
+            replay, generators, consumed, spared or {},
         )  # fmt: skip
+        memory.captured.add(self.graph)
         return self.graph
+
+    def _room(self, memory: Memory) -> tuple[Any, dict[int, set[int]] | None]:
+        """Where to capture a graph, and what to spare there: results of others, by their serials.
+
+        None to spare: the memory is its own.
+        """
+        pool = memory.shared_pool()
+        spared: dict[int, set[int]] = {}
+        for other in memory.captured:
+            spared[other.serial] = held = set(other.held())
+            if other.pool == pool and not held <= other.owned:  # it might be written over
+                self.apart = True
+        return (memory.new_pool(), None) if self.apart else (pool, spared)
 
     def _give_up(self, reason: str) -> None:
         self.off, self.graph = reason, None
@@ -214,23 +311,30 @@ class Replayed:
 
     def _in_use(self, memory: Memory, graph: Captured) -> bool:
         """Somebody holds what the replay would write over."""
+        nothing: set[int] = set()
         for other in list(memory.graphs):
-            if other.serial >= graph.serial:
-                held = other.held()
-                if held:
-                    self._press(graph, held if other is graph else [])
-                    return True
+            held = other.held()
+            if not held:
                 memory.graphs.discard(other)
+            elif other.pool == graph.pool and not graph.spared.get(
+                other.serial, nothing
+            ).issuperset(held):
+                self._press(held if other is graph else [])
+                return True
         self.pressure = max(0, self.pressure - FREE)
         return False
 
-    def _press(self, graph: Captured, held: list[int]) -> None:
-        """Results that are held again and again are copied, by a graph with fresh memory."""
+    def _press(self, held: list[int]) -> None:
+        """Results that are held again and again are copied, by a graph with fresh memory.
+
+        If they are another graph's, this one gets memory of its own.
+        """
         self.pressure += HELD
         metrics.count("CudaGraphInUse")
         if self.pressure >= TOO_OFTEN:
             self.pressure = 0
             self.kept.update(held)
+            self.apart |= not held
             self.graph = None
 
     def _replayed(self, memory: Memory, graph: Captured, inputs: Tensors) -> Tensors:
@@ -246,6 +350,42 @@ class Replayed:
         for place in graph.copied_out:
             results[place] = clone_strided(results[place])
         return results
+
+
+def _run_anew(code: Compiled, inputs: Tensors) -> Tensors:
+    """What `code` returns, in memory that none of its inputs lies in."""
+    given = _torch.weak_memories(inputs)
+    taken = {memory.cdata for memory in given}
+    results = code(inputs)
+    return [clone_strided(one) if _torch.memory_of(one) in taken else one for one in results]
+
+
+def _taken_out(memory: Memory, inputs: Tensors, stay: Sequence[int]) -> dict[int, Part]:
+    """Take the inputs that are results of graphs out of the list: nobody may hold them but others.
+
+    What is left in their places is nothing.
+    """
+    places = {
+        address: (graph, place)
+        for graph in memory.captured
+        for place, address in enumerate(graph.memories)
+    }
+    parts: dict[int, Part] = {}
+    for i in stay:
+        found = places.get(_torch.memory_of(inputs[i]))
+        plain = not (inputs[i].is_conj() or inputs[i].is_neg())
+        if found is not None and plain and inputs[i].dtype is found[0].results[found[1]].dtype:
+            parts[i] = Part.of(inputs[i], *found)
+            inputs[i] = None  # type: ignore[call-overload]  # see above
+    return parts
+
+
+def _make_room(memory: Memory, pool: Any, spared: dict[int, set[int]]) -> None:
+    """Let a graph that is captured next use all memory of results that it does not spare."""
+    for other in memory.captured:
+        if other.pool == pool:
+            for place in other.owned - spared[other.serial]:
+                other.let_go(place, memory.window)
 
 
 def unsafe(program: Program, may_draw: bool) -> str | None:
@@ -271,7 +411,7 @@ def unsafe(program: Program, may_draw: bool) -> str | None:
 
 
 def _draws(program: Program) -> bool:
-    return any(i.spec.draws(i.args) for i in program.reference[0])
+    return any(i.spec.draws(i.args) or i.spec.target in IN_ORDER for i in program.reference[0])
 
 
 def _turns(program: Program) -> list[tuple[int, int]]:
@@ -299,11 +439,13 @@ class CudaMemory:
     def __init__(self, device: int, stream: int) -> None:
         self.device, self.stream = device, stream
         self.lock = threading.RLock()
-        self.graphs: weakref.WeakSet[Captured] = weakref.WeakSet()
+        self.graphs: set[Captured] = set()
+        self.captured: weakref.WeakSet[Captured] = weakref.WeakSet()
         self.serial = 0
         self.side = torch.cuda.Stream(device)
         self.pool: Any = None
         self.in_pool: weakref.WeakSet[Any] = weakref.WeakSet()  # a pool ends with its last graph
+        self.spare: Any = None  # a pool for what runs without a graph
         weakref.finalize(self, _torch.forget_cublas_workspaces).atexit = False
 
     def is_current(self) -> bool:
@@ -311,35 +453,58 @@ class CudaMemory:
         here = _torch.cuda_stream(self.device) == self.stream
         return here and not torch.cuda.is_current_stream_capturing()
 
+    def shared_pool(self) -> Any:
+        if not self.in_pool:
+            self.pool = self.new_pool()
+        return self.pool
+
+    def new_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Keep large pieces of memory apart: what the program allocates would stay in them."""
+        if not self.is_current():
+            yield
+            return
+        with self.lock, torch.cuda.device(self.device):
+            self.spare = self.spare or torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(self.spare):
+                yield
+
+    def window(self, tensor: torch.Tensor, replay: Replay) -> torch.Tensor:
+        """A tensor on the same memory, which stays mapped as long as the graph lives."""
+        return _torch.window_on(tensor, replay)
+
     def capture(
-        self, run: Callable[[], Sequence[torch.Tensor]], draws: bool, turns: Turns
+        self, run: Callable[[], Sequence[torch.Tensor]], pool: Any, draws: bool, turns: Turns
     ) -> tuple[Tensors, Replay]:
         """Run nothing, and note every kernel that `run` wants to launch."""
         graph = torch.cuda.CUDAGraph()
         for generator in turns.values():
             graph.register_generator_state(generator)
         keep = list(self.in_pool)
-        if not keep:
-            self.pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.device(self.device), _no_collection():
+        with torch.cuda.device(self.device), _no_collection(), _no_workspaces():
             torch.cuda.synchronize()
+            self.spare = None
             torch.cuda.empty_cache()
             with torch.cuda.stream(self.side):
-                self._begin(graph, draws)
+                self._begin(graph, pool, draws)
                 CAPTURED.generators = turns
                 try:
                     results = list(run())
                     graph.capture_end()
                 except BaseException:
-                    self._abandon(graph)
+                    self._abandon(graph, pool)
                     raise
                 finally:
                     CAPTURED.generators = {}
-        self.in_pool.add(graph)
+        if pool == self.pool:
+            self.in_pool.add(graph)
         del keep
         return results, graph.replay
 
-    def _begin(self, graph: Any, draws: bool) -> None:
+    def _begin(self, graph: Any, pool: Any, draws: bool) -> None:
         """Begin, without a hold on the generator unless the graph draws.
 
         A graph marks the generator's state as captured, and others may not draw from it then.
@@ -350,15 +515,15 @@ class CudaMemory:
             if not draws:
                 generator.graphsafe_set_state(own.clone_state())
             try:
-                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             finally:
                 generator.graphsafe_set_state(own)
 
-    def _abandon(self, graph: Any) -> None:
+    def _abandon(self, graph: Any, pool: Any) -> None:
         try:
             graph.capture_end()
         except RuntimeError:  # what went wrong has ended it
-            _torch.end_allocating_to_pool(self.device, self.pool)
+            _torch.end_allocating_to_pool(self.device, pool)
 
 
 @contextmanager
@@ -371,6 +536,16 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def _no_workspaces() -> Iterator[None]:
+    """Workspaces of products of matrices are made anew, as part of a graph's memory, and let go."""
+    _torch.forget_cublas_workspaces()
+    try:
+        yield
+    finally:
+        _torch.forget_cublas_workspaces()
 
 
 _memories: weakref.WeakValueDictionary[tuple[int, int], CudaMemory] = weakref.WeakValueDictionary()
@@ -394,6 +569,9 @@ def replayed(program: Program, may_draw: bool) -> Replayed | None:
         return None
     parameters = tensor_parameters(program)
     written = [parameters.index(parameter) for parameter in program.donated]
+    over = set(program.donated.values())
     memory = functools.partial(cuda_memory, program.device)
     turns = [(parameters.index(seed), parameters.index(offset)) for seed, offset in _turns(program)]
-    return Replayed(written, memory, _draws(program), turns, program.device)
+    returned = [register for register in program.results if register not in over]
+    unseen = [place for place, register in enumerate(returned) if register in program.loose]
+    return Replayed(written, memory, _draws(program), turns, program.device, unseen)

@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from torpor import _torch
 from torpor.backends.fx.backend import FxLowering as InductorLowering
 from torpor.ops.spec import OpSpec
 
 __all__ = ["InductorLowering", "decompositions", "miscompiles"]
 
+aten = torch.ops.aten
+
 _POOLED_BACK = ("avg_pool2d_backward", "avg_pool3d_backward")
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The ops that are taken apart before Inductor sees them."""
-    return _torch.inductor_decompositions()
+    return _torch.inductor_decompositions() | {
+        aten.native_dropout_backward.default: _native_dropout_backward
+    }
+
+
+def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """As the kernel rounds it: once. Torch's own decomposition rounds `scale` to the type too."""
+    return (grad * mask) * scale
 
 
 def miscompiles(spec: OpSpec, args: Sequence[Any]) -> bool:
