@@ -24,7 +24,7 @@ BACKENDS ?= $(EXACT_BACKENDS) inductor
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-browser test-slow test-gpu check codegen page format bench \
+.PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-browser test-slow test-gpu bench-gpu check codegen page format bench \
         bench-steps bench-recording sweep sweep-ops sweep-backends clean
 
 help: ## list the targets
@@ -116,6 +116,9 @@ bench-steps: $(STAMP) ## whole steps against eager, torch.compile and torch._laz
 
 bench-recording: $(STAMP) ## what recording a step costs, and where it goes
 	@$(PY) -m benchmarks $(ARGS)
+
+bench-gpu: $(STAMP) ## whole steps, memory and cold compiles on a CUDA device
+	@$(PY) -m benchmarks.gpu $(ARGS)
 
 sweep: sweep-ops sweep-backends ## all of it, surviving crashes and hangs: hours with inductor
 

@@ -71,6 +71,7 @@ def other_sizes() -> None:
 
 
 def compiled_by_torch() -> None:
+    torch.compiler.reset()
     torch.compile(lambda x: x + 1, backend="torpor")(torch.ones(2))
 
 

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <ATen/Functions.h>
 #include <vector>
 
 #include <torch/csrc/autograd/python_variable.h>
