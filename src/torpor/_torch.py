@@ -405,7 +405,8 @@ class ModuleCall(NamedTuple):
     function: Any
     calls: Any  # `inside` another one, or not
     implementation: Any  # a class may have one of its own
-    hooks: tuple[Any, ...]  # of all modules
+    names: dict[str, Any]  # globals of torch, and among them ...
+    hooks: tuple[str, ...]  # ... the hooks of all modules
     is_known: bool  # torch looks at nothing else
 
 
@@ -427,8 +428,6 @@ def wrap_outermost_call(
     outermost = around(call)
     is_compiling = torch.compiler.is_dynamo_compiling  # Dynamo knows the answer when it traces this
     is_traced = _C._get_tracing_state
-    before_backward, after_backward = names._global_backward_pre_hooks, names._global_backward_hooks
-    after, before = names._global_forward_hooks, names._global_forward_pre_hooks
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
@@ -442,7 +441,8 @@ def wrap_outermost_call(
             and not (
                 self._forward_hooks or self._forward_pre_hooks
                 or self._backward_hooks or self._backward_pre_hooks
-                or after or before or after_backward or before_backward
+                or names._global_forward_hooks or names._global_forward_pre_hooks
+                or names._global_backward_hooks or names._global_backward_pre_hooks
                 or is_traced() or "_call_impl" in self.__dict__
             )
         ):  # fmt: skip
@@ -450,8 +450,8 @@ def wrap_outermost_call(
         return call(self, *args, **kwargs)
 
     module.__call__ = functools.wraps(call)(__call__)
-    hooks = (after, before, after_backward, before_backward)
-    return ModuleCall(__call__, calls, implementation, hooks, is_known)
+    hooks = tuple(name for name in _CALL_NAMES if name.startswith("_global_"))
+    return ModuleCall(__call__, calls, implementation, vars(names), hooks, is_known)
 
 
 def module_attributes() -> tuple[Any, tuple[str, ...]] | None:
@@ -517,6 +517,7 @@ def attention_switches() -> tuple[Any, ...]:
         _C._get_cudnn_sdp_enabled(),
         tuple(_C._get_sdp_priority_order()),
         _C._get_deterministic_algorithms(),
+        _C._get_deterministic_algorithms_warn_only(),
     )
 
 
@@ -658,15 +659,22 @@ def weak_memories(tensors: Iterable[torch.Tensor]) -> list[Any]:
     return [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
 
 
+def _users_and_holders(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many are on the memory of a tensor, and how many hold the one Python object for it."""
+    storage = tensor.untyped_storage()
+    return users_of(storage._cdata), sys.getrefcount(storage)
+
+
 @functools.cache
-def _users_of_one() -> int:
-    tensor = torch.empty(1)
-    return users_of(memory_of(tensor))
+def _users_of_one() -> tuple[int, int]:
+    return _users_and_holders(torch.empty(1))
 
 
 def shares_memory(tensor: torch.Tensor) -> bool:
-    """Another tensor, an array or a storage object is on the memory of a plain tensor."""
-    return users_of(tensor.untyped_storage()._cdata) > _users_of_one()
+    """Another tensor or a storage object is on the memory of a plain tensor."""
+    users, holders = _users_and_holders(tensor)
+    most_users, most_holders = _users_of_one()
+    return users > most_users or holders > most_holders
 
 
 class _Generators(threading.local):
@@ -1156,7 +1164,7 @@ def dynamo_compiler(name: str) -> Callable[..., Any]:
 
 
 def dynamo_training_backend(
-    compile_graph: Callable[[torch.fx.GraphModule, int], Callable[..., Any]],
+    compile_graph: Callable[[torch.fx.GraphModule, int, bool], Callable[..., Any]],
     decompositions: dict[Any, Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
     """A TorchDynamo backend that compiles forward and backward graphs with `compile_graph`.
@@ -1165,13 +1173,16 @@ def dynamo_training_backend(
     `copy_`; a compiled one takes its inputs as one list. What is cheap, such as a view of a weight,
     is computed again in backward rather than kept for it.
     `compile_graph` is also told how many results are for the user: those after them are kept for
-    backward, and may have any strides.
+    backward, and may have any strides; and whether it is a forward graph, whose results lie in one
+    memory where they do in the graph. Gradients never do: autograd may add to one in place.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    def compile_boxed(module: torch.fx.GraphModule, shown: int) -> Callable[..., Any]:
-        compiled = compile_graph(module, shown)
+    def compile_boxed(
+        module: torch.fx.GraphModule, shown: int, is_forward: bool
+    ) -> Callable[..., Any]:
+        compiled = compile_graph(module, shown, is_forward)
 
         def run(args: list[Any]) -> Any:
             return compiled(args)
@@ -1183,10 +1194,11 @@ def dynamo_training_backend(
         context = torch._guards.TracingContext.try_get()
         about = None if context is None else context.fw_metadata
         returned = len(module.graph.output_node().args[0])  # type: ignore[arg-type]  # a tuple
-        return compile_boxed(module, returned if about is None else about.num_forward_returns)
+        shown = returned if about is None else about.num_forward_returns
+        return compile_boxed(module, shown, True)
 
     def backward(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        return compile_boxed(module, len(module.graph.output_node().args[0]))  # type: ignore[arg-type]  # a tuple
+        return compile_boxed(module, len(module.graph.output_node().args[0]), False)  # type: ignore[arg-type]  # a tuple
 
     return aot_autograd(
         fw_compiler=forward,

@@ -1094,15 +1094,15 @@ def test_inductor_prefers_channels_last_where_there_are_convolutions() -> None:
 def test_dynamo_training_backend_compiles_forward_and_backward() -> None:
     compiled = []
 
-    def compile_graph(module: torch.fx.GraphModule, shown: int) -> Any:
-        compiled.append((shown, len(module.graph.output_node().args[0])))
+    def compile_graph(module: torch.fx.GraphModule, shown: int, is_forward: bool) -> Any:
+        compiled.append((shown, len(module.graph.output_node().args[0]), is_forward))
         return lambda args: module(*args)
 
     backend = _torch.dynamo_training_backend(compile_graph)
     function = torch.compile(lambda x: x.sin().sum(), backend=backend)
     x = torch.randn(3, requires_grad=True)
     function(x).backward()
-    assert compiled == [(1, 2), (1, 1)]  # forward also keeps something for backward
+    assert compiled == [(1, 2, True), (1, 1, False)]  # forward also keeps something for backward
     assert torch.allclose(x.grad, x.detach().cos())  # type: ignore[arg-type]  # it has one
 
 
@@ -1116,13 +1116,14 @@ def test_lazy_keys_put_a_concrete_tensor_under_autograd_of_lazy() -> None:
     assert made.device == torch.device("cpu")
 
 
-def test_shares_memory_notices_views_arrays_and_storages() -> None:
+def test_shares_memory_notices_views_and_storages() -> None:
     tensor = torch.ones(3)
     assert not _torch.shares_memory(tensor)
-    for other in (tensor[1:], tensor.detach(), tensor.untyped_storage()):
+    for look in (lambda t: t[1:], torch.Tensor.detach, torch.Tensor.untyped_storage):
+        other = look(tensor)
         assert _torch.shares_memory(tensor)
         del other
-    assert not _torch.shares_memory(tensor)
+        assert not _torch.shares_memory(tensor)
 
 
 def test_memory_of_names_what_views_share() -> None:

@@ -6,6 +6,8 @@
 
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include <torch/csrc/jit/frontend/tracer.h>
@@ -22,7 +24,8 @@ struct Function {
   PyObject* calls;  // its `inside` says whether a call is inside another one
   PyObject* implementation;  // `nn.Module._call_impl`
   PyObject* getattribute;  // that of every object
-  PyObject* hooks[kHooks];  // of all modules
+  PyObject* globals;  // of torch's module: it has the hooks of all modules
+  PyObject* global_names[kHooks];
   PyObject* hook_names[kHooks];  // of one module
   PyObject *name_inside, *name_implementation, *name_compiled, *name_forward, *name_getattribute;
 };
@@ -39,11 +42,24 @@ inline std::vector<PyObject*>& being_called() {  // on this thread, the innermos
 
 class Entered {
  public:
-  explicit Entered(PyObject* module) { being_called().push_back(module); }
+  explicit Entered(PyObject* module) : module_(module) { being_called().push_back(module); }
   Entered(const Entered&) = delete;
   Entered& operator=(const Entered&) = delete;
-  ~Entered() { being_called().pop_back(); }
+  ~Entered() {  // nearly always it is the last; greenlets end calls in any order
+    auto& modules = being_called();
+    const auto last = std::find(modules.rbegin(), modules.rend(), module_);
+    if (last != modules.rend()) modules.erase(std::next(last).base());
+  }
+
+ private:
+  PyObject* module_;
 };
+
+// A profiler or a debugger sees the frames of this thread: it may look for those of modules.
+inline bool is_watched() {
+  const PyThreadState* thread = PyThreadState_Get();
+  return thread->c_profilefunc != nullptr || thread->c_tracefunc != nullptr;
+}
 
 inline bool is_inside(const Function& f) {
   Ref inside(PyObject_GetAttr(f.calls, f.name_inside));
@@ -66,7 +82,7 @@ inline bool is_plain(const Function& f, PyObject* module, PyObject* attributes) 
   if (compiled == nullptr) compiled = _PyType_Lookup(type, f.name_compiled);
   if (compiled != Py_None) return false;
   for (int i = 0; i < kHooks; ++i) {
-    if (!is_empty(f.hooks[i])) return false;
+    if (!is_empty(PyDict_GetItemWithError(f.globals, f.global_names[i]))) return false;
     if (!is_empty(PyDict_GetItemWithError(attributes, f.hook_names[i]))) return false;
   }
   return !torch::jit::tracer::isTracing();
@@ -86,7 +102,7 @@ inline PyObject* call(
   PyObject* module = arguments[0];
   Entered entered(module);
   PyObject* forward = nullptr;
-  if (is_inside(f)) {
+  if (is_inside(f) && !is_watched()) {
     Ref attributes(PyObject_GenericGetDict(module, nullptr));
     if (attributes && PyDict_Check(attributes.get()) && is_plain(f, module, attributes.get())) {
       forward = forward_of(f, module, attributes.get());
@@ -110,24 +126,26 @@ inline vectorcallfunc redirect(PyObject* function, vectorcallfunc here) {
   return before;
 }
 
-// call_modules(function, calls, implementation, hooks): calls of `function`, which is
-// `nn.Module.__call__`, come here.
+// call_modules(function, calls, implementation, globals, hooks): calls of `function`, which is
+// `nn.Module.__call__`, come here; `hooks` are the names of the hooks of all modules.
 inline PyObject* call_modules(PyObject*, PyObject* told) {
   HANDLE_TH_ERRORS
-  PyObject *function, *calls, *implementation, *hooks;
+  PyObject *function, *calls, *implementation, *globals;
+  const char* hooks[kHooks];
   if (!PyArg_ParseTuple(
-          told, "O!OOO!", &PyFunction_Type, &function, &calls, &implementation, &PyTuple_Type,
-          &hooks)) {
+          told, "O!OOO!(ssss)", &PyFunction_Type, &function, &calls, &implementation,
+          &PyDict_Type, &globals, &hooks[0], &hooks[1], &hooks[2], &hooks[3])) {
     return nullptr;
   }
   Function& f = the_function();
-  if (f.in_python != nullptr || PyTuple_GET_SIZE(hooks) != kHooks) Py_RETURN_FALSE;
+  if (f.in_python != nullptr) Py_RETURN_FALSE;
   const char* names[kHooks] = {
       "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"};
   for (int i = 0; i < kHooks; ++i) {
-    f.hooks[i] = Py_NewRef(PyTuple_GET_ITEM(hooks, i));
+    f.global_names[i] = PyUnicode_InternFromString(hooks[i]);
     f.hook_names[i] = PyUnicode_InternFromString(names[i]);
   }
+  f.globals = Py_NewRef(globals);
   f.calls = Py_NewRef(calls);
   f.implementation = Py_NewRef(implementation);
   f.name_inside = PyUnicode_InternFromString("inside");

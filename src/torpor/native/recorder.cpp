@@ -531,6 +531,7 @@ class ChoiceKey {
     add(context.userEnabledMemEfficientSDP());
     add(context.userEnabledCuDNNSDP());
     add(context.deterministicAlgorithms());
+    add(context.deterministicAlgorithmsWarnOnly());
     for (const auto backend : context.sDPPriorityOrder()) add(backend);
   }
 

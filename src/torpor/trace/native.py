@@ -167,9 +167,9 @@ class Front:
 
 def stand_before_modules(library: Any) -> None:
     """Let calls of modules and look-ups of their parts come to `library` first."""
-    for function, calls, implementation, hooks, is_known in MODULE_CALLS:
+    for *told, is_known in MODULE_CALLS:
         if is_known:
-            library.call_modules(function, calls, implementation, hooks)
+            library.call_modules(*told)
     known = _torch.module_attributes()
     if known is not None:
         library.find_attributes(*known)
