@@ -177,6 +177,14 @@ def test_an_input_that_never_comes_to_rest_is_copied() -> None:
     assert replayed.graph.copied == [1]
 
 
+@pytest.mark.parametrize("look", [lambda t: t.expand(3, 4), lambda t: t.unfold(0, 3, 1)])
+def test_an_input_whose_elements_share_memory_is_copied(look: Callable[[Tensor], Tensor]) -> None:
+    replayed = make(Stage())
+    for other in moving(10):
+        run(replayed, [look(other)])
+    assert replays() == 10 - PATIENCE
+
+
 def test_an_input_may_come_to_rest_first() -> None:
     replayed, inputs = make(Stage()), moving(3)
     for other in inputs:

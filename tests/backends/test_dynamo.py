@@ -243,6 +243,40 @@ def test_inputs_are_written_to_as_in_eager(function: Callable[..., Any], backend
         assert [tensor.data_ptr() for tensor in own] == memory
 
 
+def _read_first(x: Tensor, weight: Tensor) -> Tensor:
+    old = x.sin()
+    x.add_(1)
+    return (weight * old).exp()
+
+
+def _read_a_part_first(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    old = x.clone()
+    y = weight[1:] * old[1:] * old[1:] + old.t()[0, 0]
+    x[1:].mul_(2)
+    return y, x * weight
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor", "dynamo:eager"])
+@pytest.mark.parametrize("function", [_read_first, _read_a_part_first])
+def test_gradients_are_those_of_what_was_read_before_it_was_written_over(
+    function: Callable[..., Any], backend: str
+) -> None:
+    """Forward keeps an input for backward, and writes to it."""
+
+    def gradients(call: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(0)
+        x, weight = torch.randn(3, 4), torch.randn(3, 4, requires_grad=True)
+        found: list[Any] = []
+        for _ in range(3):
+            results = call(x, weight)
+            both = results if isinstance(results, tuple) else (results,)
+            found += [*torch.autograd.grad([t.sin().sum() for t in both], weight), x.clone()]
+        return found
+
+    compiled = torch.compile(function, backend=dynamo.torpor, options={"backend": backend})
+    torch.testing.assert_close(gradients(compiled), gradients(function))
+
+
 @pytest.mark.parametrize("backend", ["reference", "inductor"])
 def test_running_statistics_are_written_by_the_graph_itself(
     backend: str, monkeypatch: pytest.MonkeyPatch
@@ -291,3 +325,38 @@ def test_what_is_kept_for_backward_may_be_views(name: str) -> None:
         assert transposed.data_ptr() == weight.data_ptr()
         assert part.data_ptr() == weight[1:].data_ptr()
         assert expanded.data_ptr() == x.data_ptr()
+
+
+def _parts_of_one(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.sin()
+    return y, y.t(), y.view(-1)[2:], y.detach(), x.cos()[1:]
+
+
+@pytest.mark.parametrize("name", ["reference", "dynamo:eager", "inductor"])
+def test_results_that_lie_in_one_memory_do_so_when_compiled(name: str) -> None:
+    options = {"backend": name}
+    fast = torch.compile(_parts_of_one, backend=dynamo.torpor, options=options)
+    x = torch.randn(3, 4)
+    for _ in range(3):
+        expected, actual = _parts_of_one(x), fast(x)
+        for results in (expected, actual):
+            results[1].add_(1)
+            results[2].mul_(2)
+        torch.testing.assert_close(actual, expected)
+        assert [t.stride() for t in actual] == [t.stride() for t in expected]
+
+
+@pytest.mark.parametrize("name", ["reference", "inductor"])
+def test_gradients_share_no_memory(name: str) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return (x.view(-1) + w).sin()
+
+    fast = torch.compile(function, backend=dynamo.torpor, options={"backend": name})
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(12, requires_grad=True)
+    for _ in range(3):
+        x.grad = w.grad = None
+        fast(x, w).sum().backward()
+        assert x.grad is not None
+        assert w.grad is not None
+        x.grad.zero_()
+        assert w.grad.abs().sum() > 0

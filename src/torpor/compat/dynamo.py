@@ -56,7 +56,7 @@ def torpor(
     for device in devices:
         backend.expect(backend.backend_device(device))
     compiler = _torch.dynamo_training_backend(
-        lambda graph, shown: CompiledGraph(graph, backend, shown), _decompositions(backend)
+        lambda *graph: CompiledGraph(backend, *graph), _decompositions(backend)
     )
     return compiler(module, example_inputs)  # type: ignore[no-any-return]  # what TorchDynamo calls
 
@@ -76,13 +76,17 @@ def _decompositions(backend: Backend) -> dict[Any, Callable[..., Any]] | None:
 class CompiledGraph:
     """A functional graph of ATen ops; compiled anew for every combination of sizes it meets.
 
-    The user sees the first results that are `shown`; the others may have any strides.
+    The user sees the first results that are `shown`; the others may have any strides. Those of a
+    forward graph lie in one memory where they do in the graph.
     """
 
-    def __init__(self, module: fx.GraphModule, backend: Backend, shown: int) -> None:
+    def __init__(
+        self, backend: Backend, module: fx.GraphModule, shown: int, is_forward: bool
+    ) -> None:
         self.module = module
         self.backend = backend
         self.shown = shown
+        self.is_forward = is_forward
         self.versions: dict[tuple[Any, ...], Callable[[list[Any]], list[Any]]] = {}
         self.fixed = all(map(_is_fixed, module.graph.find_nodes(op="placeholder")))
 
@@ -97,7 +101,7 @@ class CompiledGraph:
     def _compile(self, args: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
         try:
             static = in_fresh_thread(lambda: with_fixed_sizes(self.module, args))
-            return Version(static, args, self.backend, self.shown)
+            return Version(static, args, self.backend, self.shown, self.is_forward)
         except (UnsupportedError, CompileError) as error:
             if config.strict:
                 raise
@@ -167,12 +171,17 @@ class Version:
     """A graph for one combination of sizes, as a computation of the backend's."""
 
     def __init__(
-        self, module: fx.GraphModule, args: Sequence[Any], backend: Backend, shown: int
+        self,
+        module: fx.GraphModule,
+        args: Sequence[Any],
+        backend: Backend,
+        shown: int,
+        is_forward: bool = True,
     ) -> None:
         self.backend = backend
         self.places = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
         in_order = isinstance(backend, FxBackend) and not backend.draws and _draws_in_order(module)
-        builder = _Builder(module, in_order, shown)
+        builder = _Builder(module, in_order, shown, is_forward)
         devices = {v.type.device for v in (*builder.inputs, *builder.computed)} or {
             torch.device("cpu")
         }
@@ -180,6 +189,7 @@ class Version:
         self.device: BackendDevice = backend.backend_device(where)
         self.constants = builder.constants
         self.returned = builder.returned  # what each result is: (kind, which)
+        self.together = builder.together  # results that the user sees views of, by their places
         self.inputs = builder.inputs
         self.order: list[int] = []
         self.run: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None
@@ -231,6 +241,9 @@ class Version:
         computed = [] if self.run is None else self.run(given)
         if self.as_computed:
             return computed
+        for place, type_ in self.together.items():
+            if computed[place].stride() != type_.stride:
+                computed[place] = with_layout(computed[place], type_)
         sources: dict[str, Any] = {"input": kept, "computed": computed}
         new = [(kept[slot], sources[kind][which]) for slot, (kind, which) in self.written]
         if len(new) > 1:  # what is written may be what another one is written from
@@ -242,7 +255,7 @@ class Version:
 
 @dataclass(frozen=True)
 class SeenAs:
-    """A view that is kept for backward: of a result, or of an input."""
+    """A view that is kept for backward, or returned with others: of a result, or of an input."""
 
     base: tuple[str, Any]
     lies: TensorType  # how the base lies in memory
@@ -268,16 +281,23 @@ class _Builder:
     """Nodes for the operators of an fx graph.
 
     With `in_order`, ops that draw on a GPU are compiled with the others, one after the other. The
-    user sees the first results that are `shown`; the others may be views of what is computed.
+    user sees the first results that are `shown`; the others may be views of what is computed, and
+    so are those of a forward graph that lie in one memory.
     """
 
     def __init__(
-        self, module: fx.GraphModule, in_order: bool = False, shown: int | None = None
+        self,
+        module: fx.GraphModule,
+        in_order: bool = False,
+        shown: int | None = None,
+        is_forward: bool = False,
     ) -> None:
         self.module = module
         self.in_order = in_order
         self.shown = shown
+        self.is_forward = is_forward
         self.views: list[SeenAs] = []
+        self.together: dict[int, TensorType] = {}
         self.base_of: dict[fx.Node, fx.Node] = {}  # what a view looks at
         self.drawn: Value | None = None  # what was drawn last
         self.nodes: list[Node] = []
@@ -290,6 +310,7 @@ class _Builder:
         self.returned: list[tuple[str, Any]] = []
         self.written: list[tuple[int, tuple[str, Any]]] = []  # slot of an input, and what is new
         self.new: dict[int, Value] = {}  # by slot
+        self.old: dict[Value, Value] = {}  # copies of inputs that are written to
         for node in module.graph.nodes:
             getattr(self, f"_{node.op}")(node)
 
@@ -374,11 +395,14 @@ class _Builder:
         return [product.outputs[0], self.drawn]
 
     def _write(self, target: Any, source: Any) -> None:
-        """An input gets new contents; AOTAutograd writes whole inputs, of the same type."""
+        """An input gets new contents; AOTAutograd writes whole inputs, of the same type.
+
+        It does so when all has been read: whoever is said to read the input means what it was.
+        """
         if target.op != "placeholder" or target.meta["val"].dtype is not source.meta["val"].dtype:
             raise UnsupportedError(f"{target} is written to")
         slot = self._slots[target]
-        self.new[slot] = self.values[target] = self.values[source]
+        self.new[slot] = self.values[source]
 
     def _arguments(self, arguments: Any) -> Any:
         return fx.node.map_arg(arguments, lambda node: self.values[node])
@@ -393,16 +417,43 @@ class _Builder:
                 return "input", self.slot_of[value]
             return "computed", places.setdefault(value, len(places))
 
-        for place, item in enumerate(node.args[0]):  # type: ignore[arg-type]  # a tuple
+        items: Sequence[Any] = node.args[0]  # type: ignore[assignment]  # a tuple
+        together = self._seen_together(items)
+        for place, item in enumerate(items):
             base = self.base_of.get(item) if self.shown is not None else None
-            if base is not None and place >= self.shown and _is_part(item, base):  # type: ignore[operator]  # a number
-                self.views.append(_seen_as(item, base, source(self.values[base])))
-                self.returned.append(("view", self.views[-1]))
+            is_kept = self.shown is not None and place >= self.shown
+            if base is not None and (is_kept or base in together) and _is_part(item, base):
+                view = _seen_as(item, base, source(self._value(base, is_kept)))
+                self.views.append(view)
+                self.returned.append(("view", view))
+                if view.base[0] == "computed" and not is_kept:
+                    self.together[view.base[1]] = view.lies
             else:
-                value = self.values[item] if isinstance(item, fx.Node) else item
+                value = self._value(item, is_kept) if isinstance(item, fx.Node) else item
                 self.returned.append(source(value))
         self.written = [(slot, source(value)) for slot, value in self.new.items()]
         self.computed = list(places)
+
+    def _value(self, node: fx.Node, is_kept: bool) -> Any:
+        """The value of a result; backward gets what an input was before it is written to."""
+        value = self.values[node]
+        if not is_kept or self.slot_of.get(value) not in self.new:
+            return value
+        if value not in self.old:
+            made = node.meta["val"].clone()
+            self.old[value] = self._add(aten.clone.default, [value, None], [_type(made)]).outputs[0]
+        return self.old[value]
+
+    def _seen_together(self, items: Sequence[Any]) -> set[fx.Node]:
+        """What several results lie in that the user sees.
+
+        For those that lie in an input AOTAutograd makes views of it.
+        """
+        if not self.is_forward:
+            return set()
+        seen = {item for item in items[: self.shown] if isinstance(item, fx.Node)}
+        bases = Counter(self.base_of.get(item, item) for item in seen)
+        return {one for one, count in bases.items() if count > 1 and one.op == "call_function"}
 
 
 def _is_part(view: fx.Node, base: fx.Node) -> bool:

@@ -32,8 +32,9 @@ import torch
 from torpor import _torch, metrics
 from torpor.backends.fx.program import Compiled, Program, parameters_of, tensor_parameters
 from torpor.backends.fx.trace import is_number
-from torpor.backends.layout import clone_strided
+from torpor.backends.layout import clone_strided, repeated_dims
 from torpor.backends.reference.lowering import Instruction, registers_in
+from torpor.ir.types import TensorType
 from torpor.ops.draws import CAPTURED, DRAWING, IN_ORDER, IN_TURN, set_turn
 
 STEADY = 2  # runs after which an input that came at the same address is taken to stay there
@@ -286,8 +287,8 @@ class Replayed:
             if i in self.kept or (result.numel() == 1 and i not in self.unseen)
         ]  # fmt: skip
         self.graph = Captured(
-            memory.serial, pool, [addresses[i] for i in stay], stay, copied, buffers, results, out,
-            replay, generators, consumed, spared or {},
+            memory.serial, pool, [addresses[i] for i in stay], stay, copied,
+            list(map(_once, buffers)), results, out, replay, generators, consumed, spared or {},
         )  # fmt: skip
         memory.captured.add(self.graph)
         return self.graph
@@ -339,7 +340,7 @@ class Replayed:
 
     def _replayed(self, memory: Memory, graph: Captured, inputs: Tensors) -> Tensors:
         if graph.copied:
-            _torch.copy_each(graph.buffers, [inputs[i] for i in graph.copied])
+            _torch.copy_each(graph.buffers, [_once(inputs[i]) for i in graph.copied])
         for (seed, offset), generator in zip(self.turns, graph.generators, strict=True):
             set_turn(generator, inputs[seed], inputs[offset])
         inputs.clear()
@@ -358,6 +359,14 @@ def _run_anew(code: Compiled, inputs: Tensors) -> Tensors:
     taken = {memory.cdata for memory in given}
     results = code(inputs)
     return [clone_strided(one) if _torch.memory_of(one) in taken else one for one in results]
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` with every element of its memory once, as tensors are that are written to."""
+    if 0 in tensor.stride():
+        for dim in repeated_dims(TensorType.of_tensor(tensor)):
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _taken_out(memory: Memory, inputs: Tensors, stay: Sequence[int]) -> dict[int, Part]:
@@ -468,7 +477,9 @@ class CudaMemory:
             yield
             return
         with self.lock, torch.cuda.device(self.device):
-            self.spare = self.spare or torch.cuda.MemPool()
+            if self.spare is None:
+                torch.cuda.empty_cache()  # what other pools keep cannot be used from within one
+                self.spare = torch.cuda.MemPool()
             with torch.cuda.use_mem_pool(self.spare):
                 yield
 
