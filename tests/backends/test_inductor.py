@@ -17,6 +17,7 @@ from torpor.backend import registry
 from torpor.backend.data import BackendData
 from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
+from torpor.backends.inductor.lowering import decompositions
 from torpor.compat import dynamo
 from torpor.errors import BackendError
 from torpor.execute.compilation import compile_graph
@@ -322,3 +323,11 @@ def test_without_triton_the_backend_is_not_available_on_a_gpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "no Triton" in str(inductor_runtime.unavailable())
+
+
+def test_what_dropout_keeps_is_scaled_as_the_kernel_scales_it() -> None:
+    """In one multiplication: 1 / 0.9 is no number of bfloat16."""
+    op = torch.ops.aten.native_dropout_backward.default
+    grad, mask = torch.randn(1000, dtype=torch.bfloat16), torch.rand(1000) > 0.1
+    expected = (grad.double() * mask * (1 / 0.9)).to(torch.bfloat16)
+    assert torch.equal(decompositions()[op](grad, mask, 1 / 0.9), expected)

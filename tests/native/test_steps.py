@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torpor
+from tests.loud_hooks import LOUD_HOOKS
 from tests.native.test_recorder import counted, torpors_functions
 from torpor import metrics
 from torpor.backend.data import BackendData
@@ -310,19 +311,7 @@ def other_forward(inner: Inner) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
-    "nothing": (lambda inner: None, ["forward"]),
-    "forward hook": (
-        lambda inner: inner.register_forward_hook(lambda *_: inner.said.append("after")),
-        ["forward", "after"],
-    ),
-    "forward pre-hook": (
-        lambda inner: inner.register_forward_pre_hook(lambda *_: inner.said.append("before")),
-        ["before", "forward"],
-    ),
-    "backward hook": (
-        lambda inner: inner.register_full_backward_hook(lambda *_: inner.said.append("backward")),
-        ["forward", "backward"],
-    ),
+    **LOUD_HOOKS,
     "replaced": (replaced, ["replaced"]),
     "compiled": (compiled, ["compiled"]),
     "other forward": (other_forward, ["other"]),

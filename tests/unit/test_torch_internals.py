@@ -26,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torpor
 from tests.comparison import loads_jit_decompositions
+from tests.loud_hooks import LOUD_HOOKS
 from torpor import _torch
 from torpor.ir.types import TensorType
 from torpor.trace.tensor import LazyTensor
@@ -484,22 +485,7 @@ def _compiled(module: _Loud) -> None:
 
 
 _CALLED: dict[str, tuple[Any, list[str]]] = {
-    "nothing": (lambda m: None, ["forward"]),
-    "forward hook": (
-        lambda m: m.register_forward_hook(lambda *_: m.said.append("after")), ["forward", "after"],
-    ),
-    "forward pre-hook": (
-        lambda m: m.register_forward_pre_hook(lambda *_: m.said.append("before")),
-        ["before", "forward"],
-    ),
-    "backward hook": (
-        lambda m: m.register_full_backward_hook(lambda *_: m.said.append("backward")),
-        ["forward", "backward"],
-    ),
-    "backward pre-hook": (
-        lambda m: m.register_full_backward_pre_hook(lambda *_: m.said.append("backward")),
-        ["forward", "backward"],
-    ),
+    **LOUD_HOOKS,
     "compiled": (_compiled, ["compiled"]),
     "replaced": (_replaced, ["replaced", "forward"]),
 }  # fmt: skip

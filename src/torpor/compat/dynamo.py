@@ -189,7 +189,8 @@ class Version:
         self.device: BackendDevice = backend.backend_device(where)
         self.constants = builder.constants
         self.returned = builder.returned  # what each result is: (kind, which)
-        self.together = builder.together  # results that the user sees views of, by their places
+        bases = {one.base: one.lies for one in builder.views}
+        self.laid = {which: type_ for (kind, which), type_ in bases.items() if kind == "computed"}
         self.inputs = builder.inputs
         self.order: list[int] = []
         self.run: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None
@@ -199,7 +200,7 @@ class Version:
             self.order = [builder.slot_of[value] for value in graph.inputs]
             donated = self._donated(graph) if backend.takes_donations else {}
             bound = {which for kind, which in self.returned[:shown] if kind == "computed"}
-            bound |= {one.base[1] for one in builder.views if one.base[0] == "computed"}
+            bound |= self.laid.keys()
             loose = {*range(len(builder.computed))} - bound - {*donated.values()}
             computation = compile_graph(graph, "dynamo", backend, self.device, donated, loose=loose)
             self.run = backend.function(computation, self.device)
@@ -241,7 +242,7 @@ class Version:
         computed = [] if self.run is None else self.run(given)
         if self.as_computed:
             return computed
-        for place, type_ in self.together.items():
+        for place, type_ in self.laid.items():  # what views are made of
             if computed[place].stride() != type_.stride:
                 computed[place] = with_layout(computed[place], type_)
         sources: dict[str, Any] = {"input": kept, "computed": computed}
@@ -265,8 +266,6 @@ class SeenAs:
 
     def of(self, base: torch.Tensor) -> torch.Tensor:
         """The view."""
-        if base.stride() != self.lies.stride:
-            base = with_layout(base, self.lies)
         return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
 
 
@@ -297,7 +296,6 @@ class _Builder:
         self.shown = shown
         self.is_forward = is_forward
         self.views: list[SeenAs] = []
-        self.together: dict[int, TensorType] = {}
         self.base_of: dict[fx.Node, fx.Node] = {}  # what a view looks at
         self.drawn: Value | None = None  # what was drawn last
         self.nodes: list[Node] = []
@@ -426,8 +424,6 @@ class _Builder:
                 view = _seen_as(item, base, source(self._value(base, is_kept)))
                 self.views.append(view)
                 self.returned.append(("view", view))
-                if view.base[0] == "computed" and not is_kept:
-                    self.together[view.base[1]] = view.lies
             else:
                 value = self._value(item, is_kept) if isinstance(item, fx.Node) else item
                 self.returned.append(source(value))
@@ -486,8 +482,7 @@ def _can_draw_in_order(node: fx.Node) -> bool:
     if tensor is None or tensor.device.type != "cuda":
         return False
     if node.target is aten.native_dropout.default:
-        type_, p = _type(tensor), node.args[1]
-        return bool(0 < p < 1 and type_.numel and type_.is_dense)  # type: ignore[operator]  # a number
+        return draws.has_a_mask(_type(tensor), node.args[1])  # type: ignore[arg-type]  # a number
     return node.target in draws.ATTENTION_IN_ORDER
 
 

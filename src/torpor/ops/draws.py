@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import torch
 
+from torpor.ir.types import TensorType
+
 DRAWING: Final = threading.RLock()
 """Held while an op runs at once, which may draw, and while somebody swaps a generator's state."""
 
@@ -218,6 +220,11 @@ def _define_mask() -> Any:
 DROPOUT_MASK: Final = _define_mask()
 IN_ORDER: Final = frozenset({DROPOUT_MASK, *(one.target for one in ATTENTION_IN_ORDER.values())})
 """Ops that draw, whose first argument is a result of the one that draws before."""
+
+
+def has_a_mask(type_: TensorType, p: float) -> bool:
+    """`native_dropout` drops some; every place in memory is one element, and so it is in the mask."""
+    return 0 < p < 1 and type_.numel > 0 and type_.is_dense
 
 
 def scale_of(p: float, dtype: torch.dtype) -> float:

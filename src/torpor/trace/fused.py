@@ -35,17 +35,12 @@ def native_dropout(input: LazyTensor, p: float, train: bool | None) -> Any:
     type_ = TensorType.of_tensor(input)
     device = physical(input.device)
     apart = device.type == "cuda" and not get_backend().draws
-    if not (apart and train is not False and 0 < p < 1 and _is_dense(type_)):
+    if not (apart and train is not False and draws.has_a_mask(type_, p)):
         return _dropout(input, p, train)
     with _torch.kernels():
         drawn = aten.native_dropout.default(_alike(type_, device), p, train)[1]
     mask = wrap_data(drawn, input.device)
     return aten.native_dropout_backward.default(input, mask, draws.scale_of(p, type_.dtype)), mask
-
-
-def _is_dense(type_: TensorType) -> bool:
-    """Every place of its memory is one element: the kernel's result has its strides."""
-    return type_.numel > 0 and type_.is_dense
 
 
 def _alike(type_: TensorType, device: torch.device) -> torch.Tensor:
