@@ -223,7 +223,7 @@ IN_ORDER: Final = frozenset({DROPOUT_MASK, *(one.target for one in ATTENTION_IN_
 
 
 def has_a_mask(type_: TensorType, p: float) -> bool:
-    """`native_dropout` drops some; every place in memory is one element, and so it is in the mask."""
+    """`native_dropout` drops some, and every place in memory is one element, of its mask too."""
     return 0 < p < 1 and type_.numel > 0 and type_.is_dense
 
 
