@@ -27,6 +27,7 @@ import torch
 from torch import _C
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.autograd import profiler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
@@ -133,9 +134,15 @@ def python_on() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def without_modes() -> Iterator[None]:
+def without_modes() -> AbstractContextManager[Any]:
     """Runs the body as if no dispatch mode were active: plain tensors stay plain."""
+    if _C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():
+        return _modes_aside()
+    return _C.DisableTorchFunction()
+
+
+@contextmanager
+def _modes_aside() -> Iterator[None]:
     with _C.DisableTorchFunction(), _disable_current_modes():
         yield
 

@@ -17,11 +17,11 @@ import torpor
 from tests.loud_hooks import LOUD_HOOKS
 from tests.native.test_recorder import counted, torpors_functions
 from torpor import metrics
-from torpor.backend.data import BackendData
+from torpor.backend.data import BackendData, filled, tensors_of
 from torpor.backend.device import BackendDevice, BackendDeviceType
 from torpor.backend.native import NATIVE
 from torpor.backend.registry import get_backend
-from torpor.execute import donation
+from torpor.execute import donation, sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.execute.sync import placeholders
 from torpor.ir.types import TensorType
@@ -217,6 +217,67 @@ def test_storages_without_a_position_stay_pending(library: Any) -> None:
     library.hold([one, other], {other.value: 0}, [handle])
     assert one.data is None
     assert other.data is handle
+
+
+@pytest.fixture(params=["native", "python"])
+def either(request: pytest.FixtureRequest, library: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the library, and without it."""
+    if request.param == "python":
+        monkeypatch.setattr(NATIVE, "library", None)
+    return str(request.param)
+
+
+def test_storages_of_leaves_and_known_values_get_their_data(either: str) -> None:
+    leaf, known = torch.ones(3, device="lazy"), torch.ones(3, device="lazy") + 1
+    torpor.sync()
+    fresh = known * 2
+    entered = value_of(leaf.detach())
+    storages = [LazyStorage(TYPE, value, None) for value in (entered, value_of(fresh))]
+    computed = LazyStorage(TYPE, value_of(leaf * 3), None)
+    assert computed.value is not None
+    data = BackendData(DEVICE, TYPE, torch.ones(3))
+    TRACE.computed[computed.value] = data
+    live = [*storages, computed]
+    wanted: list[Any] = [storage.value for storage in (*live, *live)]
+    assert sync._settle(live, wanted) == (storages[1].value,)
+    assert storages[0].data is TRACE.leaves[entered.node.args[0]]
+    assert storages[1].data is None
+    assert computed.data is data
+
+
+def test_what_handles_hold(either: str) -> None:
+    tensor, data = torch.ones(3), BackendData(DEVICE, TYPE)
+    (full,) = filled(DEVICE, (TYPE,), [tensor])
+    assert (full.tensor, full.type, full.device, full.error, full.done) == (
+        tensor, TYPE, DEVICE, None, None,
+    )  # fmt: skip
+    assert tensors_of([full, 2.5, data]) == [tensor, 2.5, None]
+    data.error = ValueError("failed")
+    assert tensors_of([full, data]) is None
+    assert tensors_of([]) == []
+    with pytest.raises(ValueError, match=r"tensors|zip"):
+        filled(DEVICE, (TYPE,), [])
+
+
+def test_handles_take_over_what_others_hold(either: str) -> None:
+    class Own(BackendData):
+        __slots__ = ("taken",)
+
+        def assign(self, other: BackendData) -> None:
+            self.taken = other
+
+    tensor = torch.ones(3)
+    plain, own = BackendData(DEVICE, TYPE), Own(DEVICE, TYPE)
+    results = [BackendData(DEVICE, TYPE, tensor), BackendData(DEVICE, TYPE)]
+    assert not sync._assign([plain, own], results)
+    assert plain.tensor is tensor
+    assert own.taken is results[1]
+    results[1].error = ValueError("failed")
+    assert sync._assign([own, plain], tuple(results))
+    assert plain.error is results[1].error
+    assert plain.tensor is None
+    with pytest.raises(ValueError, match=r"results|zip"):
+        sync._assign([plain], results)
 
 
 def nobody(data: BackendData) -> Any:

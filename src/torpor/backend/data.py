@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torpor.backend.device import BackendDevice
+from torpor.backend.native import NATIVE
 from torpor.errors import StepError
 from torpor.ir.types import TensorType
 
@@ -61,3 +63,25 @@ class BackendData:
     def __repr__(self) -> str:
         state = "failed" if self.error else "ready" if self.has_value else "pending"
         return f"<{type(self).__name__} {self.type!r} {state}>"
+
+
+def tensors_of(arguments: Sequence[Any]) -> list[Any] | None:
+    """What handles hold, and all other arguments as they are; None if a handle has failed."""
+    if NATIVE.library is not None and type(arguments) is list:
+        found: list[Any] | None = NATIVE.library.tensors(arguments)
+        return found
+    handles = [argument for argument in arguments if isinstance(argument, BackendData)]
+    if any(handle.error is not None for handle in handles):
+        return None
+    return [a.tensor if isinstance(a, BackendData) else a for a in arguments]
+
+
+def filled(
+    device: BackendDevice, types: tuple[TensorType, ...], tensors: list[torch.Tensor]
+) -> list[BackendData]:
+    """A handle for each tensor."""
+    if NATIVE.library is not None:
+        made: list[BackendData] = NATIVE.library.filled(device, types, tensors)
+        return made
+    pairs = zip(types, tensors, strict=True)
+    return [BackendData(device, type_, tensor) for type_, tensor in pairs]

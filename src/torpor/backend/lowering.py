@@ -37,7 +37,7 @@ class Computation:
 
     @property
     def result_types(self) -> tuple[Any, ...]:
-        return tuple(v.type for v in self.graph.outputs)
+        return self.graph.types
 
     def sizes_in(self, arguments: Sequence[Any]) -> dict[Symbol, int]:
         """The sizes of one run, which come after all other arguments."""

@@ -8,6 +8,7 @@ and each of those becomes a graph of nodes here, compiled by the backend in use 
 
 from __future__ import annotations
 
+import itertools
 import operator
 import warnings
 from collections import Counter
@@ -35,6 +36,7 @@ from torpor.ir.node import Node, Value, leaf
 from torpor.ir.types import TensorType
 from torpor.ops import draws
 from torpor.ops.spec import Return, ReturnKind, spec_of
+from torpor.picks import picker
 from torpor.trace.native import FRONT
 
 aten = torch.ops.aten
@@ -209,7 +211,19 @@ class Version:
         sources = [*self.returned, *(source for _, source in self.written)]
         sources += [one.base for one in builder.views]
         needed = {which for kind, which in sources if kind == "input"}
-        self.kept = needed | {slot for slot, _ in self.written}  # inputs, till the end
+        self.kept = sorted(needed | {slot for slot, _ in self.written})  # inputs, till the end
+        self.pick_kept = picker(self.kept)
+        self.plain = [which for kind, which in self.returned if kind == "plain"]
+        places = {("input", slot): place for place, slot in enumerate(self.kept)}
+        places |= {what: len(self.kept) + what[1] for what in computed}
+        self.views = [(one, places[one.base]) for one in builder.views]
+        rest = len(self.kept) + len(computed)
+        plains, views = itertools.count(rest), itertools.count(rest + len(self.plain))
+        self.pick_returned = picker([
+            next(plains) if kind == "plain" else next(views) if kind == "view"
+            else places[kind, which]
+            for kind, which in self.returned
+        ])  # fmt: skip
 
     def _donated(self, graph: Graph) -> dict[int, int]:
         """Inputs that the graph itself writes over: parameters and results, by their places.
@@ -236,7 +250,7 @@ class Version:
     def __call__(self, args: list[Any]) -> list[Any]:
         tensors = [*map(args.__getitem__, self.places), *self.constants]
         args.clear()
-        kept = {slot: tensors[slot] for slot in self.kept}
+        kept = self.pick_kept(tensors)
         given = list(map(tensors.__getitem__, self.order))
         tensors.clear()
         computed = [] if self.run is None else self.run(given)
@@ -245,13 +259,21 @@ class Version:
         for place, type_ in self.laid.items():  # what views are made of
             if computed[place].stride() != type_.stride:
                 computed[place] = with_layout(computed[place], type_)
-        sources: dict[str, Any] = {"input": kept, "computed": computed}
-        new = [(kept[slot], sources[kind][which]) for slot, (kind, which) in self.written]
+        if self.written:
+            self._write(kept, computed)
+        found = [*kept, *computed, *self.plain]
+        for view, base in self.views:
+            found.append(view.of(found[base]))
+        return list(self.pick_returned(found))
+
+    def _write(self, kept: Sequence[torch.Tensor], computed: list[torch.Tensor]) -> None:
+        inputs = dict(zip(self.kept, kept, strict=True))
+        sources: dict[str, Any] = {"input": inputs, "computed": computed}
+        new = [(inputs[slot], sources[kind][which]) for slot, (kind, which) in self.written]
         if len(new) > 1:  # what is written may be what another one is written from
             new = [(tensor, source.clone()) for tensor, source in new]
         for tensor, source in new:
             tensor.copy_(source)
-        return [_returned(kind, which, sources) for kind, which in self.returned]
 
 
 @dataclass(frozen=True)
@@ -267,13 +289,6 @@ class SeenAs:
     def of(self, base: torch.Tensor) -> torch.Tensor:
         """The view."""
         return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
-
-
-def _returned(kind: str, which: Any, sources: dict[str, Any]) -> Any:
-    if kind == "view":
-        base, place = which.base
-        return which.of(sources[base][place])
-    return which if kind == "plain" else sources[kind][which]
 
 
 class _Builder:

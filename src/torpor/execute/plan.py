@@ -38,15 +38,16 @@ from torpor.ir.types import ScalarType
 from torpor.ir.verify import verify
 from torpor.ops.draws import IN_TURN
 from torpor.ops.spec import spec_of
+from torpor.picks import picker
 
 
 class Plan:
     """A compiled graph, what runs it, and where its inputs come from."""
 
     __slots__ = (
-        "checked", "computation", "donated", "draft", "fragile", "graph", "in_turn", "inputs",
-        "kept_bytes", "kept_inputs", "kept_outputs", "outputs", "positions", "record", "runner",
-        "source", "symbols", "types", "variants",
+        "checked", "computation", "donated", "draft", "fragile", "graph", "in_turn", "kept_bytes",
+        "kept_inputs", "kept_outputs", "leaves", "others", "outputs", "positions", "record",
+        "runner", "source", "symbols", "types", "variants",
     )  # fmt: skip
 
     def __init__(
@@ -67,18 +68,22 @@ class Plan:
         self.source: Draft | None = None  # what it was compiled from
         self.variants: list[Plan] = []  # the same graph, compiled for sizes this one is not for
         self.outputs = graph.outputs
-        self.types = tuple(value.type for value in graph.outputs)  # they may have symbols
+        self.types = graph.types  # they may have symbols
         self.positions = {value: i for i, value in enumerate(graph.outputs)}
-        self.inputs = tuple(_source(value, backend, runner) for value in graph.inputs)
-        written = set(computation.aliases.values())  # what is written over is there anyway
-        self.kept_inputs = tuple(
-            place
-            for place, (source, _) in enumerate(self.inputs)
-            if source in (LEAVES, COMPUTED) and place not in computation.aliases
+        inputs = [_source(value, backend, runner) for value in graph.inputs]
+        self.leaves = picker([place for source, place in inputs if source == LEAVES])
+        self.others = tuple(  # inputs that are no leaves: where they stand, where they come from
+            (i, source, place) for i, (source, place) in enumerate(inputs) if source != LEAVES
         )
-        self.kept_outputs = tuple(i for i in range(len(graph.outputs)) if i not in written)
-        kept = [graph.inputs[i] for i in self.kept_inputs]
-        kept += [graph.outputs[i] for i in self.kept_outputs]
+        written = set(computation.aliases.values())  # what is written over is there anyway
+        kept_inputs = [
+            place
+            for place, (source, _) in enumerate(inputs)
+            if source in (LEAVES, COMPUTED) and place not in computation.aliases
+        ]
+        kept_outputs = [i for i in range(len(graph.outputs)) if i not in written]
+        self.kept_inputs, self.kept_outputs = picker(kept_inputs), picker(kept_outputs)
+        kept = [*self.kept_inputs(graph.inputs), *self.kept_outputs(graph.outputs)]
         self.kept_bytes = None if self.symbols else sum(value.type.nbytes for value in kept)
         self.checked = False  # a run of it has returned what its types promise
         self.fragile = tuple(filter(_may_fail, graph.nodes))

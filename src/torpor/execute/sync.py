@@ -26,7 +26,6 @@ from torpor.execute.events import STEP, refuse_read, span, was_read
 from torpor.execute.plan import (
     CARRIED,
     COMPUTED,
-    LEAVES,
     SCALARS,
     SIZE_NOW,
     Plan,
@@ -107,17 +106,16 @@ def _launch(
     live: list[LazyStorage], wanted: list[Value], partial: bool = False
 ) -> Callable[[], None]:
     """Give the storages in `live` their handles; returns what puts the graph on the queue."""
-    known = _settle(live)
-    wanted = [v for v in dict.fromkeys(wanted) if v not in known and v.node.op is not LEAF]
-    if not wanted:
+    known, pending = TRACE.computed, _settle(live, wanted)
+    if not pending:
         return _nothing
     backend = get_backend()
-    device = backend.backend_device(wanted[0].type.device)
+    device = backend.backend_device(pending[0].type.device)
     others = tuple({s.value: None for s in live if s.data is None}) if partial else ()
-    key = (backend, device, tuple(wanted), others, tuple(known))
+    key = (backend, device, pending, others, tuple(known))
     plan = PLANS.find(key)
     if plan is None:
-        graph = needed_graph(wanted, others, known) if partial else Graph.of(wanted, known)  # type: ignore[arg-type]  # no data: values are set
+        graph = needed_graph(pending, others, known) if partial else Graph.of(pending, known)  # type: ignore[arg-type]  # no data: values are set
         donated = donations(graph) if backend.takes_donations and not partial else {}
         plan = PLANS.add(key, graph, backend, device, donated)
     job, handles = _job(plan, backend)
@@ -145,9 +143,15 @@ def _nothing() -> None:
     """What a launch without a graph puts on the queue."""
 
 
-def _settle(live: list[LazyStorage]) -> dict[Value, BackendData]:
-    """Give storages whose value is a leaf or already computed their data; all computed values."""
+def _settle(live: list[LazyStorage], wanted: list[Value]) -> tuple[Value, ...]:
+    """Give storages whose value is a leaf or already computed their data.
+
+    Those of the wanted values that are neither, each once.
+    """
     known = TRACE.computed
+    if NATIVE.library is not None:
+        pending: tuple[Value, ...] = NATIVE.library.settle(live, wanted, TRACE.leaves, known)
+        return pending
     for storage in live:
         value = storage.value
         assert value is not None, "a live storage has a value"
@@ -155,21 +159,22 @@ def _settle(live: list[LazyStorage]) -> dict[Value, BackendData]:
             storage.hold(TRACE.leaves[value.node.args[0]])
         elif known and value in known:
             storage.hold(known[value])
-    return known
+    return tuple([v for v in dict.fromkeys(wanted) if v not in known and v.node.op is not LEAF])
 
 
 def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
     """One run of `plan`, and handles for its outputs."""
     device = plan.computation.device
-    arguments = [
-        TRACE.leaves[place] if source == LEAVES
-        else TRACE.computed[place] if source == COMPUTED
-        else TRACE.scalars[place] if source == SCALARS
-        else place if source == CARRIED
-        else place.value if source == SIZE_NOW
-        else backend.data_from_scalar(TRACE.scalars[place], device)
-        for source, place in plan.inputs
-    ]  # fmt: skip
+    arguments = list(plan.leaves(TRACE.leaves))
+    for position, source, place in plan.others:
+        arguments.insert(
+            position,
+            TRACE.computed[place] if source == COMPUTED
+            else TRACE.scalars[place] if source == SCALARS
+            else place if source == CARRIED
+            else place.value if source == SIZE_NOW
+            else backend.data_from_scalar(TRACE.scalars[place], device),
+        )  # fmt: skip
     types = tuple(type_.concrete for type_ in plan.types) if plan.symbols else plan.types
     handles = placeholders(backend, device, types)
     lines = [(node, node.site) for node in plan.fragile]
@@ -191,18 +196,27 @@ def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
             raise told(error, plan, backend) from error.__cause__
         for watch in seen:
             watch(results)
-        for handle, result in zip(handles, results, strict=True):
-            if result.error is not None:
-                told(result.error, plan, backend)
-            handle.assign(result)
+        if _assign(handles, results):
+            for result in results:
+                if result.error is not None:
+                    told(result.error, plan, backend)
         arguments.clear()
 
-    kept = [arguments[place] for place in plan.kept_inputs]
-    kept += [handles[place] for place in plan.kept_outputs]
+    kept = (*plan.kept_inputs(arguments), *plan.kept_outputs(handles))
     here = plan.runner.runs_here(plan.computation, plan.in_turn)
     beside = plan.runner.runs_beside(plan.computation)
     usual = plan.record.usual_seconds
     return Job(run, handles, kept, usual, here, beside, plan.kept_bytes), handles
+
+
+def _assign(handles: list[BackendData], results: Sequence[BackendData]) -> bool:
+    """Let handles take over what others hold; whether one of those has failed."""
+    if NATIVE.library is not None:
+        failed: bool = NATIVE.library.assign(handles, results)
+        return failed
+    for handle, result in zip(handles, results, strict=True):
+        handle.assign(result)
+    return any(result.error is not None for result in results)
 
 
 def placeholders(

@@ -17,7 +17,7 @@ class Graph:
     computed again. Nodes stand in post-order of the first output that needs them.
     """
 
-    __slots__ = ("inputs", "nodes", "outputs")
+    __slots__ = ("inputs", "nodes", "outputs", "symbols", "types")
 
     def __init__(
         self, inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value]
@@ -25,6 +25,10 @@ class Graph:
         self.inputs = tuple(inputs)
         self.nodes = tuple(nodes)
         self.outputs = tuple(outputs)
+        self.types = tuple([v.type for v in self.outputs])
+        self.symbols: tuple[Symbol, ...] = tuple(  # those that are inputs
+            [v.node.args[0] for v in self.inputs if v.node.op is SIZE]
+        )
 
     @staticmethod
     def of(outputs: Iterable[Value], known: Collection[Value] = ()) -> Graph:
@@ -51,11 +55,6 @@ class Graph:
         if not symbols:
             return self
         return Graph((*self.inputs, *map(size, symbols)), self.nodes, self.outputs)
-
-    @property
-    def symbols(self) -> tuple[Symbol, ...]:
-        """The symbols that are inputs."""
-        return tuple([v.node.args[0] for v in self.inputs if v.node.op is SIZE])
 
     def at(self, sizes: Mapping[Symbol, int]) -> Graph:
         """The same graph for these sizes, of nodes that nobody else knows."""

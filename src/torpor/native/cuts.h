@@ -67,24 +67,134 @@ inline PyObject* forget(PyObject*, PyObject* arguments) {
   END_HANDLE_TH_ERRORS
 }
 
-// handles(device, types): a handle for data of each type, which do not exist yet.
-inline PyObject* handles(PyObject*, PyObject* arguments) {
+// settle(live, wanted, leaves, known): give storages whose value is a leaf or known its data; those
+// of the wanted values that are neither, each once.
+inline PyObject* settle(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
   const World& w = world();
-  PyObject *device, *types;
-  if (!PyArg_ParseTuple(arguments, "OO!", &device, &PyTuple_Type, &types)) return nullptr;
-  Ref made = checked(PyList_New(PyTuple_GET_SIZE(types)));
+  PyObject *live, *wanted, *leaves, *known;
+  if (!PyArg_ParseTuple(
+          arguments, "O!O!O!O!", &PyList_Type, &live, &PyList_Type, &wanted, &PyList_Type, &leaves,
+          &PyDict_Type, &known)) {
+    return nullptr;
+  }
+  auto data_of = [&](PyObject* value) -> PyObject* {  // borrowed; null: it is to be computed
+    expect(value, w.value);
+    PyObject* node = w.value_node.of(value);
+    if (w.node_op.of(node) == w.leaf_op) {
+      PyObject* place = PyTuple_GetItem(w.node_args.of(node), 0);
+      PyObject* data = place == nullptr ? nullptr : PyList_GetItem(leaves, PyLong_AsSsize_t(place));
+      if (data == nullptr) fail();
+      return data;
+    }
+    PyObject* data = PyDict_GET_SIZE(known) == 0 ? nullptr : PyDict_GetItemWithError(known, value);
+    if (data == nullptr && PyErr_Occurred()) fail();
+    return data;
+  };
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(live); ++i) {
+    PyObject* storage = PyList_GET_ITEM(live, i);
+    expect(storage, w.lazy_storage);
+    PyObject* data = data_of(w.storage_value.of(storage));
+    if (data == nullptr) continue;
+    w.storage_data.set(storage, data);
+    w.storage_type.set(storage, w.type_concrete.of(w.storage_type.of(storage)));
+  }
+  Ref rest = checked(PyDict_New());
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(wanted); ++i) {
+    PyObject* value = PyList_GET_ITEM(wanted, i);
+    if (data_of(value) != nullptr) continue;
+    if (PyDict_SetItem(rest.get(), value, Py_None) < 0) fail();
+  }
+  return PySequence_Tuple(rest.get());
+  END_HANDLE_TH_ERRORS
+}
+
+inline void make_handles(
+    const World& w, PyObject* made, PyObject* device, PyObject* types, PyObject* tensors) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
     PyObject* data = checked(w.backend_data->tp_alloc(w.backend_data, 0)).release();
-    PyList_SET_ITEM(made.get(), i, data);
+    PyList_SET_ITEM(made, i, data);
     w.data_device.set(data, device);
     w.data_type.set(data, PyTuple_GET_ITEM(types, i));
-    w.data_tensor.set(data, Py_None);
+    w.data_tensor.set(data, tensors == nullptr ? Py_None : PyList_GET_ITEM(tensors, i));
     w.data_error.set(data, Py_None);
     w.data_done.set(data, Py_None);
     w.data_info.set(data, Py_None);
   }
+}
+
+// handles(device, types): a handle for data of each type, which do not exist yet.
+inline PyObject* handles(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *device, *types;
+  if (!PyArg_ParseTuple(arguments, "OO!", &device, &PyTuple_Type, &types)) return nullptr;
+  Ref made = checked(PyList_New(PyTuple_GET_SIZE(types)));
+  make_handles(world(), made.get(), device, types, nullptr);
   return made.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// filled(device, types, tensors): a handle for each tensor.
+inline PyObject* filled(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *device, *types, *tensors;
+  if (!PyArg_ParseTuple(
+          arguments, "OO!O!", &device, &PyTuple_Type, &types, &PyList_Type, &tensors)) {
+    return nullptr;
+  }
+  if (PyList_GET_SIZE(tensors) != PyTuple_GET_SIZE(types)) {
+    PyErr_SetString(PyExc_ValueError, "there are not as many tensors as types");
+    return nullptr;
+  }
+  Ref made = checked(PyList_New(PyTuple_GET_SIZE(types)));
+  make_handles(world(), made.get(), device, types, tensors);
+  return made.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// tensors(arguments): what handles hold, and all else as it is; None if a handle has failed.
+inline PyObject* tensors(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  const World& w = world();
+  expect(arguments, &PyList_Type);
+  Ref found = checked(PyList_New(PyList_GET_SIZE(arguments)));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arguments); ++i) {
+    PyObject* argument = PyList_GET_ITEM(arguments, i);
+    if (PyObject_TypeCheck(argument, w.backend_data)) {
+      if (w.data_error.of(argument) != Py_None) Py_RETURN_NONE;
+      argument = w.data_tensor.of(argument);
+    }
+    PyList_SET_ITEM(found.get(), i, Py_NewRef(argument));
+  }
+  return found.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// assign(handles, results): handles take over what others hold; whether one of those has failed.
+inline PyObject* assign(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  const World& w = world();
+  PyObject *handles, *results;
+  if (!PyArg_ParseTuple(arguments, "O!O", &PyList_Type, &handles, &results)) return nullptr;
+  if (!PyList_Check(results)) expect(results, &PyTuple_Type);
+  if (PyList_GET_SIZE(handles) != PySequence_Fast_GET_SIZE(results)) {
+    PyErr_SetString(PyExc_ValueError, "there are not as many results as handles");
+    return nullptr;
+  }
+  bool failed = false;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(handles); ++i) {
+    PyObject* handle = PyList_GET_ITEM(handles, i);
+    PyObject* result = PySequence_Fast_GET_ITEM(results, i);
+    if (!PyObject_TypeCheck(result, w.backend_data)) expect(result, w.backend_data);
+    if (Py_TYPE(handle) == w.backend_data) {
+      w.data_tensor.set(handle, w.data_tensor.of(result));
+      w.data_error.set(handle, w.data_error.of(result));
+    } else {  // a backend's own class
+      checked(PyObject_CallMethod(handle, "assign", "O", result));
+    }
+    failed |= w.data_error.of(result) != Py_None;
+  }
+  return PyBool_FromLong(failed);
   END_HANDLE_TH_ERRORS
 }
 

@@ -688,9 +688,12 @@ static void find_slots(World& w, PyObject* names) {
   find(w.view_value, "View", "value");
   find(w.node_outputs, "Node", "outputs");
   find(w.node_passing, "Node", "passing");
+  find(w.node_op, "Node", "op");
+  find(w.node_args, "Node", "args");
   find(w.expansion_outputs, "Expansion", "outputs");
   find(w.value_type, "Value", "type");
   find(w.value_index, "Value", "index");
+  find(w.value_node, "Value", "node");
   find(w.type_wrapper, "TensorType", "wrapper");
   find(w.type_conj, "TensorType", "conj");
   find(w.type_neg, "TensorType", "neg");
@@ -721,6 +724,7 @@ static PyObject* setup(PyObject*, PyObject* names) {
   w.trace = take(names, "trace");
   w.trace_builder.find(reinterpret_cast<PyObject*>(Py_TYPE(w.trace)), "builder");
   w.builder = take_type(names, "IrBuilder");
+  w.leaf_op = take(names, "leaf_op");
   w.leaf_nodes = take(names, "leaf_nodes");
   w.leaves = take(names, "leaves");
   w.leaf_storages = take(names, "leaf_storages");
@@ -972,7 +976,11 @@ static PyMethodDef methods[] = {
     {"counts", counts, METH_NOARGS, nullptr},
     {"live", cuts::live, METH_O, nullptr},
     {"forget", cuts::forget, METH_VARARGS, nullptr},
+    {"settle", cuts::settle, METH_VARARGS, nullptr},
     {"handles", cuts::handles, METH_VARARGS, nullptr},
+    {"filled", cuts::filled, METH_VARARGS, nullptr},
+    {"tensors", cuts::tensors, METH_O, nullptr},
+    {"assign", cuts::assign, METH_VARARGS, nullptr},
     {"hold", cuts::hold, METH_VARARGS, nullptr},
     {"shared", cuts::shared, METH_VARARGS, nullptr},
     {"call_modules", modules::call_modules, METH_VARARGS, nullptr},

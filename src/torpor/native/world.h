@@ -97,11 +97,12 @@ struct World {
   PyTypeObject *tensor_type, *symbolic_type, *backend_data;
   Slot storage_type, storage_value, storage_data, storage_listed;
   Slot view_base, view_index, view_node, view_parent, view_value;
-  Slot node_outputs, node_passing, expansion_outputs, value_type, value_index;
+  Slot node_outputs, node_passing, node_op, node_args, expansion_outputs;
+  Slot value_type, value_index, value_node;
   Slot type_wrapper, type_conj, type_neg, type_concrete;
   Slot data_device, data_type, data_tensor, data_error, data_done, data_info;
   PyObject *name_storage, *name_view, *name_recorder, *name_limit;
-  PyObject *trace, *leaf_nodes, *leaves, *leaf_storages, *leaf_values, *sizes, *name_active;
+  PyObject *trace, *leaf_op, *leaf_nodes, *leaves, *leaf_storages, *leaf_values, *sizes, *name_active;
   PyTypeObject* builder;
   Slot trace_builder;
   PyObject *acquire, *release, *pending, *forget, *leaf_value, *config, *make_wrapper, *dispatch;

@@ -223,6 +223,7 @@ def _names() -> dict[str, Any]:
         "detach": torch.ops.aten.detach.default,
         "dispatch": dispatch.dispatch,
         "forget": TRACE.pending.pop,
+        "leaf_op": LEAF,
         "leaf_nodes": LEAF.nodes,
         "leaf_storages": TRACE.leaf_storages,
         "leaf_value": TRACE.leaf_value,

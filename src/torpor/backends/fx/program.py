@@ -7,6 +7,7 @@ which op failed and at which line of the user's, and compute what does not depen
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from torpor import _torch
-from torpor.backend.data import BackendData
+from torpor.backend.data import BackendData, filled, tensors_of
 from torpor.backend.device import BackendDevice
 from torpor.backends.fx.trace import PACKED, Piece, is_number
 from torpor.backends.layout import storages_of, with_layout
@@ -24,6 +25,7 @@ from torpor.backends.reference.runtime import step as run_alone
 from torpor.errors import StepError
 from torpor.ir.sizes import Condition, Symbol
 from torpor.ir.types import TensorType
+from torpor.picks import picker
 
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """Takes a list of tensors, which it may clear, and returns tensors."""
@@ -66,7 +68,9 @@ class Program:
     copied: dict[int, int] = field(default_factory=dict)  # those copied when all has run
     loose: frozenset[int] = frozenset()  # registers of results that may have any strides
     padded: bool = False  # results may have gaps between their rows
+    ways: Ways | None = None  # of arguments that become results, once known
     fixes: list[Fix] | None = None  # what each result needs, once known
+    faulty: list[int] = field(default_factory=list)  # results that need something
     sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes
     hints: dict[Symbol, int] = field(default_factory=dict)  # sizes when it was compiled
     conditions: list[Condition] = field(default_factory=list)  # sizes for which it was
@@ -93,13 +97,17 @@ class Program:
 
 
 def run(
-    program: Program, arguments: Sequence[Any], types: Sequence[TensorType], device: BackendDevice
+    program: Program,
+    arguments: Sequence[Any],
+    types: tuple[TensorType, ...],
+    device: BackendDevice,
 ) -> list[BackendData]:
     """Run a program on data; one handle per result, failed ones with their error."""
-    if program.broken is not None or any(_has_failed(argument) for argument in arguments):
+    given = None if program.broken is not None else tensors_of(arguments)
+    if given is None:
         return run_reference(program.reference, arguments, types, device)
     try:
-        tensors = _run_steps(program, arguments)
+        tensors = _run_steps(program, given)
         return _store(program, tensors, arguments, types, device)
     except Exception as error:
         if program.donated:
@@ -118,15 +126,14 @@ def function(
     indices; `slowly` says what is wrong. On a GPU it is too late then to run anything.
     """
 
-    over = {result: parameter for parameter, result in program.donated.items()}
-    own = [place for place, register in enumerate(program.results) if register not in over]
     keeps = program.device.type == "cpu" and not program.donated
+    ways = Ways(program)
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         fixes = program.fixes
         if fixes is None or program.broken is not None:
             return slowly(tensors)
-        results: list[Any] = [None if r not in over else tensors[over[r]] for r in program.results]
+        written = ways.written(tensors)
         kept = list(tensors) if keeps else None
         try:
             with _torch.kernels():
@@ -135,9 +142,9 @@ def function(
             if kept is None:
                 raise
             return slowly(kept)
-        for place, tensor in zip(own, made, strict=True):
-            fix = fixes[place]
-            results[place] = tensor if fix is Fix.NOTHING else _fixed(tensor, types[place], fix)
+        results = list(ways.results((*written, *made)))
+        for place in program.faulty:
+            results[place] = _fixed(results[place], types[place], fixes[place])
         return results
 
     def plainly(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -164,22 +171,31 @@ def _run_again(
     return results
 
 
-def _has_failed(argument: Any) -> bool:
-    return isinstance(argument, BackendData) and argument.error is not None
-
-
-def _run_steps(program: Program, arguments: Sequence[Any]) -> list[Any]:
+def _run_steps(program: Program, given: list[Any]) -> list[Any]:
     """Run all steps; the tensors of the results."""
-    given = [a.tensor if isinstance(a, BackendData) else a for a in arguments]
+    ways = program.ways = program.ways or Ways(program)
+    written = ways.written(given)
+    made: Sequence[torch.Tensor]
     with _torch.kernels():
         packed = program.packing.pack(given, program.device)
         if program.replayed is None:
-            rest = iter(compute(program, given, packed))
+            made = compute(program, given, packed)
         else:
-            tensors = [argument for argument in given if isinstance(argument, torch.Tensor)]
-            rest = iter(program.replayed(on_tensors(program), [*tensors, *packed]))
-    over = {result: given[parameter] for parameter, result in program.donated.items()}
-    return [over[r] if r in over else next(rest) for r in program.results]
+            made = program.replayed(on_tensors(program), [*ways.tensors(given), *packed])
+    return list(ways.results((*written, *made)))
+
+
+class Ways:
+    """How arguments of a program become results, beside what is computed; found out once."""
+
+    __slots__ = ("results", "tensors", "written")
+
+    def __init__(self, program: Program) -> None:
+        self.tensors = picker(tensor_parameters(program))
+        self.written = picker(list(program.donated))
+        over = {register: place for place, register in enumerate(program.donated.values())}
+        made = itertools.count(len(over))  # what is computed follows
+        self.results = picker([over[r] if r in over else next(made) for r in program.results])
 
 
 def on_tensors(program: Program) -> Compiled:
@@ -328,16 +344,16 @@ def _store(
     program: Program,
     tensors: list[Any],
     arguments: Sequence[Any],
-    types: Sequence[TensorType],
+    types: tuple[TensorType, ...],
     device: BackendDevice,
 ) -> list[BackendData]:
     """Handles for results; what each needs is found out once, as compiled code does not change."""
     if program.fixes is None:
         program.fixes = _find_fixes(program, tensors, arguments, types)
-    return [
-        BackendData(device, type_, tensor if fix is Fix.NOTHING else _fixed(tensor, type_, fix))
-        for tensor, type_, fix in zip(tensors, types, program.fixes, strict=True)
-    ]
+        program.faulty = [i for i, fix in enumerate(program.fixes) if fix is not Fix.NOTHING]
+    for place in program.faulty:
+        tensors[place] = _fixed(tensors[place], types[place], program.fixes[place])
+    return filled(device, types, tensors)
 
 
 def _find_fixes(

@@ -98,10 +98,8 @@ class InductorBackend(FxBackend):
 
     def runs_here(self, computation: Computation, in_turn: bool) -> bool:
         replayed = computation.program.replayed
-        if not isinstance(replayed, Replayed) or replayed.off is not None:
-            return in_turn
-        # to capture a graph, the program's generator is put aside
-        return in_turn or bool(replayed.graph is None)
+        # a replay is over at once, and to capture a graph the program's generator is put aside
+        return in_turn or (isinstance(replayed, Replayed) and replayed.off is None)
 
     def runs_beside(self, computation: Computation) -> bool:
         replayed = computation.program.replayed

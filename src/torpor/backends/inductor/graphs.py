@@ -36,6 +36,7 @@ from torpor.backends.layout import clone_strided, repeated_dims
 from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.ir.types import TensorType
 from torpor.ops.draws import CAPTURED, DRAWING, IN_ORDER, IN_TURN, set_turn
+from torpor.picks import Picker, picker
 
 STEADY = 2  # runs after which an input that came at the same address is taken to stay there
 PATIENCE = 6  # runs in which all inputs may come to rest, as what another graph returns does
@@ -111,8 +112,8 @@ class Captured:
 
     serial: int
     pool: Any
-    addresses: list[int]  # of inputs that stay
-    stay: list[int]  # which these are
+    addresses: tuple[int, ...]  # of inputs that stay
+    resting: Picker  # finds these
     copied: list[int]  # those that are copied to `buffers`
     buffers: Tensors
     results: Tensors
@@ -224,7 +225,7 @@ class Replayed:
         self, memory: Memory, code: Compiled, inputs: Tensors, addresses: list[int]
     ) -> Captured | None:
         graph = self.graph
-        if graph is not None and [addresses[i] for i in graph.stay] == graph.addresses:
+        if graph is not None and graph.resting(addresses) == graph.addresses:
             return graph
         self._watch(addresses)
         if not self._at_rest(inputs):
@@ -282,13 +283,14 @@ class Replayed:
             return None
         memory.serial += 1
         metrics.count("CudaGraphCaptured")
+        resting = picker(stay)
         out = [
             i for i, result in enumerate(results)
             if i in self.kept or (result.numel() == 1 and i not in self.unseen)
         ]  # fmt: skip
         self.graph = Captured(
-            memory.serial, pool, [addresses[i] for i in stay], stay, copied,
-            list(map(_once, buffers)), results, out, replay, generators, consumed, spared or {},
+            memory.serial, pool, resting(addresses), resting, copied, list(map(_once, buffers)),
+            results, out, replay, generators, consumed, spared or {},
         )  # fmt: skip
         memory.captured.add(self.graph)
         return self.graph
