@@ -24,6 +24,7 @@ from torpor import _torch, config
 from torpor._torch import OpOverload
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
+from torpor.backend.picks import picker
 from torpor.backend.registry import get_backend, make
 from torpor.backends.fx import functional
 from torpor.backends.fx.backend import FxBackend, in_fresh_thread
@@ -36,7 +37,6 @@ from torpor.ir.node import Node, Value, leaf
 from torpor.ir.types import TensorType
 from torpor.ops import draws
 from torpor.ops.spec import Return, ReturnKind, spec_of
-from torpor.picks import picker
 from torpor.trace.native import FRONT
 
 aten = torch.ops.aten

@@ -16,6 +16,7 @@ from torpor import config, metrics
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
+from torpor.backend.picks import picker
 from torpor.errors import CompileError
 from torpor.execute.background import COMPILER, Job
 from torpor.execute.compilation import (
@@ -38,7 +39,6 @@ from torpor.ir.types import ScalarType
 from torpor.ir.verify import verify
 from torpor.ops.draws import IN_TURN
 from torpor.ops.spec import spec_of
-from torpor.picks import picker
 
 
 class Plan:

@@ -30,13 +30,13 @@ from typing import Any, Protocol
 import torch
 
 from torpor import _torch, metrics
+from torpor.backend.picks import Picker, picker
 from torpor.backends.fx.program import Compiled, Program, parameters_of, tensor_parameters
 from torpor.backends.fx.trace import is_number
 from torpor.backends.layout import clone_strided, repeated_dims
 from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.ir.types import TensorType
 from torpor.ops.draws import CAPTURED, DRAWING, IN_ORDER, IN_TURN, set_turn
-from torpor.picks import Picker, picker
 
 STEADY = 2  # runs after which an input that came at the same address is taken to stay there
 PATIENCE = 6  # runs in which all inputs may come to rest, as what another graph returns does
