@@ -136,6 +136,10 @@ def replays() -> int:
     return torpor.metrics.counters().get("CudaGraphReplayed", 0)
 
 
+def captures() -> int:
+    return torpor.metrics.counters().get("CudaGraphCaptured", 0)
+
+
 @pytest.fixture(autouse=True)
 def _counted_from_here() -> None:
     torpor.metrics.reset()
@@ -183,6 +187,37 @@ def test_an_input_whose_elements_share_memory_is_copied(look: Callable[[Tensor],
     for other in moving(10):
         run(replayed, [look(other)])
     assert replays() == 10 - PATIENCE
+
+
+def test_an_input_that_leaves_its_place_is_copied_from_then_on_with_those_of_its_type() -> None:
+    stage = Stage()
+    step, parameter = make(stage), torch.zeros(3)
+    masks = numbers(1, 2, 3)
+    for _ in range(10):
+        step.run([*masks, parameter])
+    before = replays()
+    for number in range(20):
+        masks[number % 3] = torch.full((4,), float(number))
+        results = step.run([*masks, parameter])
+        assert torch.equal(results[number % 3], masks[number % 3] * 2)
+        del results
+    assert replays() == before + 20  # none ran as it was compiled
+    assert captures() == 2
+    assert step.graph is not None
+    assert step.graph.copied == [0, 1, 2]
+
+
+def test_an_input_that_is_written_to_and_leaves_its_place_is_waited_for() -> None:
+    stage = Stage()
+    step, batch = make(stage, written=[0]), torch.zeros(3)
+    state = torch.zeros(4)
+    for _ in range(10):
+        step.run([state, batch])
+    state = state.clone()
+    before = replays()
+    step.run([state, batch])
+    assert replays() == before
+    assert state[0].item() == 11
 
 
 def test_an_input_may_come_to_rest_first() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad as fwAD
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -331,6 +332,79 @@ def test_a_storage_object_is_noticed(library: Any) -> None:
     del held
     for shared in (library.shared, donation.shared):
         assert shared(arguments, (0,)) == []
+
+
+# -- results that nobody wants ---------------------------------------------------------------------
+
+
+def norm(tensor: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(tensor, (8,))
+
+
+def grouped(tensor: torch.Tensor) -> torch.Tensor:
+    return F.group_norm(tensor, 2)
+
+
+def attention(tensor: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(tensor, tensor, tensor)
+
+
+@pytest.mark.parametrize("op", [norm, grouped, attention])
+def test_without_gradients_only_the_result_is_made(
+    op: Callable[[torch.Tensor], torch.Tensor], library: Any
+) -> None:
+    def made(tensor: torch.Tensor, with_gradients: bool) -> int:
+        with torch.set_grad_enabled(with_gradients):
+            op(tensor)  # the first time it is Python's
+            before: int = library.made()
+            op(tensor)
+            after: int = library.made()
+        return after - before
+
+    torch.manual_seed(0)
+    plain = torch.randn(2, 4, 4, 8)
+    lazy, leaf = plain.to("lazy"), plain.to("lazy").requires_grad_()
+    assert made(lazy, with_gradients=False) == 1
+    assert made(lazy, with_gradients=True) == 1
+    assert made(leaf, with_gradients=False) == 1
+    assert made(leaf, with_gradients=True) > 1
+    expected = plain.clone().requires_grad_()
+    op(expected).sum().backward()
+    op(leaf).sum().backward()
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad.cpu(), expected.grad)  # type: ignore[arg-type]  # there is one
+    with torch.no_grad():
+        assert torch.equal(op(lazy).cpu(), op(plain))
+
+
+def test_who_asks_for_all_results_gets_them(library: Any) -> None:
+    torch.manual_seed(0)
+    plain = torch.randn(3, 8)
+    lazy = plain.to("lazy")
+    with torch.no_grad():
+        for _ in range(2):
+            norm(lazy)
+            found = torch.native_layer_norm(lazy, (8,), None, None, 1e-5)
+            expected = torch.native_layer_norm(plain, (8,), None, None, 1e-5)
+            for one, other in zip(found, expected, strict=True):
+                assert torch.equal(one.cpu(), other)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_tangents_are_taken_from_the_other_results(library: Any) -> None:
+    torch.manual_seed(0)
+    plain, tangent = torch.randn(3, 8), torch.randn(3, 8)
+
+    def tangents(primal: torch.Tensor, along: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), fwAD.dual_level():
+            made = norm(fwAD.make_dual(primal, along))
+            return fwAD.unpack_dual(made).tangent.clone()
+
+    expected = tangents(plain, tangent)
+    for _ in range(2):
+        norm(plain.to("lazy"))
+        found = tangents(plain.to("lazy"), tangent.to("lazy"))
+        torch.testing.assert_close(found.cpu(), expected)
 
 
 # -- module calls ----------------------------------------------------------------------------------

@@ -119,6 +119,7 @@ static at::Tensor fresh_tensor(World& w, PyObject* value) {
   w.storage_value.set(storage.get(), value);
   w.storage_data.set(storage.get(), Py_None);
   enlist(w, storage.get());
+  ++w.made;
   return as_lazy_tensor(w, std::move(tensor), storage.get(), Py_None);
 }
 
@@ -293,7 +294,8 @@ static at::Tensor result(
 
 // Makes the results of a hit and writes what it writes; nothing has happened if it says that it
 // could not. The outputs of a node are its results that are new, then what it writes.
-static bool finish(World& w, const Op& op, const Call& call, PyObject* node, Stack& results) {
+static bool finish(
+    World& w, const Op& op, const Call& call, PyObject* node, bool first, Stack& results) {
   PyObject* outputs = outputs_of(w, node);
   if (outputs == nullptr) return false;
   Targets targets;
@@ -312,6 +314,9 @@ static bool finish(World& w, const Op& op, const Call& call, PyObject* node, Sta
       results.push_back(call.arguments()[returned.argument]);
     } else if (returned.make == Make::length) {
       results.emplace_back(call.arguments()[returned.argument].toTensor().size(2));
+    } else if (first && place > 0 && !returned.is_list && returned.make == Make::fresh) {
+      results.emplace_back(at::Tensor());  // nobody wants it
+      ++place;
     } else if (returned.is_list) {
       c10::List<at::Tensor> list;
       for (const Py_ssize_t end = place + made - op.alone; place < end; ++place) {
@@ -355,16 +360,17 @@ static Ref node_of(const Op& op, PyObject* key) {
   return found.get() == Py_None ? Ref() : std::move(found);
 }
 
-// The results of a call that was met before; false if it is Python's.
+// The results of a call that was met before, or the first; false if it is Python's.
 template <class MakeKey>
 bool look_up(
-    World& w, const Op& op, c10::ArrayRef<IValue> arguments, MakeKey make_key, Stack& results) {
+    World& w, const Op& op, c10::ArrayRef<IValue> arguments, MakeKey make_key, bool first,
+    Stack& results) {
   Lock lock(w);
   Call call(w, op, arguments);
   Ref key = make_key(call);
   if (!key || call.operands().empty()) return false;
   Ref node = node_of(op, key.get());
-  return node && finish(w, op, call, node.get(), results);
+  return node && finish(w, op, call, node.get(), first, results);
 }
 
 static bool is_lazy(const World& w, const at::Tensor& tensor) {
@@ -386,7 +392,18 @@ static bool any_lazy(const World& w, const Op& op, c10::ArrayRef<IValue> argumen
   return false;
 }
 
-static bool record(World& w, const OperatorHandle& handle, Stack* stack) {
+// The op of which the call that this thread is about to make wants the first result alone.
+static thread_local const OperatorHandle* wanted_first = nullptr;
+
+class FirstResult {
+ public:
+  explicit FirstResult(const OperatorHandle* op) { wanted_first = op; }
+  FirstResult(const FirstResult&) = delete;
+  FirstResult& operator=(const FirstResult&) = delete;
+  ~FirstResult() { wanted_first = nullptr; }
+};
+
+static bool record(World& w, const OperatorHandle& handle, bool first, Stack* stack) {
   const auto found = w.ops.find(handle);
   if (found == w.ops.end() || !is_ours_to_record(w)) return false;
   const Op& op = *found->second;
@@ -394,7 +411,8 @@ static bool record(World& w, const OperatorHandle& handle, Stack* stack) {
   Stack results;
   const auto arguments = torch::jit::last(*stack, op.kinds.size());
   if (!any_lazy(w, op, arguments)) return false;
-  if (!look_up(w, op, arguments, [](Call& call) { return call.key(); }, results)) return false;
+  const auto make_key = [](Call& call) { return call.key(); };
+  if (!look_up(w, op, arguments, make_key, first, results)) return false;
   torch::jit::drop(*stack, op.kinds.size());
   for (IValue& result : results) stack->push_back(std::move(result));
   return true;
@@ -402,9 +420,10 @@ static bool record(World& w, const OperatorHandle& handle, Stack* stack) {
 
 static void kernel(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   World& w = world();
+  const OperatorHandle* wanted = std::exchange(wanted_first, nullptr);  // calls inside want all
   if (w.on) {
     Gil gil;
-    if (record(w, op, stack)) return;
+    if (record(w, op, wanted != nullptr && *wanted == op, stack)) return;
     ++w.passed_on;
   }
   w.in_python->callBoxed(op, keys, stack);
@@ -422,7 +441,7 @@ c10::intrusive_ptr<c10::TensorImpl> LazyImpl::recorded_alias() const {
   if (!is_ours_to_record(w) || !is_current(w, *op)) return {};
   Stack results;
   const auto make_key = [&](Call& call) { return call.key_of_one(object); };
-  if (!look_up(w, *op, {}, make_key, results)) return {};
+  if (!look_up(w, *op, {}, make_key, false, results)) return {};
   return results[0].toTensor().getIntrusivePtr();
 }
 
@@ -517,6 +536,27 @@ static void above_kernel(const OperatorHandle& op, c10::DispatchKeySet keys, Sta
   }
 }
 
+// -- ops that take the first result of another one ---------------------------------------------------
+
+// Autograd keeps other results of the inner call for backward, or takes the tangents of the first
+// from them.
+static bool differentiates(c10::ArrayRef<IValue> arguments) {
+  return std::any_of(arguments.begin(), arguments.end(), [](const IValue& argument) {
+    if (!argument.isTensor() || !argument.toTensor().defined()) return false;
+    const at::Tensor& tensor = argument.toTensor();
+    return (tensor.requires_grad() && c10::GradMode::is_enabled()) ||
+        tensor._fw_grad(/*level=*/0).defined();
+  });
+}
+
+static void first_result_kernel(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const World& w = world();
+  const Above& kernels = w.above.at(op);
+  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  FirstResult wanted(w.on && !differentiates(arguments) ? &*kernels.inner : nullptr);
+  kernels.python.callBoxed(op, keys, stack);
+}
+
 // -- choices: an op that comes to another one, by the types of its arguments -----------------------
 
 // All that a choice depends on, as bytes.
@@ -597,7 +637,10 @@ static bool call_chosen(const World& w, const OperatorHandle& op, Stack* stack) 
   for (const auto& part : choice->parts) {
     inner.push_back(part.argument ? arguments[*part.argument] : part.constant);
   }
-  choice->op.callBoxed(&inner);
+  {
+    FirstResult wanted(differentiates(arguments) ? nullptr : &choice->op);
+    choice->op.callBoxed(&inner);
+  }
   torch::jit::drop(*stack, number);
   stack->push_back(std::move(inner[0]));
   return true;
@@ -645,7 +688,9 @@ static PyObject* record_alias(PyObject* const* arguments, Py_ssize_t number) {
   }
   Stack results;
   const auto make_key = [&](Call& call) { return call.key_of_one(tensor); };
-  if (look_up(w, *w.detach_op, {}, make_key, results)) return THPVariable_Wrap(results[0].toTensor());
+  if (look_up(w, *w.detach_op, {}, make_key, false, results)) {
+    return THPVariable_Wrap(results[0].toTensor());
+  }
   ++w.passed_on;
   return nullptr;
   END_HANDLE_TH_ERRORS
@@ -870,6 +915,33 @@ class Quiet : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
+static void implement_above(const OperatorHandle& op, torch::CppFunction kernel) {
+  static auto* library = new torch::Library(
+      torch::Library::IMPL, "aten", c10::DispatchKey::AutogradLazy, __FILE__, __LINE__);
+  Quiet quiet;  // it is meant to take the place of Python's
+  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  library->impl(c10::toString(op.operator_name()).c_str(), std::move(kernel));
+}
+
+// want_first(name, overload, inner_name, inner_overload): calls of an op, which takes the first
+// result of the inner one, get no other where there are no gradients.
+static PyObject* want_first(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  const char *name, *overload, *inner_name, *inner_overload;
+  if (!PyArg_ParseTuple(arguments, "ssss", &name, &overload, &inner_name, &inner_overload)) {
+    return nullptr;
+  }
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const OperatorHandle op = dispatcher.findSchemaOrThrow(name, overload);
+  const OperatorHandle inner = dispatcher.findSchemaOrThrow(inner_name, inner_overload);
+  constexpr auto key = c10::DispatchKey::AutogradLazy;
+  world().above.emplace(
+      op, Above{std::nullopt, op.getComputedKernelForDispatchKey(key), inner});
+  implement_above(op, torch::CppFunction::makeFromBoxedFunction<&first_result_kernel>());
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 // stand_above(name, overload, rule, kernel): decide here, by a rule, which way a call of an op above
 // autograd goes; `kernel` is what the usual case calls, None if the first argument is its result.
 // False if that is no kernel that can be read here: a library built by another compiler than torch.
@@ -887,11 +959,8 @@ static PyObject* stand_above(PyObject*, PyObject* arguments) {
     Py_RETURN_FALSE;
   }
   world().above.emplace(
-      handle, Above{std::move(usual), handle.getComputedKernelForDispatchKey(key)});
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-  Quiet quiet;  // it is meant to take the place of Python's
-  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
-  library->impl(c10::toString(handle.operator_name()).c_str(), above_kernel_of(rule));
+      handle, Above{std::move(usual), handle.getComputedKernelForDispatchKey(key), std::nullopt});
+  implement_above(handle, above_kernel_of(rule));
   if (std::string(rule) == "choice") {
     take_over(
         world(), handle, torch::CppFunction::makeFromBoxedFunction<&choosing_kernel_below>());
@@ -965,14 +1034,19 @@ static PyObject* counts(PyObject*, PyObject*) {
   return Py_BuildValue("LL", (long long)world().recorded, (long long)world().passed_on);
 }
 
+// made(): results with a storage of their own that were made here.
+static PyObject* made(PyObject*, PyObject*) { return PyLong_FromLongLong(world().made); }
+
 static PyMethodDef methods[] = {
     {"setup", setup, METH_O, nullptr},
     {"add", add, METH_VARARGS, nullptr},
+    {"want_first", want_first, METH_VARARGS, nullptr},
     {"stand_above", stand_above, METH_VARARGS, nullptr},
     {"choose", choose, METH_VARARGS, nullptr},
     {"forget_choices", forget_choices, METH_NOARGS, nullptr},
     {"parts", set_parts, METH_O, nullptr},
     {"switch", set_on, METH_O, nullptr},
+    {"made", made, METH_NOARGS, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},
     {"live", cuts::live, METH_O, nullptr},
     {"forget", cuts::forget, METH_VARARGS, nullptr},

@@ -75,6 +75,7 @@ struct Op {
 struct Above {
   std::optional<c10::SafeKernelFunction> usual;  // none: the first argument is the result
   c10::SafeKernelFunction python;  // what knows all cases
+  std::optional<OperatorHandle> inner;  // whose first result it takes
 };
 
 // What a call of an op above autograd comes to: a call of another op, whose first result it is.
@@ -117,7 +118,8 @@ struct World {
   std::optional<c10::SafeKernelFunction> in_python;  // torch's kernel for all ops
   std::unordered_map<std::string, std::unique_ptr<torch::Library>> libraries;  // by namespace
   size_t users_of_one = 1;  // of the memory of one tensor, once there was a Python object for it
-  int64_t recorded = 0, passed_on = 0;
+  int64_t recorded = 0, passed_on = 0;  // calls
+  int64_t made = 0;  // results
 };
 
 inline World& world() {

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -151,6 +151,11 @@ class Front:
         for op, rule, kernel in above_autograd():
             usual = kernel and _torch.kernel_object(kernel)
             library.stand_above(op._schema.name, op._schema.overload_name, rule, usual)
+        for op, inner in FIRST_RESULTS:
+            library.want_first(
+                op._schema.name, op._schema.overload_name,
+                inner._schema.name, inner._schema.overload_name,
+            )  # fmt: skip
         whole.on_parts(library.parts)
         stand_before_modules(library)
         for kind in list(TABLE.kinds.values()):  # another thread was faster
@@ -184,6 +189,13 @@ def above_autograd() -> Iterator[tuple[Any, str, Any]]:
     yield aten.to.dtype_layout, "to", parts
     yield aten.dropout.default, "dropout", None
     yield aten.scaled_dot_product_attention.default, "choice", None
+
+
+FIRST_RESULTS: Final = (
+    (aten.layer_norm.default, aten.native_layer_norm.default),
+    (aten.group_norm.default, aten.native_group_norm.default),
+)
+"""Ops that are the first result of another one, which has more."""
 
 
 def tell(library: Any, spec: OpSpec, recorder: Any) -> bool:

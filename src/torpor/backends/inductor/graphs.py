@@ -113,7 +113,8 @@ class Captured:
     serial: int
     pool: Any
     addresses: tuple[int, ...]  # of inputs that stay
-    resting: Picker  # finds these
+    stay: list[int]  # which these are
+    resting: Picker  # finds them
     copied: list[int]  # those that are copied to `buffers`
     buffers: Tensors
     results: Tensors
@@ -173,6 +174,7 @@ class Replayed:
         self.steady = STEADY
         self.addresses: list[int] = []
         self.streaks: list[int] = []  # how often each input came at the same address
+        self.restless: set[int] = set()  # inputs that have left the places that a graph knew
         self.kept: set[int] = set()  # results that outlive the next run: copied
         self.pressure = 0  # how often results were still in use
         self.apart = False  # it needs memory of its own
@@ -228,34 +230,57 @@ class Replayed:
         if graph is not None and graph.resting(addresses) == graph.addresses:
             return graph
         self._watch(addresses)
-        if not self._at_rest(inputs):
+        if graph is not None and self._may_copy(graph, inputs, addresses):
+            graph = self.graph = None
+        elif not self._at_rest(inputs):
             return None
         if graph is not None:  # it was captured too early: wait longer this time
             self.graph, self.steady = None, min(2 * self.steady, MOST_STEADY)
             return None
         return self._captured(memory, code, inputs, addresses)
 
+    def _may_copy(self, graph: Captured, inputs: Tensors, addresses: list[int]) -> bool:
+        """Inputs have left the places that a graph knows, and may be copied from now on.
+
+        So may those of their types: as one mask of dropout moves, so will the others.
+        """
+        pairs = zip(graph.stay, graph.resting(addresses), graph.addresses, strict=True)
+        moved = {place for place, now, then in pairs if now != then}
+        types = {TensorType.of_tensor(inputs[place]) for place in moved}
+        alike = {i for i in graph.stay if TensorType.of_tensor(inputs[i]) in types}
+        restless = self.restless.union(graph.copied, moved, alike - self.written - self.numbers)
+        if restless & self.written or _bytes(inputs, restless) > MOST_COPIED:
+            return False
+        self.restless = restless
+        return True
+
+    def _moving(self) -> list[int]:
+        """Inputs that do not stay where they are."""
+        pairs = enumerate(self.streaks)
+        return [i for i, streak in pairs if streak < self.steady or i in self.restless]
+
     def _at_rest(self, inputs: Tensors) -> bool:
         """Every input stays where it is, or may be copied."""
         if self.runs <= self.steady:
             return False
-        moving = [i for i, streak in enumerate(self.streaks) if streak < self.steady]
+        moving = self._moving()
         if any(i in self.written for i in moving):
             return False
-        sizes = [inputs[i].numel() * inputs[i].element_size() for i in moving]
         if self.runs <= PATIENCE and moving:
             return False
-        if sum(sizes) > MOST_COPIED:
+        size = _bytes(inputs, moving)
+        if size > MOST_COPIED:
+            self.restless = set()
             if self.runs > LAST:
-                self._give_up(f"inputs of {sum(sizes) >> 20} MiB come at new addresses")
+                self._give_up(f"inputs of {size >> 20} MiB come at new addresses")
             return False
         return True
 
     def _captured(
         self, memory: Memory, code: Compiled, inputs: Tensors, addresses: list[int]
     ) -> Captured | None:
-        copied = [i for i, streak in enumerate(self.streaks) if streak < self.steady]
-        stay = [i for i, streak in enumerate(self.streaks) if streak >= self.steady]
+        copied = self._moving()
+        stay = sorted({*range(len(inputs))}.difference(copied))
         buffers = [clone_strided(inputs[i]) for i in copied]
         generators = [torch.Generator(self.device) for _ in self.turns]
         offsets = [inputs[offset].data_ptr() for _, offset in self.turns]
@@ -289,8 +314,8 @@ class Replayed:
             if i in self.kept or (result.numel() == 1 and i not in self.unseen)
         ]  # fmt: skip
         self.graph = Captured(
-            memory.serial, pool, resting(addresses), resting, copied, list(map(_once, buffers)),
-            results, out, replay, generators, consumed, spared or {},
+            memory.serial, pool, resting(addresses), stay, resting, copied,
+            list(map(_once, buffers)), results, out, replay, generators, consumed, spared or {},
         )  # fmt: skip
         memory.captured.add(self.graph)
         return self.graph
@@ -361,6 +386,10 @@ def _run_anew(code: Compiled, inputs: Tensors) -> Tensors:
     taken = {memory.cdata for memory in given}
     results = code(inputs)
     return [clone_strided(one) if _torch.memory_of(one) in taken else one for one in results]
+
+
+def _bytes(inputs: Tensors, places: Collection[int]) -> int:
+    return sum(inputs[i].numel() * inputs[i].element_size() for i in places)
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
