@@ -147,6 +147,17 @@ def _modes_aside() -> Iterator[None]:
         yield
 
 
+def as_on_another_thread() -> AbstractContextManager[Any]:
+    """Runs the body as if no mode were active: it makes no inference tensors either."""
+    return _inference_aside() if torch.is_inference_mode_enabled() else without_modes()
+
+
+@contextmanager
+def _inference_aside() -> Iterator[None]:
+    with without_modes(), torch.inference_mode(False):
+        yield
+
+
 @functools.cache
 def fake_mode() -> Any:
     """The fake-tensor mode that infers types with no numbers."""

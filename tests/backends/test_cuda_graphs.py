@@ -207,6 +207,21 @@ def test_an_input_that_leaves_its_place_is_copied_from_then_on_with_those_of_its
     assert step.graph.copied == [0, 1, 2]
 
 
+def test_a_graph_that_is_captured_in_inference_mode_is_replayed_outside() -> None:
+    stage = Stage()
+    step = make(stage)
+    with torch.inference_mode():
+        for number in range(20):
+            step.run(numbers(number))
+    assert step.graph is not None
+    assert step.graph.copied == [0]
+    before = replays()
+    (result,) = step.run(numbers(3))
+    assert torch.equal(result, numbers(3)[0] * 2)
+    assert not result.is_inference()
+    assert replays() == before + 1
+
+
 def test_an_input_that_is_written_to_and_leaves_its_place_is_waited_for() -> None:
     stage = Stage()
     step, batch = make(stage, written=[0]), torch.zeros(3)

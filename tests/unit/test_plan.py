@@ -13,7 +13,7 @@ from torpor.backend.device import BackendDevice, BackendDeviceType
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.errors import GraphError
-from torpor.execute.plan import COMPUTED, LEAVES, SCALARS, PlanCache, needed_graph
+from torpor.execute.plan import COMPUTED, SCALARS, PlanCache, needed_graph
 from torpor.ir.graph import Graph
 from torpor.ir.node import leaf, scalar
 
@@ -77,7 +77,8 @@ def test_a_plan_knows_where_its_inputs_come_from() -> None:
     total = record(aten.add.Tensor, known, leaf(3, MATRIX), alpha=scalar(1, float)).outputs[0]
     graph = Graph.of([total], {known})
     plan = PlanCache().add((total,), graph, Compiler(), DEVICE)
-    assert plan.inputs == ((COMPUTED, known), (LEAVES, 3), (SCALARS, 1))
+    assert plan.leaves("abcd") == ("d",)
+    assert plan.others == ((0, COMPUTED, known), (2, SCALARS, 1))
     assert plan.positions == {total: 0}
 
 

@@ -210,6 +210,14 @@ def test_a_short_job_runs_where_it_is_submitted(threaded: DeviceQueue) -> None:
     assert ran == [threading.current_thread()]
 
 
+def test_wherever_a_job_runs_it_makes_no_inference_tensors(either: DeviceQueue) -> None:
+    made: list[torch.Tensor] = []
+    with torch.inference_mode():
+        either.submit(Job(lambda: made.append(torch.ones(2)), []))
+    either.wait()
+    assert not made[0].is_inference()
+
+
 def test_a_short_job_waits_its_turn(threaded: DeviceQueue) -> None:
     gate, order = threading.Event(), []
 

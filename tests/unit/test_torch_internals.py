@@ -153,6 +153,18 @@ def test_without_modes_hides_a_mode() -> None:
     assert seen.ops == []
 
 
+def test_as_on_another_thread_no_mode_is_on() -> None:
+    with torch.inference_mode(), Seen() as seen:
+        with _torch.as_on_another_thread():
+            made = torch.ones(2)
+        assert torch.ones(2).is_inference()
+    assert not made.is_inference()
+    assert len(seen.ops) == 1
+    with Seen() as seen, _torch.as_on_another_thread():
+        torch.ones(2)
+    assert seen.ops == []
+
+
 def test_without_torch_function_switches_the_default_device_off() -> None:
     with torch.device("meta"), _torch.without_torch_function():
         assert torch.ones(2).device.type == "cpu"

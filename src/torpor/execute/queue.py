@@ -199,7 +199,7 @@ class DeviceQueue:
         if job.submitted:
             metrics.add_time("QueueWait", time.perf_counter() - job.submitted)
         try:
-            with metrics.timer("Execute"), _torch.without_modes():
+            with metrics.timer("Execute"), _torch.as_on_another_thread():
                 job.run()
         except BaseException as error:  # reported at the next sync, and by whoever reads a result
             for result in job.results:

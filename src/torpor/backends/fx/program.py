@@ -136,8 +136,7 @@ def function(
         written = ways.written(tensors)
         kept = list(tensors) if keeps else None
         try:
-            with _torch.kernels():
-                made = (program.replayed or _called)(plainly, tensors)
+            made = (program.replayed or _called)(plainly, tensors)
         except Exception:
             if kept is None:
                 raise
@@ -148,7 +147,8 @@ def function(
         return results
 
     def plainly(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return compute(program, tensors, ())
+        with _torch.kernels():
+            return compute(program, tensors, ())
 
     return run
 
@@ -176,12 +176,13 @@ def _run_steps(program: Program, given: list[Any]) -> list[Any]:
     ways = program.ways = program.ways or Ways(program)
     written = ways.written(given)
     made: Sequence[torch.Tensor]
-    with _torch.kernels():
-        packed = program.packing.pack(given, program.device)
-        if program.replayed is None:
-            made = compute(program, given, packed)
-        else:
-            made = program.replayed(on_tensors(program), [*ways.tensors(given), *packed])
+    if program.replayed is None:
+        with _torch.kernels():
+            made = compute(program, given, program.packing.pack(given, program.device))
+    else:
+        with _torch.without_torch_function(), _torch.below_autograd():
+            packed = program.packing.pack(given, program.device)
+        made = program.replayed(on_tensors(program), [*ways.tensors(given), *packed])
     return list(ways.results((*written, *made)))
 
 
@@ -208,7 +209,8 @@ def on_tensors(program: Program) -> Compiled:
             given[register] = tensor
         packed = tensors[len(parameters) :]
         tensors.clear()
-        return compute(program, given, packed)
+        with _torch.kernels():
+            return compute(program, given, packed)
 
     return run
 

@@ -221,7 +221,8 @@ class Replayed:
                 for place, part in graph.consumed.items():
                     inputs[place] = part.tensor()
                 return None
-            return self._replayed(memory, graph, inputs)
+            with _torch.without_torch_function(), _torch.below_autograd():
+                return self._replayed(memory, graph, inputs)
 
     def _fitting(
         self, memory: Memory, code: Compiled, inputs: Tensors, addresses: list[int]
@@ -237,7 +238,8 @@ class Replayed:
         if graph is not None:  # it was captured too early: wait longer this time
             self.graph, self.steady = None, min(2 * self.steady, MOST_STEADY)
             return None
-        return self._captured(memory, code, inputs, addresses)
+        with torch.inference_mode(False), _torch.kernels():  # it is replayed in other modes too
+            return self._captured(memory, code, inputs, addresses)
 
     def _may_copy(self, graph: Captured, inputs: Tensors, addresses: list[int]) -> bool:
         """Inputs have left the places that a graph knows, and may be copied from now on.
@@ -376,7 +378,8 @@ class Replayed:
         memory.graphs.add(graph)
         results = [result.detach() for result in graph.results]
         for place in graph.copied_out:
-            results[place] = clone_strided(results[place])
+            made = results[place]
+            results[place] = made.clone() if made.numel() == 1 else clone_strided(made)
         return results
 
 

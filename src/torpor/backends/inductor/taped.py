@@ -40,7 +40,8 @@ class Taped:
         self.one_core = is_light(program) and not has_fixed_threads(program.steps)
 
     def __call__(self, code: Compiled, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        results = self.library.run_tape(self.tape, tensors, self.one_core)
+        with _torch.kernels():
+            results = self.library.run_tape(self.tape, tensors, self.one_core)
         if isinstance(results, int):  # the piece that refused what it was given
             raise refusal(self.steps[results])
         return results  # type: ignore[no-any-return]  # of a library
