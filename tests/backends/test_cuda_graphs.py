@@ -201,10 +201,26 @@ def test_an_input_that_leaves_its_place_is_copied_from_then_on_with_those_of_its
         results = step.run([*masks, parameter])
         assert torch.equal(results[number % 3], masks[number % 3] * 2)
         del results
-    assert replays() == before + 20  # none ran as it was compiled
+    assert replays() == before + 19  # all but the first
     assert captures() == 2
     assert step.graph is not None
     assert step.graph.copied == [0, 1, 2]
+
+
+def test_an_input_that_leaves_its_place_once_is_not_copied() -> None:
+    stage = Stage()
+    step, batch = make(stage), torch.zeros(4)
+    for _ in range(10):
+        step.run([batch])
+    before = replays()
+    (result,) = step.run(numbers(3))
+    assert torch.equal(result, numbers(3)[0] * 2)
+    for _ in range(3):
+        step.run([batch])
+    assert replays() == before + 3
+    assert captures() == 1
+    assert step.graph is not None
+    assert step.graph.copied == []
 
 
 def test_a_graph_that_is_captured_in_inference_mode_is_replayed_outside() -> None:

@@ -41,6 +41,7 @@ from torpor.ops.draws import CAPTURED, DRAWING, IN_ORDER, IN_TURN, set_turn
 STEADY = 2  # runs after which an input that came at the same address is taken to stay there
 PATIENCE = 6  # runs in which all inputs may come to rest, as what another graph returns does
 LAST = 40  # runs in which large ones may: graphs that feed each other come to rest in turn
+OFTEN = 2  # times that inputs came to a graph from elsewhere: once may be an exception
 MOST_COPIED = 1 << 28  # bytes of inputs copied before a run: more is not worth a graph
 HELD, FREE, TOO_OFTEN = 4, 1, 12  # a result in use counts 4 against the graph, a replay 1 for it
 MOST_STEADY = 256  # runs: how reluctant repeated captures make
@@ -174,6 +175,7 @@ class Replayed:
         self.steady = STEADY
         self.addresses: list[int] = []
         self.streaks: list[int] = []  # how often each input came at the same address
+        self.strays = 0  # runs for which the graph did not fit
         self.restless: set[int] = set()  # inputs that have left the places that a graph knew
         self.kept: set[int] = set()  # results that outlive the next run: copied
         self.pressure = 0  # how often results were still in use
@@ -231,6 +233,9 @@ class Replayed:
         if graph is not None and graph.resting(addresses) == graph.addresses:
             return graph
         self._watch(addresses)
+        self.strays += graph is not None
+        if graph is not None and self.strays < OFTEN:
+            return None
         if graph is not None and self._may_copy(graph, inputs, addresses):
             graph = self.graph = None
         elif not self._at_rest(inputs):
@@ -309,6 +314,7 @@ class Replayed:
             self._give_up(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return None
         memory.serial += 1
+        self.strays = 0
         metrics.count("CudaGraphCaptured")
         resting = picker(stay)
         out = [
