@@ -80,10 +80,11 @@ _BIT_KEYS = (_C.DispatchKey.Conjugate, _C.DispatchKey.Negative, _C.DispatchKey.Z
 def kernels() -> Iterator[None]:
     """Runs the body below autograd, where eager runs its kernels: the grad mode stays on.
 
-    Some kernels look at the grad mode and keep something for backward only if it is on.
+    Some kernels look at the grad mode and keep something for backward only if it is on. Nobody
+    counts writes down there, and inference tensors are written to like all others.
     """
     with _C.DisableTorchFunction(), torch.enable_grad(), _C._AutoDispatchBelowAutograd():
-        excluded = _C._dispatch_tls_local_exclude_set()
+        excluded = _C._dispatch_tls_local_exclude_set().add(_C.DispatchKey.ADInplaceOrView)
         for key in _BIT_KEYS:
             excluded = excluded.remove(key)
         with _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded):
@@ -148,13 +149,23 @@ def _modes_aside() -> Iterator[None]:
 
 
 def as_on_another_thread() -> AbstractContextManager[Any]:
-    """Runs the body as if no mode were active: it makes no inference tensors either."""
-    return _inference_aside() if torch.is_inference_mode_enabled() else without_modes()
+    """Runs the body as on a thread where the user has switched nothing on: no mode, no inference
+    mode, no autocast, no transform of `torch.func`."""
+    if (
+        torch.is_inference_mode_enabled()
+        or _C._is_any_autocast_enabled()
+        or _C._functorch.peek_interpreter_stack() is not None
+    ):
+        return _all_aside()
+    return without_modes()
 
 
 @contextmanager
-def _inference_aside() -> Iterator[None]:
-    with without_modes(), torch.inference_mode(False):
+def _all_aside() -> Iterator[None]:
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    inference = torch.inference_mode(False)
+    with temporarily_clear_interpreter_stack(), without_modes(), inference, _C._DisableAutocast():
         yield
 
 

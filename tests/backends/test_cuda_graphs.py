@@ -189,22 +189,54 @@ def test_an_input_whose_elements_share_memory_is_copied(look: Callable[[Tensor],
     assert replays() == 10 - PATIENCE
 
 
-def test_an_input_that_leaves_its_place_is_copied_from_then_on_with_those_of_its_type() -> None:
+def test_inputs_that_leave_their_places_are_copied_from_then_on_and_what_was_let_go() -> None:
     stage = Stage()
-    step, parameter = make(stage), torch.zeros(3)
-    masks = numbers(1, 2, 3)
+    step, parameter = make(stage), torch.zeros(4)
+    places = numbers(1, 2, 3)
+
+    def run() -> Sequence[Tensor]:  # other masks each time, where the last ones lay
+        return step.run([*(window_on(place, None) for place in places), parameter])
+
     for _ in range(10):
-        step.run([*masks, parameter])
+        run()
+    assert step.graph is not None
+    assert step.graph.copied == []
     before = replays()
     for number in range(20):
-        masks[number % 3] = torch.full((4,), float(number))
-        results = step.run([*masks, parameter])
-        assert torch.equal(results[number % 3], masks[number % 3] * 2)
+        places[number % 3] = torch.full((4,), float(number))
+        results = run()
+        assert torch.equal(results[number % 3], places[number % 3] * 2)
         del results
     assert replays() == before + 19  # all but the first
     assert captures() == 2
-    assert step.graph is not None
     assert step.graph.copied == [0, 1, 2]
+
+
+def test_inputs_that_are_never_let_go_stay_where_they_are() -> None:
+    stage = Stage()
+    step, weights, activation = make(stage), numbers(1, 2, 3), torch.zeros(4)
+    for _ in range(10):
+        step.run([*weights, activation])
+    held = []
+    for number in range(5):
+        held.append(torch.full((4,), float(number)))
+        step.run([*weights, held[-1]])
+    assert step.graph is not None
+    assert step.graph.copied == [3]
+
+
+def test_an_input_that_is_written_to_is_not_copied_because_another_one_moves() -> None:
+    stage = Stage()
+    step, state, mask = make(stage, written=[0]), torch.zeros(4), torch.zeros(3)
+    for _ in range(10):
+        step.run([state, mask])
+    step.run([state.clone(), mask])
+    step.run([state, mask])
+    for _ in range(3):
+        step.run([state, mask.clone()])
+    assert state[0].item() == 14
+    assert step.graph is not None
+    assert step.graph.copied == [1]
 
 
 def test_an_input_that_leaves_its_place_once_is_not_copied() -> None:

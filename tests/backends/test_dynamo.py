@@ -301,6 +301,29 @@ def test_running_statistics_are_written_by_the_graph_itself(
     assert sum(len(version.written) for version in versions) == left
 
 
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", ["reference", "inductor"])
+def test_parts_of_an_input_are_returned_as_parts_of_it(
+    name: str, requires_grad: bool, dynamic: bool
+) -> None:
+    def function(x: Tensor) -> tuple[Any, ...]:
+        a, b = x.chunk(2)
+        return a, b, a + b, x[1], 7
+
+    options = {"backend": name}
+    fast = torch.compile(function, backend=dynamo.torpor, dynamic=dynamic, options=options)
+    for _ in range(2):
+        x = torch.arange(8.0).reshape(4, 2).requires_grad_(requires_grad)
+        expected, actual = function(x), fast(x)
+        assert expected[4] == actual[4]
+        for one, other in zip(actual[:4], expected[:4], strict=True):
+            assert torch.equal(one, other)
+        for place in (0, 1, 3):
+            assert actual[place].data_ptr() == expected[place].data_ptr()
+
+
 @pytest.mark.parametrize("name", ["dynamo:eager", "inductor"])
 def test_what_is_kept_for_backward_may_be_views(name: str) -> None:
     """Of what is computed, and of inputs, also of those that are parts of others."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -334,3 +336,52 @@ def test_a_gradient_of_another_dtype_meets_a_threshold(put: Put) -> None:
         torch.ones(2, dtype=torch.bfloat16),
         torch.tensor([0.0, 1.0]),
     )
+
+
+def test_what_was_recorded_outside_autocast_is_not_run_in_it(
+    monkeypatch: pytest.MonkeyPatch, put: Put
+) -> None:
+    monkeypatch.setattr(torpor.config, "async_queue", False)
+    torch.manual_seed(0)
+    plain = torch.randn(8, 8)
+    lazy = put(plain)
+    product = lazy @ lazy
+    with torch.autocast("cpu", torch.bfloat16):
+        torpor.sync()
+    assert_same(product, plain @ plain)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def test_a_step_that_ends_inside_a_transform_is_run_outside(
+    monkeypatch: pytest.MonkeyPatch, put: Put, transform: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(torpor.config, "async_queue", False)
+    pending = put(torch.ones(3)) * 2 + 1
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        torpor.sync()
+        return x.sum()
+
+    transform(total)(torch.ones(3, 3))
+    assert_same(pending, torch.full((3,), 3.0))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_parts_of_inference_tensors_are_written_to(
+    monkeypatch: pytest.MonkeyPatch, put: Put, backend: str, asynchronous: bool
+) -> None:
+    monkeypatch.setattr(torpor.config, "async_queue", asynchronous)
+    monkeypatch.setattr(torpor.config, "compile_after", 0)
+    used = torpor.backend.get_backend().name
+    torpor.use(backend)
+    try:
+        with torch.inference_mode():
+            cache, plain = put(torch.zeros(6)), torch.zeros(6)
+            for place in range(4):
+                cache[place : place + 1] = place
+                plain[place : place + 1] = place
+                torpor.sync()
+            assert_same(cache, plain)
+    finally:
+        torpor.use(used)

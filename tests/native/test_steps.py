@@ -260,6 +260,31 @@ def test_what_handles_hold(either: str) -> None:
         filled(DEVICE, (TYPE,), [])
 
 
+def test_handles_of_a_backends_own_class(either: str) -> None:
+    tensor = torch.ones(3)
+
+    class Made(BackendData):
+        __slots__ = ()
+
+        @property
+        def tensor(self) -> Any:
+            return tensor
+
+        @tensor.setter
+        def tensor(self, value: Any) -> None:
+            assert value is None
+
+    made, unset = Made(DEVICE, TYPE), BackendData.__new__(BackendData)
+    assert tensors_of([made]) == [tensor]
+    plain = BackendData(DEVICE, TYPE)
+    sync._assign([plain], [made])
+    assert plain.tensor is tensor
+    with pytest.raises(AttributeError):
+        tensors_of([unset])
+    with pytest.raises(AttributeError):
+        sync._assign([plain], [unset])
+
+
 def test_handles_take_over_what_others_hold(either: str) -> None:
     class Own(BackendData):
         __slots__ = ("taken",)

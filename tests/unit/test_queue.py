@@ -210,6 +210,30 @@ def test_a_short_job_runs_where_it_is_submitted(threaded: DeviceQueue) -> None:
     assert ran == [threading.current_thread()]
 
 
+def test_an_interrupt_of_a_job_that_runs_here_is_raised_here(threaded: DeviceQueue) -> None:
+    result = BackendData(DEVICE, TYPE)
+    with pytest.raises(KeyboardInterrupt):
+        threaded.submit(Job(failing(KeyboardInterrupt()), [result], here=True))
+    with pytest.raises(KeyboardInterrupt):
+        result.wait()
+    threaded.raise_error()  # was told
+    ran: list[int] = []
+    threaded.submit(Job(lambda: ran.append(1), [], here=True))
+    assert ran == [1]
+
+
+def test_a_job_that_is_interrupted_before_it_runs_leaves_nobody_waiting(
+    threaded: DeviceQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threaded.jobs, "join", failing(KeyboardInterrupt()))
+    result = BackendData(DEVICE, TYPE)
+    with pytest.raises(KeyboardInterrupt):
+        threaded.submit(Job(lambda: None, [result], here=True))
+    with pytest.raises(KeyboardInterrupt):
+        result.wait()
+    monkeypatch.undo()
+
+
 def test_wherever_a_job_runs_it_makes_no_inference_tensors(either: DeviceQueue) -> None:
     made: list[torch.Tensor] = []
     with torch.inference_mode():

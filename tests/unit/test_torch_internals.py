@@ -165,6 +165,26 @@ def test_as_on_another_thread_no_mode_is_on() -> None:
     assert seen.ops == []
 
 
+def test_as_on_another_thread_autocast_is_off() -> None:
+    square = torch.ones(2, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        with _torch.as_on_another_thread():
+            assert (square @ square).dtype is torch.float32
+        assert (square @ square).dtype is torch.bfloat16
+
+
+def test_as_on_another_thread_no_transform_is_on() -> None:
+    plain = torch.ones(2)
+
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        with _torch.as_on_another_thread():
+            made = plain.detach()
+            assert _torch.memory_of(made) == _torch.memory_of(plain)
+        return (x * x).sum()
+
+    assert torch.equal(torch.func.grad(squared)(torch.ones(2)), torch.full((2,), 2.0))
+
+
 def test_without_torch_function_switches_the_default_device_off() -> None:
     with torch.device("meta"), _torch.without_torch_function():
         assert torch.ones(2).device.type == "cpu"

@@ -456,15 +456,15 @@ class _Builder:
         return self.old[value]
 
     def _seen_together(self, items: Sequence[Any]) -> set[fx.Node]:
-        """What several results lie in that the user sees.
+        """What several results lie in that the user sees, and inputs that one lies in.
 
-        For those that lie in an input AOTAutograd makes views of it.
+        For the latter AOTAutograd makes views of its own, and looks where in memory ours begin.
         """
         if not self.is_forward:
             return set()
         seen = {item for item in items[: self.shown] if isinstance(item, fx.Node)}
         bases = Counter(self.base_of.get(item, item) for item in seen)
-        return {one for one, count in bases.items() if count > 1 and one.op == "call_function"}
+        return {one for one, count in bases.items() if count > 1 or one.op == "placeholder"}
 
 
 def _is_part(view: fx.Node, base: fx.Node) -> bool:

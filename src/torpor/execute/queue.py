@@ -133,11 +133,7 @@ class DeviceQueue:
         short = job.short and self.device.torch_device.type == "cpu" and self.is_idle()
         here = short or job.here or not config.async_queue
         if here or _torch.is_profiler_on_this_thread():  # which sees no other thread
-            self.jobs.join()
-            if short:
-                self.stop()  # OpenMP lets threads sleep early while those of others exist
-            with metrics.timer("ExecuteHere"), self._on_its_stream():
-                self._run(job)
+            self._run_here(job, short)
             return
         if self.thread is None or not self.thread.is_alive():
             name = f"torpor-{self.device}"
@@ -146,6 +142,19 @@ class DeviceQueue:
         self.budget.take(job)
         job.submitted = time.perf_counter()
         self.jobs.put(job)
+
+    def _run_here(self, job: Job, short: bool) -> None:
+        try:
+            self.jobs.join()
+            if short:
+                self.stop()  # OpenMP lets threads sleep early while those of others exist
+        except BaseException as error:  # Ctrl-C: who waits for the job is told
+            _fail(job, error)
+            raise
+        with metrics.timer("ExecuteHere"), self._on_its_stream():
+            self._run(job)
+        if self.error is not None and not isinstance(self.error, Exception):
+            self.raise_error()  # Ctrl-C is for this thread, and for now
 
     def _on_its_stream(self) -> AbstractContextManager[Any]:
         """The stream of the queue's own thread, whatever stream the caller uses."""
@@ -202,13 +211,18 @@ class DeviceQueue:
             with metrics.timer("Execute"), _torch.as_on_another_thread():
                 job.run()
         except BaseException as error:  # reported at the next sync, and by whoever reads a result
-            for result in job.results:
-                result.error = error
+            _fail(job, error)
         for result in job.results:
             if result.error is not None and self.error is None:
                 self.error = result.error
         job.run = _ran
         job.done.set()
+
+
+def _fail(job: Job, error: BaseException) -> None:
+    for result in job.results:
+        result.error = error
+    job.done.set()
 
 
 def _ran() -> None:

@@ -152,6 +152,12 @@ inline PyObject* filled(PyObject*, PyObject* arguments) {
   END_HANDLE_TH_ERRORS
 }
 
+// An attribute of a handle. Classes of backends may have properties in the place of slots.
+inline Ref attribute(const World& w, const Slot& slot, PyObject* data, const char* name) {
+  PyObject* found = Py_TYPE(data) == w.backend_data ? slot.of(data) : nullptr;
+  return found == nullptr ? checked(PyObject_GetAttrString(data, name)) : Ref::to(found);
+}
+
 // tensors(arguments): what handles hold, and all else as it is; None if a handle has failed.
 inline PyObject* tensors(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
@@ -160,11 +166,12 @@ inline PyObject* tensors(PyObject*, PyObject* arguments) {
   Ref found = checked(PyList_New(PyList_GET_SIZE(arguments)));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arguments); ++i) {
     PyObject* argument = PyList_GET_ITEM(arguments, i);
+    Ref held = Ref::to(argument);
     if (PyObject_TypeCheck(argument, w.backend_data)) {
-      if (w.data_error.of(argument) != Py_None) Py_RETURN_NONE;
-      argument = w.data_tensor.of(argument);
+      if (attribute(w, w.data_error, argument, "error").get() != Py_None) Py_RETURN_NONE;
+      held = attribute(w, w.data_tensor, argument, "tensor");
     }
-    PyList_SET_ITEM(found.get(), i, Py_NewRef(argument));
+    PyList_SET_ITEM(found.get(), i, held.release());
   }
   return found.release();
   END_HANDLE_TH_ERRORS
@@ -186,13 +193,14 @@ inline PyObject* assign(PyObject*, PyObject* arguments) {
     PyObject* handle = PyList_GET_ITEM(handles, i);
     PyObject* result = PySequence_Fast_GET_ITEM(results, i);
     if (!PyObject_TypeCheck(result, w.backend_data)) expect(result, w.backend_data);
+    Ref error = attribute(w, w.data_error, result, "error");
     if (Py_TYPE(handle) == w.backend_data) {
-      w.data_tensor.set(handle, w.data_tensor.of(result));
-      w.data_error.set(handle, w.data_error.of(result));
+      w.data_tensor.set(handle, attribute(w, w.data_tensor, result, "tensor").get());
+      w.data_error.set(handle, error.get());
     } else {  // a backend's own class
       checked(PyObject_CallMethod(handle, "assign", "O", result));
     }
-    failed |= w.data_error.of(result) != Py_None;
+    failed |= error.get() != Py_None;
   }
   return PyBool_FromLong(failed);
   END_HANDLE_TH_ERRORS

@@ -195,7 +195,7 @@ class Ways:
         self.tensors = picker(tensor_parameters(program))
         self.written = picker(list(program.donated))
         over = {register: place for place, register in enumerate(program.donated.values())}
-        made = itertools.count(len(over))  # what is computed follows
+        made = itertools.count(len(program.donated))  # what is computed follows
         self.results = picker([over[r] if r in over else next(made) for r in program.results])
 
 
@@ -351,8 +351,9 @@ def _store(
 ) -> list[BackendData]:
     """Handles for results; what each needs is found out once, as compiled code does not change."""
     if program.fixes is None:
-        program.fixes = _find_fixes(program, tensors, arguments, types)
-        program.faulty = [i for i, fix in enumerate(program.fixes) if fix is not Fix.NOTHING]
+        fixes = _find_fixes(program, tensors, arguments, types)
+        program.faulty = [i for i, fix in enumerate(fixes) if fix is not Fix.NOTHING]
+        program.fixes = fixes  # last: another thread may look
     for place in program.faulty:
         tensors[place] = _fixed(tensors[place], types[place], program.fixes[place])
     return filled(device, types, tensors)

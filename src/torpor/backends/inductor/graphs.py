@@ -115,6 +115,7 @@ class Captured:
     pool: Any
     addresses: tuple[int, ...]  # of inputs that stay
     stay: list[int]  # which these are
+    memories_given: dict[int, Any]  # weak references to those that are no results of graphs
     resting: Picker  # finds them
     copied: list[int]  # those that are copied to `buffers`
     buffers: Tensors
@@ -175,6 +176,7 @@ class Replayed:
         self.steady = STEADY
         self.addresses: list[int] = []
         self.streaks: list[int] = []  # how often each input came at the same address
+        self.fitted = False  # the last run had its inputs where the graph knows them
         self.strays = 0  # runs for which the graph did not fit
         self.restless: set[int] = set()  # inputs that have left the places that a graph knew
         self.kept: set[int] = set()  # results that outlive the next run: copied
@@ -184,10 +186,11 @@ class Replayed:
     def __call__(self, code: Compiled, inputs: Tensors) -> Sequence[torch.Tensor]:
         if self.off is not None:
             return code(inputs)
-        addresses = [tensor.data_ptr() for tensor in inputs]
-        for place in self.numbers:
-            addresses[place] = 0
-        results = self._by_graph(code, inputs, addresses)
+        with _torch.without_torch_function():
+            addresses = [tensor.data_ptr() for tensor in inputs]
+            for place in self.numbers:
+                addresses[place] = 0
+            results = self._by_graph(code, inputs, addresses)
         if results is not None or self.memory is None:
             return code(inputs) if results is None else results
         with self.memory.aside():
@@ -223,43 +226,65 @@ class Replayed:
                 for place, part in graph.consumed.items():
                     inputs[place] = part.tensor()
                 return None
-            with _torch.without_torch_function(), _torch.below_autograd():
+            with _torch.below_autograd():
                 return self._replayed(memory, graph, inputs)
 
     def _fitting(
         self, memory: Memory, code: Compiled, inputs: Tensors, addresses: list[int]
     ) -> Captured | None:
         graph = self.graph
-        if graph is not None and graph.resting(addresses) == graph.addresses:
+        if graph is None:
+            self._watch(addresses)
+            ready = self._at_rest(inputs)
+        elif graph.resting(addresses) == graph.addresses:
+            self.fitted = True
             return graph
-        self._watch(addresses)
-        self.strays += graph is not None
-        if graph is not None and self.strays < OFTEN:
-            return None
-        if graph is not None and self._may_copy(graph, inputs, addresses):
-            graph = self.graph = None
-        elif not self._at_rest(inputs):
-            return None
-        if graph is not None:  # it was captured too early: wait longer this time
-            self.graph, self.steady = None, min(2 * self.steady, MOST_STEADY)
+        else:
+            ready = self._outgrown(graph, inputs, addresses)
+        if not ready:
             return None
         with torch.inference_mode(False), _torch.kernels():  # it is replayed in other modes too
             return self._captured(memory, code, inputs, addresses)
 
+    def _outgrown(self, graph: Captured, inputs: Tensors, addresses: list[int]) -> bool:
+        """A graph does not fit, not for the first time; another one may be captured at once."""
+        if self.fitted:
+            self._saw(graph)
+        self._watch(addresses)
+        self.strays += 1
+        if self.strays < OFTEN:
+            return False
+        if self._may_copy(graph, inputs, addresses):
+            self.graph = None
+            return True
+        if self._at_rest(inputs):  # it was captured too early: wait longer this time
+            self.graph, self.steady = None, min(2 * self.steady, MOST_STEADY)
+        return False
+
+    def _saw(self, graph: Captured) -> None:
+        """Inputs were where a graph knows them."""
+        self.fitted = False
+        for place, address in zip(graph.stay, graph.addresses, strict=True):
+            self.addresses[place] = address
+            self.streaks[place] = max(self.streaks[place], self.steady)
+
     def _may_copy(self, graph: Captured, inputs: Tensors, addresses: list[int]) -> bool:
         """Inputs have left the places that a graph knows, and may be copied from now on.
 
-        So may those of their types: as one mask of dropout moves, so will the others.
+        So may those that lie where others lay when it was captured, and will not always: as one
+        mask of dropout moves, so will the next.
         """
         pairs = zip(graph.stay, graph.resting(addresses), graph.addresses, strict=True)
         moved = {place for place, now, then in pairs if now != then}
-        types = {TensorType.of_tensor(inputs[place]) for place in moved}
-        alike = {i for i in graph.stay if TensorType.of_tensor(inputs[i]) in types}
-        restless = self.restless.union(graph.copied, moved, alike - self.written - self.numbers)
-        if restless & self.written or _bytes(inputs, restless) > MOST_COPIED:
-            return False
-        self.restless = restless
-        return True
+        gone = {place for place, memory in graph.memories_given.items() if memory.expired()}
+        before = self.restless
+        for more in (gone - self.written, set[int]()):
+            self.restless = before.union(graph.copied, moved, more)
+            copied = self._moving()
+            if not self.written.intersection(copied) and _bytes(inputs, copied) <= MOST_COPIED:
+                return True
+        self.restless = before
+        return False
 
     def _moving(self) -> list[int]:
         """Inputs that do not stay where they are."""
@@ -293,6 +318,8 @@ class Replayed:
         offsets = [inputs[offset].data_ptr() for _, offset in self.turns]
         turns = dict(zip(offsets, generators, strict=True))
         parts = _taken_out(memory, inputs, stay)
+        foreign = [i for i in stay if i not in parts and i not in self.numbers]
+        memories = dict(zip(foreign, _torch.weak_memories([inputs[i] for i in foreign])))
         pool, spared = self._room(memory)
         consumed: dict[int, Part] = {}
         if spared is not None:
@@ -322,7 +349,7 @@ class Replayed:
             if i in self.kept or (result.numel() == 1 and i not in self.unseen)
         ]  # fmt: skip
         self.graph = Captured(
-            memory.serial, pool, resting(addresses), stay, resting, copied,
+            memory.serial, pool, resting(addresses), stay, memories, resting, copied,
             list(map(_once, buffers)), results, out, replay, generators, consumed, spared or {},
         )  # fmt: skip
         memory.captured.add(self.graph)
