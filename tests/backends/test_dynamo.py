@@ -301,7 +301,6 @@ def test_running_statistics_are_written_by_the_graph_itself(
     assert sum(len(version.written) for version in versions) == left
 
 
-
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("name", ["reference", "inductor"])
