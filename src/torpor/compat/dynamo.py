@@ -213,17 +213,7 @@ class Version:
         needed = {which for kind, which in sources if kind == "input"}
         self.kept = sorted(needed | {slot for slot, _ in self.written})  # inputs, till the end
         self.pick_kept = picker(self.kept)
-        self.plain = [which for kind, which in self.returned if kind == "plain"]
-        places = {("input", slot): place for place, slot in enumerate(self.kept)}
-        places |= {what: len(self.kept) + what[1] for what in computed}
-        self.views = [(one, places[one.base]) for one in builder.views]
-        rest = len(self.kept) + len(computed)
-        plains, views = itertools.count(rest), itertools.count(rest + len(self.plain))
-        self.pick_returned = picker([
-            next(plains) if kind == "plain" else next(views) if kind == "view"
-            else places[kind, which]
-            for kind, which in self.returned
-        ])  # fmt: skip
+        self.answer = Answer(self.returned, self.kept, len(computed))
 
     def _donated(self, graph: Graph) -> dict[int, int]:
         """Inputs that the graph itself writes over: parameters and results, by their places.
@@ -261,10 +251,7 @@ class Version:
                 computed[place] = with_layout(computed[place], type_)
         if self.written:
             self._write(kept, computed)
-        found = [*kept, *computed, *self.plain]
-        for view, base in self.views:
-            found.append(view.of(found[base]))
-        return list(self.pick_returned(found))
+        return self.answer(kept, computed)
 
     def _write(self, kept: Sequence[torch.Tensor], computed: list[torch.Tensor]) -> None:
         inputs = dict(zip(self.kept, kept, strict=True))
@@ -274,6 +261,37 @@ class Version:
             new = [(tensor, source.clone()) for tensor, source in new]
         for tensor, source in new:
             tensor.copy_(source)
+
+
+class Answer:
+    """What a graph returns: inputs that were kept, what was computed, constants, and views."""
+
+    def __init__(
+        self, returned: Sequence[tuple[str, Any]], kept: Sequence[int], computed: int
+    ) -> None:
+        places = {("input", slot): place for place, slot in enumerate(kept)}
+        places |= {("computed", place): len(kept) + place for place in range(computed)}
+        self.plain: list[Any] = []
+        self.views: list[tuple[SeenAs, int]] = []
+        plain = itertools.count(len(places))
+        views = itertools.count(len(places) + sum(kind == "plain" for kind, _ in returned))
+        order = []
+        for kind, which in returned:
+            if kind == "plain":
+                self.plain.append(which)
+                order.append(next(plain))
+            elif kind == "view":
+                self.views.append((which, places[which.base]))
+                order.append(next(views))
+            else:
+                order.append(places[kind, which])
+        self.pick = picker(order)
+
+    def __call__(self, kept: Sequence[torch.Tensor], computed: Sequence[torch.Tensor]) -> list[Any]:
+        found: list[Any] = [*kept, *computed, *self.plain]
+        for view, base in self.views:
+            found.append(view.of(found[base]))
+        return list(self.pick(found))
 
 
 @dataclass(frozen=True)
