@@ -271,8 +271,7 @@ def has_fake(op: OpOverload) -> bool:
     made = custom_ops.OPDEFS.get(f"{op.namespace}::{op._opname}")
     if made is not None and made._opoverload is op:
         return made._abstract_fn is not None or utils.can_generate_trivial_fake_impl(op)
-    entry = simple_registry.singleton.get(op.name())
-    if entry is not None and entry.fake_impl.kernel is not None:
+    if simple_registry.singleton.find(op.name()).fake_impl.kernel is not None:
         return True
     keys = ("Meta", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
     return any(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
