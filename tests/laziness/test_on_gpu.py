@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import torpor
 import torpor.compat.dynamo
-from torpor.backends.inductor import graphs
+from torpor.backends.inductor import cuda
 
 pytestmark = [
     pytest.mark.gpu,
@@ -263,7 +263,7 @@ def test_backward_uses_the_memory_of_what_forward_kept_for_it() -> None:
         fast(x).float().mean().backward()
         model.zero_grad()
     assert _replays() > 16
-    captured = [graph for memory in graphs._memories.values() for graph in memory.captured]
+    captured = [graph for memory in cuda._memories.values() for graph in memory.captured]
     backward = max(captured, key=lambda graph: len(graph.consumed))
     assert len(backward.consumed) >= 8
     for part in backward.consumed.values():

@@ -150,11 +150,12 @@ class DeviceQueue:
                 self.stop()  # OpenMP lets threads sleep early while those of others exist
         except BaseException as error:  # Ctrl-C: who waits for the job is told
             _fail(job, error)
+            job.done.set()
             raise
         with metrics.timer("ExecuteHere"), self._on_its_stream():
             self._run(job)
         if self.error is not None and not isinstance(self.error, Exception):
-            self.raise_error()  # Ctrl-C is for this thread, and for now
+            self.raise_error()  # Ctrl-C was meant for this thread, which it reached
 
     def _on_its_stream(self) -> AbstractContextManager[Any]:
         """The stream of the queue's own thread, whatever stream the caller uses."""
@@ -222,7 +223,6 @@ class DeviceQueue:
 def _fail(job: Job, error: BaseException) -> None:
     for result in job.results:
         result.error = error
-    job.done.set()
 
 
 def _ran() -> None:

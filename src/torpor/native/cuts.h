@@ -67,6 +67,12 @@ inline PyObject* forget(PyObject*, PyObject* arguments) {
   END_HANDLE_TH_ERRORS
 }
 
+// `LazyStorage.hold`.
+inline void give(const World& w, PyObject* storage, PyObject* data) {
+  w.storage_data.set(storage, data);
+  w.storage_type.set(storage, w.type_concrete.of(w.storage_type.of(storage)));
+}
+
 // settle(live, wanted, leaves, known): give storages whose value is a leaf or known its data; those
 // of the wanted values that are neither, each once.
 inline PyObject* settle(PyObject*, PyObject* arguments) {
@@ -95,9 +101,7 @@ inline PyObject* settle(PyObject*, PyObject* arguments) {
     PyObject* storage = PyList_GET_ITEM(live, i);
     expect(storage, w.lazy_storage);
     PyObject* data = data_of(w.storage_value.of(storage));
-    if (data == nullptr) continue;
-    w.storage_data.set(storage, data);
-    w.storage_type.set(storage, w.type_concrete.of(w.storage_type.of(storage)));
+    if (data != nullptr) give(w, storage, data);
   }
   Ref rest = checked(PyDict_New());
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(wanted); ++i) {
@@ -227,8 +231,7 @@ inline PyObject* hold(PyObject*, PyObject* arguments) {
     }
     PyObject* handle = PyList_GetItem(handles, PyLong_AsSsize_t(position));
     if (handle == nullptr) fail();
-    w.storage_data.set(storage, handle);
-    w.storage_type.set(storage, w.type_concrete.of(w.storage_type.of(storage)));
+    give(w, storage, handle);
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

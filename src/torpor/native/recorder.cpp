@@ -551,10 +551,10 @@ static bool differentiates(c10::ArrayRef<IValue> arguments) {
 
 static void first_result_kernel(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const World& w = world();
-  const Above& kernels = w.above.at(op);
+  const FirstOf& first = w.firsts.at(op);
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
-  FirstResult wanted(w.on && !differentiates(arguments) ? &*kernels.inner : nullptr);
-  kernels.python.callBoxed(op, keys, stack);
+  FirstResult wanted(w.on && !differentiates(arguments) ? &first.inner : nullptr);
+  first.composite.callBoxed(op, keys, stack);
 }
 
 // -- choices: an op that comes to another one, by the types of its arguments -----------------------
@@ -935,8 +935,7 @@ static PyObject* want_first(PyObject*, PyObject* arguments) {
   const OperatorHandle op = dispatcher.findSchemaOrThrow(name, overload);
   const OperatorHandle inner = dispatcher.findSchemaOrThrow(inner_name, inner_overload);
   constexpr auto key = c10::DispatchKey::AutogradLazy;
-  world().above.emplace(
-      op, Above{std::nullopt, op.getComputedKernelForDispatchKey(key), inner});
+  world().firsts.emplace(op, FirstOf{op.getComputedKernelForDispatchKey(key), inner});
   implement_above(op, torch::CppFunction::makeFromBoxedFunction<&first_result_kernel>());
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -959,7 +958,7 @@ static PyObject* stand_above(PyObject*, PyObject* arguments) {
     Py_RETURN_FALSE;
   }
   world().above.emplace(
-      handle, Above{std::move(usual), handle.getComputedKernelForDispatchKey(key), std::nullopt});
+      handle, Above{std::move(usual), handle.getComputedKernelForDispatchKey(key)});
   implement_above(handle, above_kernel_of(rule));
   if (std::string(rule) == "choice") {
     take_over(

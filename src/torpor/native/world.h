@@ -75,7 +75,12 @@ struct Op {
 struct Above {
   std::optional<c10::SafeKernelFunction> usual;  // none: the first argument is the result
   c10::SafeKernelFunction python;  // what knows all cases
-  std::optional<OperatorHandle> inner;  // whose first result it takes
+};
+
+// An op that is the first result of another one.
+struct FirstOf {
+  c10::SafeKernelFunction composite;
+  OperatorHandle inner;
 };
 
 // What a call of an op above autograd comes to: a call of another op, whose first result it is.
@@ -112,6 +117,7 @@ struct World {
   Numbers numbers;
   std::unordered_map<OperatorHandle, const Op*> ops;  // one that was replaced may be in use
   std::unordered_map<OperatorHandle, Above> above;
+  std::unordered_map<OperatorHandle, FirstOf> firsts;
   std::unordered_map<std::string, std::shared_ptr<const Choice>> choices;  // under the GIL
   std::atomic<bool> parts{false};  // composite ops are taken apart, all of them
   std::unordered_map<PyObject*, Wrapper> wrappers;  // by `TensorType.wrapper`, which is kept alive

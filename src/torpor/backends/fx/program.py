@@ -69,8 +69,7 @@ class Program:
     loose: frozenset[int] = frozenset()  # registers of results that may have any strides
     padded: bool = False  # results may have gaps between their rows
     ways: Ways | None = None  # of arguments that become results, once known
-    fixes: list[Fix] | None = None  # what each result needs, once known
-    faulty: list[int] = field(default_factory=list)  # results that need something
+    fixes: dict[int, Fix] | None = None  # what results need, by their places, once known
     sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes
     hints: dict[Symbol, int] = field(default_factory=dict)  # sizes when it was compiled
     conditions: list[Condition] = field(default_factory=list)  # sizes for which it was
@@ -142,8 +141,7 @@ def function(
                 raise
             return slowly(kept)
         results = list(ways.results((*written, *made)))
-        for place in program.faulty:
-            results[place] = _fixed(results[place], types[place], fixes[place])
+        _apply(fixes, results, types)
         return results
 
     def plainly(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -337,7 +335,6 @@ def _refusal(piece: Piece) -> StepError:
 class Fix(enum.Enum):
     """What a result needs to be what its type promises, in memory of its own."""
 
-    NOTHING = "nothing"
     STRIDES = "strides"  # other strides in dimensions of size 1
     COPY = "copy"
 
@@ -351,21 +348,28 @@ def _store(
 ) -> list[BackendData]:
     """Handles for results; what each needs is found out once, as compiled code does not change."""
     if program.fixes is None:
-        fixes = _find_fixes(program, tensors, arguments, types)
-        program.faulty = [i for i, fix in enumerate(fixes) if fix is not Fix.NOTHING]
-        program.fixes = fixes  # last: another thread may look
-    for place in program.faulty:
-        tensors[place] = _fixed(tensors[place], types[place], program.fixes[place])
+        program.fixes = _find_fixes(program, tensors, arguments, types)
+    _apply(program.fixes, tensors, types)
     return filled(device, types, tensors)
+
+
+def _apply(fixes: dict[int, Fix], tensors: list[Any], types: Sequence[TensorType]) -> None:
+    for place, fix in fixes.items():
+        tensor, type_ = tensors[place], types[place]
+        if fix is Fix.STRIDES:
+            tensors[place] = tensor.as_strided(type_.shape, type_.stride)
+        else:
+            tensors[place] = with_layout(tensor, type_)
 
 
 def _find_fixes(
     program: Program, tensors: list[Any], arguments: Sequence[Any], types: Sequence[TensorType]
-) -> list[Fix]:
+) -> dict[int, Fix]:
     taken = storages_of(arguments)
     donated = set(program.donated.values())
-    fixes = []
-    for tensor, type_, register in zip(tensors, types, program.results, strict=True):
+    fixes: dict[int, Fix] = {}
+    promised = zip(tensors, types, program.results, strict=True)
+    for place, (tensor, type_, register) in enumerate(promised):
         if tuple(tensor.shape) != type_.shape or tensor.dtype is not type_.dtype:
             raise StepError(
                 f"{program.name}: compiled code made {tensor.dtype} {tuple(tensor.shape)} "
@@ -373,26 +377,25 @@ def _find_fixes(
             )
         if register in program.loose:
             type_ = TensorType.of_tensor(tensor)
-        if register in donated:
-            fixes.append(Fix.NOTHING)
-        else:
-            fixes.append(_fix(tensor, type_, taken, program.padded))
+        fix = None if register in donated else _fix(tensor, type_, taken, program.padded)
+        if fix is not None:
+            fixes[place] = fix
     return fixes
 
 
-def _fix(tensor: torch.Tensor, type_: TensorType, taken: set[int], padded: bool) -> Fix:
+def _fix(tensor: torch.Tensor, type_: TensorType, taken: set[int], padded: bool) -> Fix | None:
     storage = int(tensor.untyped_storage()._cdata)
     shared = storage in taken
     taken.add(storage)
     if shared or tensor.storage_offset() or tensor.is_conj() or tensor.is_neg():
         return Fix.COPY
     if tensor.stride() == type_.stride:
-        return Fix.NOTHING
+        return None
     pairs = zip(tensor.stride(), type_.stride, type_.shape, strict=True)
     fits = not type_.numel or all(have == want for have, want, size in pairs if size > 1)
     if fits:
         return Fix.STRIDES
-    return Fix.NOTHING if padded and _is_padded(tensor, type_) else Fix.COPY
+    return None if padded and _is_padded(tensor, type_) else Fix.COPY
 
 
 def _is_padded(tensor: torch.Tensor, type_: TensorType) -> bool:
@@ -404,9 +407,3 @@ def _is_padded(tensor: torch.Tensor, type_: TensorType) -> bool:
                 return False
             end = tensor.stride(dim) * tensor.shape[dim]
     return type_.is_dense
-
-
-def _fixed(tensor: torch.Tensor, type_: TensorType, fix: Fix) -> torch.Tensor:
-    if fix is Fix.STRIDES:
-        return tensor.as_strided(type_.shape, type_.stride)
-    return with_layout(tensor, type_)

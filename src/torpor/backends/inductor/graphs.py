@@ -19,11 +19,9 @@ again get memory of their own.
 from __future__ import annotations
 
 import functools
-import gc
-import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,10 +31,11 @@ from torpor import _torch, metrics
 from torpor.backend.picks import Picker, picker
 from torpor.backends.fx.program import Compiled, Program, parameters_of, tensor_parameters
 from torpor.backends.fx.trace import is_number
+from torpor.backends.inductor.cuda import cuda_memory
 from torpor.backends.layout import clone_strided, repeated_dims
 from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.ir.types import TensorType
-from torpor.ops.draws import CAPTURED, DRAWING, IN_ORDER, IN_TURN, set_turn
+from torpor.ops.draws import IN_ORDER, IN_TURN, set_turn
 
 STEADY = 2  # runs after which an input that came at the same address is taken to stay there
 PATIENCE = 6  # runs in which all inputs may come to rest, as what another graph returns does
@@ -504,141 +503,6 @@ def _turns(program: Program) -> list[tuple[int, int]]:
 
 def _has_numbers(instruction: Instruction, types: dict[int, Any]) -> bool:
     return any(is_number(types[register]) for register in registers_in(instruction.args))
-
-
-# -- CUDA ------------------------------------------------------------------------------------------
-
-
-class CudaMemory:
-    """A pool of memory and a stream to capture on; the graphs are replayed on another."""
-
-    def __init__(self, device: int, stream: int) -> None:
-        self.device, self.stream = device, stream
-        self.lock = threading.RLock()
-        self.graphs: set[Captured] = set()
-        self.captured: weakref.WeakSet[Captured] = weakref.WeakSet()
-        self.serial = 0
-        self.side = torch.cuda.Stream(device)
-        self.pool: Any = None
-        self.in_pool: weakref.WeakSet[Any] = weakref.WeakSet()  # a pool ends with its last graph
-        self.spare: Any = None  # a pool for what runs without a graph
-        weakref.finalize(self, _torch.forget_cublas_workspaces).atexit = False
-
-    def is_current(self) -> bool:
-        """The stream is the one on which the caller's kernels run, and nobody captures it."""
-        here = _torch.cuda_stream(self.device) == self.stream
-        return here and not torch.cuda.is_current_stream_capturing()
-
-    def shared_pool(self) -> Any:
-        if not self.in_pool:
-            self.pool = self.new_pool()
-        return self.pool
-
-    def new_pool(self) -> Any:
-        return torch.cuda.graph_pool_handle()
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Keep large pieces of memory apart: what the program allocates would stay in them."""
-        if not self.is_current():
-            yield
-            return
-        with self.lock, torch.cuda.device(self.device):
-            if self.spare is None:
-                torch.cuda.empty_cache()  # what other pools keep cannot be used from within one
-                self.spare = torch.cuda.MemPool()
-            with torch.cuda.use_mem_pool(self.spare):
-                yield
-
-    def window(self, tensor: torch.Tensor, replay: Replay) -> torch.Tensor:
-        """A tensor on the same memory, which stays mapped as long as the graph lives."""
-        return _torch.window_on(tensor, replay)
-
-    def capture(
-        self, run: Callable[[], Sequence[torch.Tensor]], pool: Any, draws: bool, turns: Turns
-    ) -> tuple[Tensors, Replay]:
-        """Run nothing, and note every kernel that `run` wants to launch."""
-        graph = torch.cuda.CUDAGraph()
-        for generator in turns.values():
-            graph.register_generator_state(generator)
-        keep = list(self.in_pool)
-        with torch.cuda.device(self.device), _no_collection(), _no_workspaces():
-            torch.cuda.synchronize()
-            self.spare = None
-            torch.cuda.empty_cache()
-            with torch.cuda.stream(self.side):
-                self._begin(graph, pool, draws)
-                CAPTURED.generators = turns
-                try:
-                    results = list(run())
-                    graph.capture_end()
-                except BaseException:
-                    self._abandon(graph, pool)
-                    raise
-                finally:
-                    CAPTURED.generators = {}
-        if pool == self.pool:
-            self.in_pool.add(graph)
-        del keep
-        return results, graph.replay
-
-    def _begin(self, graph: Any, pool: Any, draws: bool) -> None:
-        """Begin, without a hold on the generator unless the graph draws.
-
-        A graph marks the generator's state as captured, and others may not draw from it then.
-        """
-        generator = torch.cuda.default_generators[self.device]
-        with DRAWING:
-            own = generator.graphsafe_get_state()
-            if not draws:
-                generator.graphsafe_set_state(own.clone_state())
-            try:
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            finally:
-                generator.graphsafe_set_state(own)
-
-    def _abandon(self, graph: Any, pool: Any) -> None:
-        try:
-            graph.capture_end()
-        except RuntimeError:  # what went wrong has ended it
-            _torch.end_allocating_to_pool(self.device, pool)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from freeing other memory of the GPU: a capture forbids that."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@contextmanager
-def _no_workspaces() -> Iterator[None]:
-    """Workspaces of products of matrices are made anew, as part of a graph's memory, and let go."""
-    _torch.forget_cublas_workspaces()
-    try:
-        yield
-    finally:
-        _torch.forget_cublas_workspaces()
-
-
-_memories: weakref.WeakValueDictionary[tuple[int, int], CudaMemory] = weakref.WeakValueDictionary()
-_finding = threading.Lock()
-
-
-def cuda_memory(device: torch.device) -> CudaMemory:
-    """The memory for graphs that are replayed on the current stream of `device`."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    key = index, _torch.cuda_stream(index)
-    with _finding:
-        found = _memories.get(key)
-        if found is None:
-            found = _memories[key] = CudaMemory(*key)
-    return found
 
 
 def replayed(program: Program, may_draw: bool) -> Replayed | None:
