@@ -6,6 +6,7 @@ from torpor.ops import custom
 from torpor.trace import (  # noqa: F401  # register their ops, give LazyTensor its methods
     composites,
     device_module,
+    exchange,
     fused,
     gradients,
     hooks,
@@ -21,6 +22,7 @@ from torpor.trace.tensor import LazyTensor, is_lazy
 register_device()
 register_location()
 hooks.install()
+exchange.install()
 whole.install()
 _torch.accept_lazy_autocast()
 _torch.on_default_dtype(values.finish, values.forget_types)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,6 +14,7 @@ from torpor import _torch
 from torpor.errors import UnsupportedError
 from torpor.ops.spec import Mode, ReturnKind, spec_of
 from torpor.trace.dispatch import dispatch
+from torpor.trace.exchange import Convert
 from torpor.trace.sharing import Adoption
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import is_traceable, plain_copy, wrap_data
@@ -46,9 +46,9 @@ def eager(thing: Any) -> Any:
 def _convert(thing: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     with _torch.without_modes():
         if isinstance(thing, torch.nn.Module):
-            return _convert_module(thing, convert)
+            return thing._apply(convert)  # whoever holds a parameter holds the new one
         if isinstance(thing, torch.optim.Optimizer):
-            return _convert_optimizer(thing, convert)
+            return convert_state(thing, convert)
         if not isinstance(thing, (torch.Tensor, list, tuple, dict)):
             raise TypeError(
                 "expected a tensor, a module, an optimizer or a container of tensors, "
@@ -98,21 +98,7 @@ def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return real.requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
-Convert = Callable[[torch.Tensor], torch.Tensor]
-
-
-def _convert_module(module: torch.nn.Module, convert: Convert) -> torch.nn.Module:
-    """Convert parameters and buffers in place; whoever holds a parameter holds the new one."""
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        converted: torch.nn.Module = module._apply(convert)
-        return converted
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
-
-
-def _convert_optimizer(optimizer: torch.optim.Optimizer, convert: Convert) -> torch.optim.Optimizer:
+def convert_state(optimizer: torch.optim.Optimizer, convert: Convert) -> torch.optim.Optimizer:
     """Convert the state that has the shape of a parameter; counters stay what they are."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
@@ -203,56 +189,3 @@ def mode() -> Iterator[None]:
     """Everything created inside is lazy on its concrete device."""
     with LazyMode():
         yield
-
-
-# -- torpor.enable -----------------------------------------------------------------------------
-
-
-class _Enabled:
-    """The process-wide mode, and how new threads get it."""
-
-    def __init__(self) -> None:
-        self.mode: LazyMode | None = None
-        self.start = threading.Thread.start
-
-    def enable(self) -> None:
-        if self.mode is not None:
-            return
-        self.mode = LazyMode()
-        self.mode.__enter__()
-        original = self.start
-
-        def start(thread: threading.Thread) -> None:
-            if not thread.name.startswith("torpor-"):
-                thread.run = _in_mode(thread.run)  # type: ignore[method-assign]  # the purpose
-            original(thread)
-
-        threading.Thread.start = start  # type: ignore[assignment,method-assign]  # the purpose
-
-    def disable(self) -> None:
-        if self.mode is None:
-            return
-        threading.Thread.start = self.start  # type: ignore[method-assign]  # undoes it
-        self.mode.__exit__(None, None, None)
-        self.mode = None
-
-
-def _in_mode(run: Callable[[], None]) -> Callable[[], None]:
-    def run_in_mode() -> None:
-        with LazyMode():
-            run()
-
-    return run_in_mode
-
-
-_enabled = _Enabled()
-
-
-def enable() -> None:
-    """Make everything created from now on lazy, in this thread and in threads started later."""
-    _enabled.enable()
-
-
-def disable() -> None:
-    """Undo `enable`; tensors that are lazy stay lazy."""
-    _enabled.disable()
