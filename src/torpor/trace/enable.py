@@ -185,7 +185,6 @@ def _can_be_lazy(tensor: torch.Tensor) -> bool:
         and tensor.device.type not in _VIRTUAL
         and tensor.is_leaf
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
-        and not any(tensor.names)
     )
 
 
