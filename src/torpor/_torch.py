@@ -499,6 +499,12 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
+def is_data_worker() -> bool:
+    """This process loads data for a `DataLoader` of another one."""
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return worker is not None and worker._worker_info is not None
+
+
 def is_tracing() -> bool:
     """A compiler, TorchScript, `torch.func` or a mode that is no `mode` of torpor's looks on."""
     return bool(
@@ -878,6 +884,21 @@ def _watch_states() -> None:
 
     torch.random.set_rng_state = set_rng_state
     torch.cuda.set_rng_state = set_rng_state_of_cuda
+
+
+def accept_lazy_states(plain: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Let the states of generators be set to what `plain` makes of a tensor: they read memory."""
+    for module in (torch.random, torch, torch.cuda.random, torch.cuda):
+        setattr(module, "set_rng_state", _with_plain_state(module.set_rng_state, plain))
+
+
+def _with_plain_state(original: Any, plain: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    @functools.wraps(original)
+    def set_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        with without_modes():
+            original(plain(new_state), *args, **kwargs)
+
+    return set_rng_state
 
 
 class _Bytes:

@@ -11,6 +11,7 @@ from torpor.trace import (  # noqa: F401  # register their ops, give LazyTensor 
     gradients,
     hooks,
     methods,
+    mode,
     native,
     values,
     whole,
@@ -29,6 +30,7 @@ _torch.on_default_dtype(values.finish, values.forget_types)
 custom.on_change(values.finish, values.forget_types)
 custom.on_backends(backends)
 _torch.accept_lazy_attention()
+_torch.accept_lazy_states(mode.eager)
 _torch.accept_lazy_losses(values.physical, gradients.keep_lazy)
 _torch.prefer_foreach(LazyTensor)
 _torch.register_device_module("lazy", device_module)

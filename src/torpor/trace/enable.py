@@ -116,7 +116,7 @@ def _may_convert() -> bool:
         _torch.is_tracing()
         or threading.current_thread().name.startswith("torpor-")
         or TRACE.lock._is_owned()  # type: ignore[attr-defined]  # torpor itself calls the module
-        or torch.utils.data.get_worker_info() is not None
+        or _torch.is_data_worker()
         or any(type(mode) is not LazyMode for mode in _torch.modes())
     )
 

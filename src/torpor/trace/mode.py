@@ -114,7 +114,9 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
     """Everything made inside is lazy on its own device.
 
     Plain tensors from outside are read as they are at that moment; writes to them and views of
-    them stay eager, so that whoever holds them sees what eager would show.
+    them stay eager, so that whoever holds them sees what eager would show. So are tensors on
+    memory that is somebody else's, tensors without elements, and all that a worker of a
+    `DataLoader` makes.
     """
 
     def __torch_dispatch__(
@@ -125,17 +127,23 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
             return dispatch(LazyTensor, func, types, args, kwargs)
         if func is aten.lift_fresh.default:
             return self._fresh(args[0])
-        if not self._traces(func, args, kwargs):
+        if not self._traces(func, args, kwargs) or _torch.is_data_worker():
             return func(*args, **kwargs)
         return dispatch(LazyTensor, func, types, args, kwargs)
 
     def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
         """What `torch.tensor` has just made, and nobody else holds.
 
-        An optimizer's counter of steps stays plain: it is read at every step.
+        Memory that is borrowed, from NumPy for one, has an owner who may write to it: a tensor on
+        it stays plain. So does an optimizer's counter of steps: it is read at every step.
         """
-        counter = not tensor.dim() and _in_optimizer()
-        plain = counter or not _is_traceable(tensor)
+        plain = (
+            not _is_traceable(tensor)
+            or not tensor.numel()
+            or not tensor.untyped_storage().resizable()
+            or (not tensor.dim() and _in_optimizer())
+            or _torch.is_data_worker()
+        )
         return tensor if plain else wrap_data(tensor, tensor.device)
 
     def _traces(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -148,7 +156,7 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
         tensors = [t for t in _torch.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if not all(map(_is_traceable, tensors)):
             return False
-        return bool(tensors) or self._takes_device(spec, kwargs)
+        return bool(tensors) or (self._takes_device(spec, kwargs) and not _is_empty(args))
 
     def _takes_device(self, spec: Any, kwargs: dict[str, Any]) -> bool:
         """A factory; it is told its device, which the graph has to know."""
@@ -161,6 +169,15 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
             return False
         kwargs["device"] = device
         return True
+
+
+def _is_empty(args: tuple[Any, ...]) -> bool:
+    """A factory is asked for no element: torch puts such tensors on memory that is somebody's.
+
+    `torch.empty(0).set_(storage)` is how torch reads files, shares memory between processes and
+    copies storages, in C++ too.
+    """
+    return bool(args) and isinstance(args[0], (list, tuple)) and 0 in args[0]
 
 
 def _in_optimizer() -> bool:
