@@ -499,6 +499,11 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
+def is_plain_class(cls: type[torch.Tensor]) -> bool:
+    """Tensors of the class have memory as every plain tensor, whatever else they do."""
+    return cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
 def is_data_worker() -> bool:
     """This process loads data for a `DataLoader` of another one."""
     worker = sys.modules.get("torch.utils.data._utils.worker")
