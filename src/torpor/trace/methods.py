@@ -195,7 +195,10 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return wrap_data(grad.detach().clone(), grad.device)
+        if isinstance(grad, LazyTensor):
+            return grad
+        with _torch.without_modes():
+            return wrap_data(grad.detach().clone(), grad.device)
 
 
 @method
