@@ -84,7 +84,7 @@ def test_a_data_set_of_tensors_gives_plain_batches_and_eagers_losses(backend: st
     assert train() == pytest.approx(expected, rel=0 if backend == "reference" else 1e-6)
 
 
-# -- what data loading asks of tensors ---------------------------------------------------------------
+# -- what data loading asks of tensors ----------------------------------------------------------
 
 
 class Marked(Tensor):

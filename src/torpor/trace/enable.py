@@ -169,7 +169,7 @@ def convert(tensors: Iterable[Any]) -> bool:
         if _can_be_lazy(tensor):
             groups.setdefault(_torch.memory_of(tensor), []).append(tensor)
         else:
-            waits |= isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+            waits |= torch.nn.parameter.is_lazy(tensor)
     if not groups:
         return waits
     del found

@@ -201,6 +201,9 @@ class _Leave(torch.autograd.Function):
             return wrap_data(grad.detach().clone(), grad.device)
 
 
+_leave: Callable[[LazyTensor], torch.Tensor] = _Leave.apply
+
+
 @method
 def as_subclass(self: LazyTensor, cls: type[torch.Tensor]) -> torch.Tensor:
     """A tensor of `cls` with the numbers of this one, in memory of its own.
@@ -209,8 +212,7 @@ def as_subclass(self: LazyTensor, cls: type[torch.Tensor]) -> torch.Tensor:
     """
     if cls in (torch.Tensor, LazyTensor):
         return self
-    left: torch.Tensor = _Leave.apply(self)
-    return left.as_subclass(cls)
+    return _leave(self).as_subclass(cls)
 
 
 # -- .data -------------------------------------------------------------------------------------
