@@ -427,6 +427,7 @@ _holders: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignor
 def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Let two tensors change places behind their Python objects, but for hooks of `tensor`.
 
+    `other` is not to be used any more.
     Classes and attributes are the caller's. Hooks of autograd belong to the tensor behind the
     object; the dictionaries that handles remove them from belong to the object.
     """
@@ -434,7 +435,7 @@ def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
     _C._swap_tensor_impl(tensor, other)
     tensor._backward_hooks = hooks
     tensor._post_accumulate_grad_hooks = after_grad
-    other._backward_hooks = other._post_accumulate_grad_hooks = None
+    other._backward_hooks = None
 
 
 def end_gradients(tensor: torch.Tensor, message: str) -> bool:
@@ -896,8 +897,9 @@ def _watch_states() -> None:
 
 def accept_lazy_states(plain: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Let the states of generators be set to what `plain` makes of a tensor: they read memory."""
-    for module in (torch.random, torch, torch.cuda.random, torch.cuda):
-        module.set_rng_state = _with_plain_state(module.set_rng_state, plain)
+    places: list[Any] = [torch.random, torch, torch.cuda.random, torch.cuda]
+    for place in places:
+        place.set_rng_state = _with_plain_state(place.set_rng_state, plain)
 
 
 def _with_plain_state(original: Any, plain: Callable[[torch.Tensor], torch.Tensor]) -> Any:
