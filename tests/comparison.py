@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import torpor
+from tests import backend_under_test
 from torpor.backends.agreement import same_bits
 
 PLACES = ("lazy", "concrete")
@@ -69,8 +70,12 @@ def concrete() -> Put:
 
 @pytest.fixture(autouse=True)
 def on_the_reference_backend() -> Iterator[None]:
-    """Every test starts with an empty trace on the judge, and leaves nothing running."""
-    torpor.use("reference")
+    """Every test starts with an empty trace on the judge, and leaves nothing running.
+
+    With `TORPOR_TEST_DEFAULTS`, on the default backend: what it runs for the first time, eager's
+    kernels run too.
+    """
+    torpor.use(backend_under_test.NAME if backend_under_test.DEFAULTS else "reference")
     torch.manual_seed(0)
     yield
     torpor.disable()
