@@ -185,6 +185,14 @@ def share_memory_(self: LazyTensor) -> LazyTensor:
     )
 
 
+@method
+def as_subclass(self: LazyTensor, cls: type[torch.Tensor]) -> torch.Tensor:
+    raise UnsupportedError(
+        f"a lazy tensor cannot be a {cls.__name__}, which would share its memory; "
+        f"use `torpor.eager(tensor).as_subclass({cls.__name__})`"
+    )
+
+
 # -- .data -------------------------------------------------------------------------------------
 
 
