@@ -1,6 +1,6 @@
 """Run small drawn programs on a lazy device and in eager, and say where they differ.
 
-    python -m scripts.drawn programs.txt [--backend inductor] [--alone] [--seed 20005] [--check-messages]
+    python -m scripts.drawn programs.txt [--backend inductor] [--alone] [--seed 20005] [--messages]
 
 A file of programs has, for each, a line `##### seed N ...`, the text of `def run(DEV, S, out)`, and
 from a line `---` on what was seen when it was drawn, which is not read. `run` is called with a
@@ -117,7 +117,15 @@ def _fact(value: Any) -> Any:
 
 
 def _bits(tensor: torch.Tensor) -> bytes:
-    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return (
+        tensor.resolve_conj()
+        .resolve_neg()
+        .contiguous()
+        .view(-1)
+        .view(torch.uint8)
+        .numpy()
+        .tobytes()
+    )
 
 
 def difference(eager: list[Noted], lazy: list[Noted], messages: bool) -> str | None:

@@ -284,6 +284,15 @@ def pad_packed_sequence(data: torch.Tensor, batch_sizes: torch.Tensor, *args: An
         return _taken_apart(aten._pad_packed_sequence.default, data, batch_sizes, *args)
 
 
+@_override(aten.set_.source_Tensor_storage_offset)
+def set_(
+    self: torch.Tensor, source: torch.Tensor, offset: int, size: Any, stride: Any = ()
+) -> torch.Tensor:
+    """torch would ask the wrapper for its memory, which is the lazy storage's."""
+    offset += int(source.storage_offset())
+    return self.set_(source.untyped_storage(), offset, size, tuple(stride))
+
+
 def _casts_inside(op: Any) -> None:
     """An op whose kernel calls others through autocast: while that is on, it runs at once."""
     spec = spec_of(op)
