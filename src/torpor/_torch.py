@@ -29,7 +29,10 @@ from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.autograd import profiler
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -412,6 +415,11 @@ def typed_storage(tensor: torch.Tensor) -> Any:
 def register_step_hook(hook: Callable[..., None]) -> Any:
     """Call `hook(optimizer, args, kwargs)` after every `optimizer.step()` in the process."""
     return register_optimizer_step_post_hook(hook)
+
+
+def register_step_pre_hook(hook: Callable[..., None]) -> Any:
+    """Call `hook(optimizer, args, kwargs)` before every `optimizer.step()` in the process."""
+    return register_optimizer_step_pre_hook(hook)
 
 
 def wrap_module_call(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
