@@ -19,13 +19,13 @@ from torpor import _torch
 from torpor.backend.data import BackendData, filled, tensors_of
 from torpor.backend.device import BackendDevice
 from torpor.backend.picks import picker
-from torpor.backends.fx.interrupts import uninterrupted
 from torpor.backends.fx.trace import PACKED, Piece, is_number
 from torpor.backends.layout import storages_of, with_layout
 from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.backends.reference.runtime import run as run_reference
 from torpor.backends.reference.runtime import step as run_alone
 from torpor.errors import StepError
+from torpor.interrupts import Shield
 from torpor.ir.sizes import Condition, Symbol
 from torpor.ir.types import TensorType
 
@@ -259,7 +259,7 @@ def compute(
     if program.donated:
         guard_memory(program, env)
         try:
-            with uninterrupted():
+            with Shield():
                 _run_part(program, slice(program.commit, None), env, numbers)
                 if program.copied:
                     _torch.copy_each(*_pairs(program.copied, env))
