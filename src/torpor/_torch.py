@@ -538,6 +538,11 @@ def register_step_hook(hook: Callable[..., None]) -> Any:
     return register_optimizer_step_post_hook(hook)
 
 
+def register_step_pre_hook(hook: Callable[..., None]) -> Any:
+    """Call `hook(optimizer, args, kwargs)` before every `optimizer.step()` in the process."""
+    return register_optimizer_step_pre_hook(hook)
+
+
 def wrap_module_call(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace `nn.Module.__call__` by what `around` makes of it."""
     torch.nn.Module.__call__ = around(torch.nn.Module.__call__)  # type: ignore[method-assign]  # the purpose
@@ -1038,6 +1043,15 @@ def op_table() -> list[Any]:
 
 
 # -- compilers of fx graphs ------------------------------------------------------------------------
+
+
+def fakes_by_decomposition(op: Any) -> bool:
+    """Fake tensors take `op` apart to find its result, though it has a kernel for meta tensors."""
+    from torch._decomp import decomposition_table, meta_table
+
+    if op not in decomposition_table or op in meta_table:
+        return False
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), "Meta"))
 
 
 def new_fake_mode() -> Any:

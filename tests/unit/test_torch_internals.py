@@ -415,6 +415,17 @@ def test_typed_storage_is_what_torch_save_writes() -> None:
 # -- modules, optimizers, devices ------------------------------------------------------------------
 
 
+def test_register_step_pre_hook_is_told_before_every_optimizer_step() -> None:
+    parameter, seen = torch.nn.Parameter(torch.ones(1)), []
+    handle = _torch.register_step_pre_hook(lambda *told: seen.append(parameter.item()))
+    try:
+        parameter.grad = torch.ones(1)
+        torch.optim.SGD([parameter], lr=1.0).step()
+    finally:
+        handle.remove()
+    assert seen == [1.0]
+
+
 def test_register_step_hook_is_told_of_every_optimizer_step() -> None:
     steps: list[Any] = []
     handle = _torch.register_step_hook(lambda optimizer, args, kwargs: steps.append(optimizer))
@@ -1426,6 +1437,13 @@ def test_window_on_a_gpu() -> None:
     owner.fill_(7)
     assert window.tolist() == [[7, 7, 7]] * 4
     assert window.dtype is torch.float32
+
+
+def test_fakes_by_decomposition() -> None:
+    aten = torch.ops.aten
+    assert _torch.fakes_by_decomposition(aten.upsample_bilinear2d.default)
+    assert not _torch.fakes_by_decomposition(aten.mm.default)
+    assert not _torch.fakes_by_decomposition(aten.convolution.default)
 
 
 # -- parameters that become lazy in place ----------------------------------------------------------
