@@ -97,9 +97,7 @@ def test_a_bad_index_leaves_donated_parameters_as_they_were(monkeypatch: Any) ->
     again, donated, before = caught.run_again()
     assert caught.program is not None and len(before) == 3
     arguments = caught.calls[-1][0]
-    (indices,) = [
-        a for a in arguments if isinstance(a, BackendData) and a.type.dtype is torch.int64
-    ]
+    (indices,) = [a for a in arguments if isinstance(a, BackendData) and a.type.dtype is torch.int64]
     indices.tensor.fill_(99)
     results = again()
     assert all(torch.equal(now, then) for now, then in zip(donated, before, strict=True))
