@@ -106,9 +106,9 @@ static at::Tensor as_lazy_tensor(
 
 // Let the trace know a storage that it may have to compute.
 static void enlist(const World& w, PyObject* storage) {
-  w.storage_listed.set(storage, Py_True);
   Ref reference = checked(PyWeakref_NewRef(storage, w.forget));
   if (PyDict_SetItem(w.pending, reference.get(), Py_None) < 0) fail();
+  w.storage_listed.set(storage, Py_True);
 }
 
 static at::Tensor fresh_tensor(World& w, PyObject* value) {
@@ -151,9 +151,9 @@ static at::Tensor alias_tensor(World& w, const Operand& operand, PyObject* value
 
 static void write(const World& w, const Operand& operand, PyObject* value) {
   PyObject* storage = operand.storage.get();
-  w.storage_value.set(storage, value);
-  w.storage_data.set(storage, Py_None);
   if (w.storage_listed.of(storage) != Py_True) enlist(w, storage);
+  w.storage_data.set(storage, Py_None);
+  w.storage_value.set(storage, value);
 }
 
 // -- hits -----------------------------------------------------------------------------------------
