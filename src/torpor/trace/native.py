@@ -357,7 +357,7 @@ def _fact(tensor: LazyTensor) -> tuple[Any, ...]:
         TensorType.of_tensor(tensor), _torch.dispatch_keys(tensor), sorted(vars(tensor)),
         tensor.requires_grad, tensor.is_inference(),
         storage.type, storage.value, storage.data, storage.listed, listed,
-        view and (view.parent, view.node, view.index, view.base, view.value),
+        view and (view.parent, view.node, view.index, view.base, view.type, view.value),
     )  # fmt: skip
 
 
