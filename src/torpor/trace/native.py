@@ -145,7 +145,9 @@ class Front:
     def use(self, library: Any) -> None:
         """Put `library` to work, unless it does other things than Python does."""
         library.setup(_names() | {"config": {"max_trace_nodes": sys.maxsize}})
-        check(library)
+        # `torch.tensor` of a list, which may bring the first op, asks no tensor subclass meanwhile
+        with _torch.as_on_another_thread(), _torch.python_on():
+            check(library)
         library.setup(_names())
         self.library = NATIVE.library = library
         for op, rule, kernel in above_autograd():

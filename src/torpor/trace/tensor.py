@@ -28,7 +28,7 @@ class View:
     A view whose size is not the storage's but one of the step's (`table[:length]`) is right in that
     step only: its `base` is `InThisTrace`, which no storage holds, so that it is looked at closer.
 
-    `type` is `value`'s in numbers: those of the trace that made the view, and of its tensor. Symbols
+    `type` is that of `value` in numbers: those of the trace that made it, and of its tensor. Symbols
     in the type of `value` are other numbers in another trace.
     """
 
