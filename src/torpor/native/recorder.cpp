@@ -134,11 +134,13 @@ static at::Tensor bare_view(World& w, const Operand& operand, PyObject* type) {
 
 // A view of `operand`, which by `node` shows `value`.
 static at::Tensor view_tensor(World& w, const Operand& operand, PyObject* node, PyObject* value) {
-  at::Tensor tensor = bare_view(w, operand, w.value_type.of(value));
+  PyObject* type = w.value_type.of(value);
+  at::Tensor tensor = bare_view(w, operand, type);
   Ref view = checked(w.view->tp_alloc(w.view, 0));
   w.view_parent.set(view.get(), operand.view.get());
   w.view_node.set(view.get(), node);
   w.view_index.set(view.get(), w.value_index.of(value));
+  w.view_type.set(view.get(), w.type_concrete.of(type));
   w.view_value.set(view.get(), value);
   w.view_base.set(view.get(), w.storage_value.of(operand.storage.get()));
   return as_lazy_tensor(w, std::move(tensor), operand.storage.get(), view.get());
@@ -730,6 +732,7 @@ static void find_slots(World& w, PyObject* names) {
   find(w.view_index, "View", "index");
   find(w.view_node, "View", "node");
   find(w.view_parent, "View", "parent");
+  find(w.view_type, "View", "type");
   find(w.view_value, "View", "value");
   find(w.node_outputs, "Node", "outputs");
   find(w.node_passing, "Node", "passing");
