@@ -202,20 +202,8 @@ def write(tensor: LazyTensor, new: Value) -> None:
     """
     storage = tensor._lazy_storage
     view = tensor._lazy_view
-<<<<<<< HEAD
     before = root_value(storage)
-    root, written = (new, []) if view is None else scatter(before, view, new, tensor)
-=======
-    if view is None:
-        storage.value = new
-    else:
-        root, written = scatter(root_value(storage), view, new)
-        storage.value = root
-        for link, value in written:
-            if value.type is link.value.type:  # else it is replayed: its type is the tensor's own
-                _move_on(link, root, value)
-    storage.data = None
->>>>>>> values
+    root, written = (new, []) if view is None else scatter(before, view, new)
     if not storage.listed:
         TRACE.enlist(storage)
     storage.data = None
