@@ -496,8 +496,8 @@ def on_registration(hook: Callable[[torch.nn.Module, str, Any], None]) -> None:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """`torch.compile` or TorchScript runs the module."""
-    if isinstance(module, torch.jit.ScriptModule) or module._compiled_call_impl is not None:
+    """`torch.compile` runs the module."""
+    if module._compiled_call_impl is not None:
         return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
