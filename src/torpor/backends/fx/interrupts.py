@@ -8,7 +8,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
-class uninterrupted:  # noqa: N801  # used as a function
+class uninterrupted:  # used as a function
     """A context in which SIGINT is kept, to be raised at its end; on other threads it never comes.
 
     A step whose first parameter has been written over is to write the others too.
