@@ -54,8 +54,9 @@ CHECKED: Final = frozenset(
     smooth_l1_loss_backward huber_loss huber_loss_backward binary_cross_entropy
     binary_cross_entropy_backward binary_cross_entropy_with_logits max_pool2d_with_indices
     max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward
-    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d upsample_nearest2d
-    upsample_bilinear2d _cdist_forward _pdist_forward im2col col2im grid_sampler_2d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+    upsample_nearest2d upsample_bilinear2d _cdist_forward _pdist_forward im2col col2im
+    grid_sampler_2d
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
 
     _fft_r2c _fft_c2c linalg_cholesky_ex linalg_qr linalg_inv_ex linalg_eigh _linalg_eigh
@@ -86,7 +87,8 @@ def _real_fft(named: Mapping[str, Any]) -> bool:
     if not dims or not all(type(number) is int for number in (*dims, length)):
         return False
     shape: tuple[int, ...] = named["self"].type.shape
-    return -len(shape) <= dims[-1] < len(shape) and shape[dims[-1]] == length // 2 + 1
+    last: int = dims[-1]
+    return -len(shape) <= last < len(shape) and shape[last] == int(length) // 2 + 1
 
 
 CONDITIONS: Final[dict[str, Condition]] = {
