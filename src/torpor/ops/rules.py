@@ -74,7 +74,7 @@ MAY_FAIL: Final = frozenset(
      "nll_loss2d_backward", "multi_margin_loss", "multilabel_margin_loss_forward",
      "max_unpool2d", "max_unpool3d", "bincount", "histc", "binary_cross_entropy",
      "binary_cross_entropy_backward", "floor_divide", "floor_divide_", "remainder", "remainder_",
-     "fmod", "fmod_", "_ctc_loss"}
+     "fmod", "fmod_", "_ctc_loss", "repeat_interleave"}
 )  # fmt: skip
 
 NOT_PROMOTABLE: Final = frozenset(
