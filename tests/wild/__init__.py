@@ -1,0 +1,1 @@
+"""Programs as people write them, run eagerly and lazily in the default configuration."""
