@@ -28,6 +28,7 @@ class Drawn:
     gives: str = ""  # the name of its result
     writes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
+    by_element: bool = False  # each element is read before it alone is written
 
     def source(self) -> str:
         return f"{self.gives} = {self.text}" if self.gives else self.text
@@ -74,6 +75,9 @@ class Program:
 
     def sizes(self) -> tuple[tuple[int, int], ...]:
         return SIZES if self.sized else SIZES[:1] * STEPS
+
+
+_BY_ELEMENT = re.compile(r"\{a\}\.(copy|add|sub|mul|addcmul|lerp|logical_and|bitwise_xor)_\(\{b\}")
 
 
 class Author:
@@ -133,8 +137,8 @@ class Author:
             self.made += 1
             self.names.append(name)
         writes = tuple(letters[letter] for letter in line.writes)
-        reads = tuple(v for k, v in letters.items() if f"{{{k}}}" in line.text and v not in writes)
-        return Drawn(text, name, writes, reads)
+        reads = tuple(v for k, v in letters.items() if f"{{{k}}}" in line.text and k not in line.writes)
+        return Drawn(text, name, writes, reads, bool(_BY_ELEMENT.match(line.text)))
 
 
 def draw(seed: int, stable: bool = False) -> Program:

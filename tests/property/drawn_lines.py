@@ -172,7 +172,7 @@ WRITES = (
     {a}[0] = {b}
     {a}[..., :1] = {b}
     {a}[1:] = {b}[:-1]
-    {a}.masked_scatter_({a} > 0, {b})
+    {a}.masked_scatter_({a} > 0, {b}.flatten()[:1].repeat({a}.numel()))
     {a}.index_put_((torch.tensor([0, 0]).to({a}.device),), {b}[:1], accumulate=True)
     {a}.index_add_(0, torch.zeros(len({b}), dtype=torch.int64).to({a}.device), {b})
     {a}.split(1)[0].copy_({b}.split(1)[-1])
@@ -200,11 +200,12 @@ RESHAPES = _writes("""
     {a}.unsqueeze_(0)
     {a}.transpose_(0, -1)
     {a}.swapaxes_(0, -1)
-    {a}.as_strided_((2,), (1,))
+    if holds({a}, 2, {a}): {a}.as_strided_((2,), (1,))
     {a}.resize_(({a}.numel(),))
     {a}.resize_(2, 1).fill_(1)
     {a}.set_({b})
-    {a}.set_({b}.untyped_storage(), 0, (2,), (1,))
+    if holds({b}, 2, {a}): {a}.set_({b}.untyped_storage(), 0, (2,), (1,))
+    if holds({b}, 3, {a}): {a}.set_({b}.untyped_storage(), 1, (2,), (1,))
     {a}.data = {b}.detach()
     {a}.data = {b}.clone()
 """)
@@ -361,7 +362,6 @@ READS = tuple(
         "out(len({a}))",
         "out({a}._is_view())",
         "out(float({a}.flatten()[0]) if {a}.numel() else 0)",
-        "out({a}.data_ptr() == {b}.data_ptr()) if False else out({a}.is_set_to({a}))",
     )
 )
 

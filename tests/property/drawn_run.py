@@ -68,7 +68,7 @@ class World:
         self.names: dict[str, Any] = {
             "torch": torch, "F": F, "copy": copy, "pickle": pickle, "io": io, "L": put,
             "leaf": self._leaf, "S": self._cut, "out": self._out, "numbers": _numbers,
-            "gradient": gradient,
+            "gradient": gradient, "holds": _holds,
         }  # fmt: skip
 
     @property
@@ -130,7 +130,7 @@ class World:
 
 
 def _plain_tensor(tensor: Tensor) -> Tensor:
-    return tensor
+    return tensor.clone()
 
 
 def _small(value: Any) -> Any:
@@ -146,6 +146,12 @@ def gradient(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Any:
     weight = torch.arange(1.0, y.numel() + 1).view(y.shape).to(y.device, y.dtype)
     (y * weight).sum().backward()
     return x.grad
+
+
+def _holds(tensor: Tensor, count: int, other: Tensor) -> bool:
+    """The memory of a tensor has room for `count` elements of another: none is uninitialised."""
+    bytes_held = tensor.numel() * tensor.element_size()
+    return tensor.is_contiguous() and bytes_held >= count * other.element_size()
 
 
 def _numbers(tensor: Tensor) -> Any:
@@ -209,7 +215,7 @@ class _Probe(World):
         tensors = [t for t in written if isinstance(t, Tensor)]
         others = [t for t in read if isinstance(t, Tensor)]
         return any(_twice(t) for t in tensors) or any(
-            _in_part(t, o) for t in tensors for o in others
+            _shared(t, o, line.by_element) for t in tensors for o in others
         )
 
 
@@ -227,8 +233,9 @@ def _twice(tensor: Tensor) -> bool:
     return len(places.unique()) != len(places)
 
 
-def _in_part(tensor: Tensor, other: Tensor) -> bool:
-    if tensor.dtype == other.dtype and tensor.is_set_to(other):
+def _shared(tensor: Tensor, other: Tensor, by_element: bool) -> bool:
+    """Memory that is written is read too, and not just by the element that is written to it."""
+    if by_element and tensor.dtype == other.dtype and tensor.is_set_to(other):
         return False
     return bool(torch.isin(_places(tensor), _places(other)).any())
 
