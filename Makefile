@@ -17,6 +17,15 @@ QUICK  := -m "not slow and not gpu"
 OTHER_TESTS = tests/ops/ tests/models/ tests/backends/ tests/browser/ tests/native/
 CORE_TESTS = $(filter-out $(OTHER_TESTS),$(sort $(dir $(wildcard tests/*/test_*.py))))
 
+# What people install: the default backend, its cache on disk, the native library, two threads.
+# (`make` keeps the cache, and the library in it, to itself.)
+DEFAULT_CACHE := $(CURDIR)/.cache/test-defaults
+DEFAULT_PYTEST = TORPOR_TEST_DEFAULTS=1 TORPOR_NATIVE=on TORPOR_CACHE_DIR=$(DEFAULT_CACHE) \
+  $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
+# A fixed slice of the operator table and of the models, for CI; `make sweep-defaults` runs all.
+DEFAULT_PART = 3/16
+DEFAULT_MODELS = bert or resnet or lstm-concrete or gpt2 or mamba-concrete or vae
+
 # Backends that run eager's own kernels: they give eager's bits.
 EXACT_BACKENDS = reference torchscript
 # What `make sweep-backends` runs on.
@@ -24,8 +33,8 @@ BACKENDS ?= $(EXACT_BACKENDS) inductor
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-browser test-slow test-gpu bench-gpu check codegen page format bench \
-        bench-steps bench-recording sweep sweep-ops sweep-backends clean
+.PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-defaults test-browser test-slow test-gpu \
+        bench-gpu check codegen page format bench bench-steps bench-recording sweep sweep-ops sweep-kits sweep-defaults sweep-backends clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train a small character GPT lazily and eagerly, side by side
 	@$(PY) -m torpor demo $(ARGS)
 
-test: test-core test-native test-ops test-models test-backends test-browser ## all tests but the slow ones and the GPU's
+test: test-core test-native test-ops test-models test-backends test-defaults test-browser ## all tests but the slow ones and the GPU's
 
 test-core: $(STAMP) ## units, IR, laziness, API, properties, command line
 	@printf '\n== core: %s ==\n' '$(CORE_TESTS)'
@@ -63,15 +72,39 @@ test-models: $(STAMP) ## whole models: training steps against eager
 	@printf '\n== models: training steps against eager ==\n'
 	@$(PYTEST) $(QUICK) tests/models $(ARGS)
 
-test-backends: $(STAMP) ## every backend: its tests, the conformance kit on all of op_db, models
+test-backends: $(STAMP) ## every backend: its tests, a fixed quarter of the conformance kit each, models
 	@printf '\n== backends: their tests, and a part of the kit on inductor ==\n'
 	@$(PYTEST) $(QUICK) tests/backends $(ARGS)
-	@set -e; for backend in $(EXACT_BACKENDS); do for device in lazy concrete; do \
-	  printf '\n== conformance kit on %s, %s: all of op_db, forward and backward ==\n' $$backend $$device; \
-	  $(PYTEST) --pyargs torpor.testing --backend $$backend --device $$device --bit-exact $(ARGS); \
-	done; done
+	@$(call run_kits,/4)
 	@printf '\n== models on torchscript: training steps against eager ==\n'
 	@TORPOR_TEST_BACKEND=torchscript $(PYTEST) $(QUICK) tests/models/test_training.py -k 'test_training_equals_eager' $(ARGS)
+
+# The conformance kit on each exact backend and kind of tensor: of N parts of op_db the next one each
+# ("/4": every entry is run by one of the four), or all of op_db ("").
+define run_kits
+set -e; part=0; for backend in $(EXACT_BACKENDS); do for device in lazy concrete; do \
+  part=$$((part + 1)); chosen="$(if $(1),--part $$part$(1))"; \
+  printf '\n== conformance kit on %s, %s: op_db %s, forward and backward ==\n' $$backend $$device "$$chosen"; \
+  $(PYTEST) --pyargs torpor.testing --backend $$backend --device $$device --bit-exact $$chosen $(ARGS); \
+done; done
+endef
+
+test-defaults: $(STAMP) ## what people install (inductor, cache, native library, two threads): properties, slices of op_db and models
+	@rm -rf $(DEFAULT_CACHE)
+	@printf '\n== defaults: random programs ==\n'
+	@$(DEFAULT_PYTEST) $(QUICK) tests/property $(ARGS)
+	@printf '\n== defaults: op_db, part $(DEFAULT_PART) ==\n'
+	@$(DEFAULT_PYTEST) $(QUICK) tests/ops/test_opdb.py --part $(DEFAULT_PART) $(ARGS)
+	@printf '\n== defaults: some models ==\n'
+	@$(DEFAULT_PYTEST) $(QUICK) tests/models/test_training.py -k 'test_training_equals_eager and concrete and ($(DEFAULT_MODELS))' $(ARGS)
+
+sweep-defaults: $(STAMP) ## the same with all of op_db and all models, and more random programs
+	@rm -rf $(DEFAULT_CACHE)
+	@TORPOR_PROPERTY_EXAMPLES=500 $(DEFAULT_PYTEST) $(QUICK) tests/property $(ARGS)
+	@$(DEFAULT_PYTEST) $(QUICK) tests/ops/test_opdb.py tests/models/test_training.py $(ARGS)
+
+sweep-kits: $(STAMP) ## the conformance kit on all of op_db, on both exact backends and both kinds of tensors
+	@$(call run_kits)
 
 test-browser: $(STAMP) ## the page of `torpor view` in a headless Chromium
 	@printf '\n== browser: the page of torpor view in Chromium ==\n'
@@ -82,6 +115,9 @@ test-slow: $(STAMP) ## the tests that take minutes each
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device
 	@$(PY) -m pytest -q -m gpu tests $(ARGS)
+	@printf '\n== all models on inductor, on the GPU, with the native library ==\n'
+	@TORPOR_NATIVE=on TORPOR_TEST_BACKEND=inductor TORPOR_TEST_DEVICE=cuda TORPOR_TEST_COMPILE_AFTER=1 \
+	  $(PY) -m pytest -q tests/models/test_training.py -k 'test_training_equals_eager and concrete' $(ARGS)
 
 check: $(STAMP) ## ruff, formatter, strict types of src/, import directions, generated files
 	@printf '\n== ruff ==\n'
@@ -120,7 +156,7 @@ bench-recording: $(STAMP) ## what recording a step costs, and where it goes
 bench-gpu: $(STAMP) ## whole steps, memory and cold compiles on a CUDA device
 	@$(PY) -m benchmarks.gpu $(ARGS)
 
-sweep: sweep-ops sweep-backends ## all of it, surviving crashes and hangs: hours with inductor
+sweep: sweep-ops sweep-kits sweep-defaults sweep-backends ## all of it, surviving crashes and hangs: hours with inductor
 
 sweep-ops: $(STAMP) ## op_db against eager as one table
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m tests.ops.sweep --jobs $(WORKERS) $(ARGS)

@@ -5,6 +5,9 @@
 A backend that runs eager's own kernels must give eager's bits; one with kernels of its own must
 give its numbers, within what the dtype can hold. `TORPOR_TEST_DEVICE=cuda` has models trained on
 the GPU, by eager too; there eager itself does not always add in the same order.
+
+`TORPOR_TEST_DEFAULTS=1` has the tests run what people install: the default backend, which compiles
+a graph when that has come back often enough, and keeps what it compiled on disk.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ WITH_EAGERS_KERNELS = ("reference", "torchscript")
 FALLBACKS = ("aten::", "fallback::", "CompileFailed")
 """How the counters begin that say: this was not computed by the backend."""
 
-NAME = os.environ.get("TORPOR_TEST_BACKEND", "reference")
-COMPILE_AFTER = int(os.environ.get("TORPOR_TEST_COMPILE_AFTER", "0"))
+DEFAULTS = bool(os.environ.get("TORPOR_TEST_DEFAULTS"))
+NAME = os.environ.get("TORPOR_TEST_BACKEND", "inductor" if DEFAULTS else "reference")
+COMPILE_AFTER = int(os.environ.get("TORPOR_TEST_COMPILE_AFTER", "-1" if DEFAULTS else "0"))
 """Graphs of models are compiled when they have been met that often: 1 leaves out first steps."""
 DEVICE = os.environ.get("TORPOR_TEST_DEVICE", "cpu")
 BIT_EXACT = NAME in WITH_EAGERS_KERNELS and DEVICE == "cpu"

@@ -6,7 +6,6 @@
 
 import copy
 import inspect
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import torpor
-from torpor.backends.agreement import same_bits
+from tests.backend_under_test import DEFAULTS, NAME
+from torpor.testing.comparison import difference
 
 PLACES = ("lazy", "concrete")
 
@@ -69,8 +69,12 @@ def concrete() -> Put:
 
 @pytest.fixture(autouse=True)
 def on_the_reference_backend() -> Iterator[None]:
-    """Every test starts with an empty trace on the judge, and leaves nothing running."""
-    torpor.use("reference")
+    """Every test starts with an empty trace on the judge, and leaves nothing running.
+
+    With `TORPOR_TEST_DEFAULTS`, on the default backend: what it runs for the first time, eager's
+    kernels run too.
+    """
+    torpor.use(NAME if DEFAULTS else "reference")
     torch.manual_seed(0)
     yield
     torpor.disable()
@@ -111,8 +115,9 @@ def assert_same(got: Any, expected: Any, where: str = "result") -> None:
         assert len(got) == len(expected), f"{where}: {len(got)} items instead of {len(expected)}"
         for index, (one, other) in enumerate(zip(got, expected)):
             assert_same(one, other, f"{where}[{index}]")
-    elif isinstance(expected, float) and math.isnan(expected):
-        assert math.isnan(got), f"{where}: {got} instead of nan"
+    elif isinstance(expected, float):
+        fault = difference(got, expected, exact=not DEFAULTS)
+        assert fault is None, f"{where}: {fault}"
     else:
         assert type(got) is type(expected), f"{where}: {got!r} instead of {expected!r}"
         assert got == expected, f"{where}: {got!r} instead of {expected!r}"
@@ -128,7 +133,8 @@ def _assert_same_tensor(got: Tensor, expected: Tensor, where: str) -> None:
             f"{where}: strides {got.stride()}, eager's are {expected.stride()}"
         )
     values, reference = plain(got), plain(expected)
-    assert same_bits(values, reference), f"{where}:\n{values}\ninstead of eager's\n{reference}"
+    fault = difference(values, reference, exact=not DEFAULTS)  # compiled in the end: rounded
+    assert fault is None, f"{where}: {fault}\n{values}\ninstead of eager's\n{reference}"
 
 
 def agree(put: Put, program: Callable[..., Any], *inputs: Any, seed: int = 0) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from collections.abc import Iterator
@@ -9,19 +10,33 @@ from collections.abc import Iterator
 import pytest
 
 import torpor
+from tests.backend_under_test import COMPILE_AFTER, DEFAULTS
 from tests.known_differences import KNOWN
 from torpor.execute.sizes import SIZES
 from torpor.trace import whole
 
-# Eager's kernels, and so its bits, unless a test asks for another backend; processes it starts too.
-os.environ.setdefault("TORPOR_BACKEND", "reference")
+if not DEFAULTS:
+    # Eager's kernels, and so its bits, unless a test asks for another backend; its processes too.
+    os.environ.setdefault("TORPOR_BACKEND", "reference")
+
+    # Nothing from the disk and nothing to it: tests count compiles, and the cache is the user's.
+    os.environ["TORPOR_CACHE"] = "0"
+    torpor.config.cache = False
+
 
 # torch tells this logger everything it compiles; shown below a failed test, it hides the failure.
 logging.getLogger("torch.__trace").propagate = False
 
-# Nothing from the disk and nothing to it: tests count compiles, and the user's cache is the user's.
-os.environ["TORPOR_CACHE"] = "0"
-torpor.config.cache = False
+# torch's operator table cannot be imported without expecttest; the other tests need neither.
+OF_THE_OPERATOR_TABLE = ["ops", "native/test_op_db.py"]
+HAS_OPERATOR_TABLE = importlib.util.find_spec("expecttest") is not None
+collect_ignore = [] if HAS_OPERATOR_TABLE else OF_THE_OPERATOR_TABLE
+
+
+def pytest_report_header() -> str | None:
+    if HAS_OPERATOR_TABLE:
+        return None
+    return f"not collected, since expecttest is missing: {', '.join(OF_THE_OPERATOR_TABLE)}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,8 +55,8 @@ def failures_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend under test runs its own graphs from the first time on."""
-    monkeypatch.setattr(torpor.config, "compile_after", 0)
+    """A backend under test runs its own graphs from the first time on, but for `DEFAULTS`."""
+    monkeypatch.setattr(torpor.config, "compile_after", COMPILE_AFTER if DEFAULTS else 0)
 
 
 @pytest.fixture(autouse=True)

@@ -900,6 +900,15 @@ def op_table() -> list[Any]:
 # -- compilers of fx graphs ------------------------------------------------------------------------
 
 
+def fakes_by_decomposition(op: Any) -> bool:
+    """Fake tensors take `op` apart to find its result, though it has a kernel for meta tensors."""
+    from torch._decomp import decomposition_table, meta_table
+
+    if op not in decomposition_table or op in meta_table:
+        return False
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), "Meta"))
+
+
 def new_fake_mode() -> Any:
     """A fake-tensor mode of its own, for one trace; all sizes are numbers.
 

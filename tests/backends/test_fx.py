@@ -18,11 +18,13 @@ from torpor.backend.data import BackendData
 from torpor.backend.lowering import Computation
 from torpor.backend.registry import get_backend
 from torpor.backends.dynamo import DynamoBackend
-from torpor.backends.fx import functional
+from torpor.backends.fx import functional, trace
 from torpor.backends.fx.program import CompiledPiece
 from torpor.errors import CompileError, TorporWarning
 from torpor.execute.compilation import compile_graph
 from torpor.ir.graph import Graph
+from torpor.ir.types import TensorType
+from torpor.ops.spec import spec_of
 from torpor.ops.text import parse
 
 
@@ -244,6 +246,22 @@ def test_an_op_whose_fake_kernel_is_wrong_about_sizes_runs_alone() -> None:
     fakes_lie = "fallback::aten.mkldnn_rnn_layer.default"
     if torch.backends.mkldnn.is_available():
         assert torpor.metrics.counters()[fakes_lie] >= 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_op_whose_fake_has_other_strides_than_its_kernel_runs_alone(device: str) -> None:
+    """On CUDA, torch's decomposition of `upsample_bilinear2d` makes few channels contiguous."""
+    spec = spec_of(torch.ops.aten.upsample_bilinear2d.default)
+    with _torch.new_fake_mode():
+        picture = torch.empty_strided((2, 5, 8, 8), (320, 1, 40, 5), device=device)
+        args = [picture, [32, 32], False, None, None]
+        made = [spec.target(*args)]
+    promised = [TensorType.of((2, 5, 32, 32), (5120, 1, 160, 5), torch.float32, picture.device)]
+    if device == "cpu":
+        trace._check_strides(spec, args, made, promised)
+        return
+    with pytest.raises(functional.NotTraceable, match="strides"):
+        trace._check_strides(spec, args, made, promised)
 
 
 def test_ops_a_compiler_blames_are_left_out(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import torpor
 import torpor.compat.dynamo
 from torpor.backends.inductor import cuda
+from torpor.trace import recurrent
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,7 +87,6 @@ def the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
 
 
-@pytest.mark.filterwarnings("ignore:RNN module weights")  # torch's, of buffers that are apart
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_training_equals_eager(name: str, autocast: bool) -> None:
@@ -342,3 +342,40 @@ def test_cudnns_dropout_is_left_alone_by_attention() -> None:
 
     expected, actual = run(lambda thing: thing), run(torpor.lazy)
     assert [torch.equal(a, b) for a, b in zip(expected, actual, strict=True)] == [True] * 6
+
+
+def test_weights_of_recurrent_layers_are_packed_once_while_they_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pack = recurrent.aten._cudnn_rnn_flatten_weight.default
+    packs: list[int] = []
+
+    class Counted:
+        class _cudnn_rnn_flatten_weight:
+            @staticmethod
+            def default(*args: Any) -> Tensor:
+                packs.append(1)
+                return pack(*args)  # type: ignore[no-any-return]  # made by torch
+
+    monkeypatch.setattr(recurrent, "aten", Counted)
+    model = torpor.lazy(nn.LSTM(8, 8, 2).cuda())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torpor.lazy(torch.ones(5, 3, 8, device="cuda"))
+    for steps in (1, 2):
+        (model(x)[0].sum() + model(x)[0].sum()).backward()  # no warning that weights are apart
+        optimizer.step()
+        torpor.sync(wait=True)
+        assert len(packs) == steps
+
+
+@pytest.mark.parametrize("channels", [5, 32])
+def test_bilinear_upsampling_of_channels_last_is_compiled_or_left_to_its_kernel(
+    channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torpor.config, "compile_after", 0)
+    picture = torch.randn(2, channels, 8, 8, device="cuda").to(memory_format=torch.channels_last)
+    expected = nn.functional.interpolate(picture, (32, 32), mode="bilinear")
+    with torpor.using("inductor"):
+        actual = nn.functional.interpolate(torpor.lazy(picture), (32, 32), mode="bilinear")
+        assert actual.stride() == expected.stride()
+        assert torch.equal(actual.cpu(), expected.cpu())

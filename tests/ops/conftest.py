@@ -11,8 +11,27 @@ from tests import backend_under_test
 from tests.ops.results import Result
 from tests.ops.sweep import entries
 from tests.ops.table import RECORDED_SHARE, recorded_share, table
+from torpor.testing.plugin import parse_part
 
 _RESULTS = pytest.StashKey[list[Result]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "every N-th entry, from the K-th on: N runs make a whole"
+    parser.addoption("--part", metavar="K/N", type=parse_part, default=(1, 1), help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    number, count = config.getoption("--part")
+    chosen = set(list(entries())[number - 1 :: count])
+    others = [item for item in items if _entry_of(item) not in chosen | {None}]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if _entry_of(item) in chosen | {None}]
+
+
+def _entry_of(item: pytest.Item) -> str | None:
+    entry: str | None = getattr(item, "callspec", None) and item.callspec.params.get("entry")
+    return entry
 
 
 def pytest_configure(config: pytest.Config) -> None:

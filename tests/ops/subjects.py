@@ -83,8 +83,8 @@ class Concrete(Subject):
 
     def session(self) -> contextlib.AbstractContextManager[Any]:
         # On a backend that compiles every op, nothing may stand in for it unseen.
-        strict = backend_under_test.BIT_EXACT
-        return mock.patch.multiple(self.torpor.config, strict=strict, compile_after=0)
+        strict, after = backend_under_test.BIT_EXACT, backend_under_test.COMPILE_AFTER
+        return mock.patch.multiple(self.torpor.config, strict=strict, compile_after=after)
 
     def factories(self) -> contextlib.AbstractContextManager[Any]:
         return self.torpor.mode()

@@ -1426,3 +1426,10 @@ def test_window_on_a_gpu() -> None:
     owner.fill_(7)
     assert window.tolist() == [[7, 7, 7]] * 4
     assert window.dtype is torch.float32
+
+
+def test_fakes_by_decomposition() -> None:
+    aten = torch.ops.aten
+    assert _torch.fakes_by_decomposition(aten.upsample_bilinear2d.default)
+    assert not _torch.fakes_by_decomposition(aten.mm.default)
+    assert not _torch.fakes_by_decomposition(aten.convolution.default)

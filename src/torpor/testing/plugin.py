@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -33,6 +34,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="tensors on the virtual device, or lazy on their own (default: %(default)s)",
     )
     group.addoption("--ops", metavar="REGEX", default="", help="only these entries of op_db")
+    group.addoption(
+        "--part",
+        metavar="K/N",
+        type=parse_part,
+        default=(1, 1),
+        help="every N-th entry of op_db, from the K-th on: N runs make a whole",
+    )
     group.addoption("--samples", type=int, default=3, help="samples per op (default: %(default)s)")
     group.addoption(
         "--dtypes", default="float32", help="dtypes of the samples (default: %(default)s)"
@@ -45,6 +53,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="note each result as it comes; a run that was interrupted goes on from there",
     )
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """`2/4` as numbers."""
+    number, _, count = text.partition("/")
+    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"expected K/N with 1 <= K <= N, got {text!r}")
+    return int(number), int(count)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,7 +14,8 @@ from torpor.testing.kit import Kit
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One item for each entry that `--ops` selects; none, with the reason, without the table."""
+    """One item for each entry that `--ops` and `--part` select; none, with the reason, without the
+    table."""
     if "entry_name" not in metafunc.fixturenames:
         return
     try:
@@ -27,7 +28,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("entry_name", [skipped])
         return
     pattern = re.compile(metafunc.config.getoption("--ops"))
-    metafunc.parametrize("entry_name", [name for name in names if pattern.search(name)])
+    number, count = metafunc.config.getoption("--part")
+    chosen = [name for name in names if pattern.search(name)][number - 1 :: count]
+    metafunc.parametrize("entry_name", chosen)
 
 
 def test_operator(

@@ -21,6 +21,7 @@ from torpor.ops.spec import OpSpec, ReturnKind, spec_of
 from torpor.trace.dispatch import special
 from torpor.trace.random import random_recorder
 from torpor.trace.recorder import CutFirst, as_bound, make_recorder, other_value
+from torpor.trace.recurrent import packed
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import apply, make_node, physical, value_of
 from torpor.trace.wrap import data_storage, wrap_data, wrap_value
@@ -53,7 +54,6 @@ def _alike(type_: TensorType, device: torch.device) -> torch.Tensor:
 
 _rnn = spec_of(aten._cudnn_rnn.default)
 _rnn_at_once = random_recorder(_rnn)
-_RNN_DROPOUT = [argument.name for argument in _rnn.arguments].index("dropout")
 
 
 def _record_attention(op: Any, drawing: draws.Drawing | None = None) -> None:
@@ -182,8 +182,18 @@ def _number(number: int) -> LazyStorage:
 @special("aten._cudnn_rnn.default")
 def cudnn_rnn(*args: Any, **kwargs: Any) -> Any:
     """Drawn at once, as all random ops are."""
-    _TURNS.recurrent |= _rnn.bind(args, kwargs)[_RNN_DROPOUT] > 0
-    return _rnn_at_once(*args, **kwargs)
+    names = [argument.name for argument in _rnn.arguments]
+    bound = dict(zip(names, _rnn.bind(args, kwargs), strict=True))
+    _TURNS.recurrent |= bound["dropout"] > 0
+    weights = bound["weight"]
+    if bound["weight_buf"] is None and all(isinstance(w, LazyTensor) for w in weights):
+        how = [bound["weight_stride0"], bound["input"].shape[-1]]
+        how += [bound[name] for name in _RNN_LAYOUT]
+        bound["weight_buf"] = packed(weights, *how)
+    return _rnn_at_once(*bound.values())
+
+
+_RNN_LAYOUT = "mode hidden_size proj_size num_layers batch_first bidirectional".split()
 
 
 _record_attention(draws.FLASH_ATTENTION.original, draws.FLASH_ATTENTION)

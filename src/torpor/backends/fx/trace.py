@@ -18,6 +18,7 @@ from torpor.backends.reference.lowering import Instruction, Register, Sized
 from torpor.ir.fit import size_of
 from torpor.ir.sizes import Symbol
 from torpor.ir.types import ScalarType, SymbolicType, TensorType, contiguous_strides
+from torpor.ops.spec import OpSpec
 
 PACKED = {float: torch.float64, int: torch.int64}
 """The dtype in which run-time numbers of a kind enter a graph."""
@@ -176,6 +177,8 @@ class _Replay:
             made = functional.call(spec, args, promised, operands)
             if spec.name not in functional.FORMS:
                 _check_sizes(made, promised)
+                if not self.sizes:
+                    _check_strides(spec, args, made, promised)
         for register, tensor in zip(instruction.outputs, made, strict=True):
             self.env[register] = tensor
             self.maker[register] = instruction
@@ -281,6 +284,32 @@ def _check_sizes(made: list[Any], promised: list[Any]) -> None:
     for tensor, type_ in zip(made, promised, strict=True):
         if tensor is not None and type_ is not None and tuple(tensor.shape) != type_.shape:
             raise NotTraceable(f"its fake kernel makes {tuple(tensor.shape)}, not {type_!r}")
+
+
+def _check_strides(spec: OpSpec, args: list[Any], made: list[Any], promised: list[Any]) -> None:
+    """Refuse an op whose fake lays a result out as its kernel does not: compiled code checks that.
+
+    Where torch takes the op apart to make the fake, the kernel for meta tensors knows better: it
+    makes the results of the kernels of all devices.
+    """
+    pairs = list(zip(made, promised, strict=True))
+    if all(t is None or type_ is None or t.stride() == type_.stride for t, type_ in pairs):
+        return
+    if spec.mutated or not _torch.fakes_by_decomposition(spec.target):
+        return
+    with _torch.without_modes():
+        positional, keywords = spec.call_arguments([_torch.tree_map(_meta, arg) for arg in args])
+        results = spec.target(*positional, **keywords)
+    real = results if isinstance(results, (list, tuple)) else [results]
+    for tensor, known in zip(made, real, strict=True):
+        if isinstance(known, torch.Tensor) and tensor.stride() != known.stride():
+            raise NotTraceable(f"its fake has strides {tensor.stride()}, not {known.stride()}")
+
+
+def _meta(arg: Any) -> Any:
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
 
 
 def _memory(tensor: torch.Tensor) -> int:
