@@ -12,7 +12,9 @@ asks of them (none under `enable`), `how.device` is where they send their batche
 
 from __future__ import annotations
 
+import functools
 import importlib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,18 +76,33 @@ def program(
     return add
 
 
-def all_programs() -> dict[str, Program]:
-    """Every program there is; this imports the libraries that some of them use."""
-    for name in MODULES:
-        importlib.import_module(f"tests.wild.{name}")
-    return PROGRAMS
+def named(module: str) -> list[str]:
+    """The names of the programs in a module, which is not imported: some take seconds."""
+    return [match["name"] for match in _HEADS.finditer(_source(module))]
+
+
+def ways_of(name: str) -> tuple[str, ...]:
+    """The ways in which a program makes sense, as its module says."""
+    for module in MODULES:
+        for match in _HEADS.finditer(_source(module)):
+            if match["name"] == name:
+                ways = re.findall(r'"(\w+)"', match["ways"])
+                return tuple(ways) or LAZY_WAYS
+    raise ValueError(f"no program is called {name!r}")
 
 
 def find(name: str) -> Program:
-    """The program of that name, without importing the modules of others."""
-    here = Path(__file__).parent
+    """The program of that name."""
     for module in MODULES:
-        if f"\ndef {name}(how: Way)" in (here / f"{module}.py").read_text(encoding="utf-8"):
+        if name in named(module):
             importlib.import_module(f"tests.wild.{module}")
             return PROGRAMS[name]
     raise SystemExit(f"no program is called {name!r}")
+
+
+_HEADS = re.compile(r"^@program\((?P<ways>.*)\)\ndef (?P<name>\w+)\(", re.MULTILINE)
+
+
+@functools.cache
+def _source(module: str) -> str:
+    return (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
