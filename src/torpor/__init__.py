@@ -28,7 +28,8 @@ from torpor.trace.api import (
     using,
     wait,
 )
-from torpor.trace.mode import disable, eager, enable, lazy, mode
+from torpor.trace.enable import disable, enable
+from torpor.trace.mode import eager, lazy, mode
 from torpor.trace.tensor import is_lazy
 
 if _TYPE_CHECKING:

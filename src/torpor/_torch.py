@@ -29,9 +29,16 @@ from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.autograd import profiler
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 DispatchMode: Any = TorchDispatchMode  # its methods are not annotated
 """Base of a mode that sees every op, below autograd."""
@@ -409,6 +416,114 @@ def typed_storage(tensor: torch.Tensor) -> Any:
     return tensor._typed_storage()
 
 
+def is_held(tensor: torch.Tensor) -> bool:
+    """Somebody besides its Python object holds the tensor: a graph of autograd, torch itself."""
+    return tensor._use_count() > 1
+
+
+def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Let two tensors change places behind their Python objects, but for hooks of `tensor`.
+
+    Classes and attributes are the caller's. Hooks of autograd belong to the tensor behind the
+    object; the dictionaries that handles remove them from belong to the object.
+    """
+    hooks, after_grad = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]  # torch's
+    _C._swap_tensor_impl(tensor, other)
+    tensor._backward_hooks = hooks
+    tensor._post_accumulate_grad_hooks = after_grad  # type: ignore[attr-defined]  # torch's
+    other._backward_hooks = None
+
+
+def end_gradients(tensor: torch.Tensor, message: str) -> bool:
+    """Let backward through graphs recorded before raise `message`; False if more than that is held.
+
+    What accumulates the gradient of a leaf holds the leaf, for as long as a graph needs it.
+    """
+    if tensor._use_count() != 2 or not tensor.is_leaf or not tensor.requires_grad:
+        return False
+    node = torch.autograd.graph.get_gradient_edge(tensor).node
+    if tensor._use_count() != 2:  # it was made by the question
+        return False
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError(message)
+
+    node.register_prehook(refuse)
+    return True
+
+
+def on_move(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace `nn.Module._apply`, which moves and casts modules, by what `around` makes of it."""
+    module: Any = torch.nn.Module
+    module._apply = functools.wraps(module._apply)(around(module._apply))
+
+
+def on_parameter_groups(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace `Optimizer.add_param_group`, which every parameter of an optimizer passes."""
+    optimizer: Any = torch.optim.Optimizer
+    original = optimizer.add_param_group
+    optimizer.add_param_group = functools.wraps(original)(around(original))
+
+
+def on_compile(hook: Callable[[torch.nn.Module], None]) -> None:
+    """Call `hook(module)` before `module.compile()`."""
+    module: Any = torch.nn.Module
+    original = module.compile
+
+    @functools.wraps(original)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        hook(self)
+        return original(self, *args, **kwargs)
+
+    module.compile = compile
+
+
+def register_before_step_hook(hook: Callable[..., None]) -> Any:
+    """Call `hook(optimizer, args, kwargs)` before every `optimizer.step()` in the process."""
+    return register_optimizer_step_pre_hook(hook)
+
+
+def on_registration(hook: Callable[[torch.nn.Module, str, Any], None]) -> None:
+    """Call `hook(module, name, value)` before a parameter, buffer or module becomes a module's."""
+    modules = torch.nn.modules.module
+    modules.register_module_parameter_registration_hook(hook)
+    modules.register_module_buffer_registration_hook(hook)
+    modules.register_module_module_registration_hook(hook)
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """`torch.compile` or TorchScript runs the module."""
+    if isinstance(module, torch.jit.ScriptModule) or module._compiled_call_impl is not None:
+        return True
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def is_data_worker() -> bool:
+    """This process loads data for a `DataLoader` of another one."""
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return worker is not None and worker._worker_info is not None
+
+
+def is_tracing() -> bool:
+    """A compiler, TorchScript, `torch.func` or a mode that is no `mode` of torpor's looks on."""
+    return bool(
+        torch.compiler.is_compiling() or _C._get_tracing_state() is not None or is_transforming()
+    )
+
+
+def modes() -> list[Any]:
+    """The dispatch modes that are active, outermost first."""
+    return list(_get_current_dispatch_mode_stack())
+
+
+def users_besides(tensors: list[torch.Tensor]) -> bool:
+    """Others than these plain tensors, all on one memory, are on it too."""
+    users, holders = _users_and_holders(tensors[0])
+    most_users, most_holders = _users_of_one()
+    return users > most_users + len(tensors) - 1 or holders > most_holders
+
+
 def register_step_hook(hook: Callable[..., None]) -> Any:
     """Call `hook(optimizer, args, kwargs)` after every `optimizer.step()` in the process."""
     return register_optimizer_step_post_hook(hook)
@@ -769,6 +884,21 @@ def _watch_states() -> None:
 
     torch.random.set_rng_state = set_rng_state
     torch.cuda.set_rng_state = set_rng_state_of_cuda
+
+
+def accept_lazy_states(plain: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Let the states of generators be set to what `plain` makes of a tensor: they read memory."""
+    for module in (torch.random, torch, torch.cuda.random, torch.cuda):
+        setattr(module, "set_rng_state", _with_plain_state(module.set_rng_state, plain))
+
+
+def _with_plain_state(original: Any, plain: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    @functools.wraps(original)
+    def set_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        with without_modes():
+            original(plain(new_state), *args, **kwargs)
+
+    return set_rng_state
 
 
 class _Bytes:

@@ -55,9 +55,12 @@ DROPOUT_AT: Final = {
 }
 
 SHAPE_ONLY: Final = frozenset(
-    # random ops that overwrite their tensor, or read nothing of it but its type
+    # ops that overwrite their tensor with random numbers, or read nothing of it but its type; an
+    # overload with more tensors reads the numbers of the others
     {"bernoulli_", "uniform_", "normal_", "random_", "exponential_", "geometric_", "cauchy_",
-     "log_normal_", "rand_like", "randn_like", "randint_like"}
+     "log_normal_", "rand_like", "randn_like", "randint_like", "empty_like", "zeros_like",
+     "ones_like", "full_like", "new_empty", "new_empty_strided", "new_zeros", "new_ones",
+     "new_full"}
 )  # fmt: skip
 
 MAY_FAIL: Final = frozenset(

@@ -93,6 +93,16 @@ class OpSpec:
         return self.target.namespace != "aten" or self.target._opname in rules.MAY_FAIL
 
     @property
+    def tensors(self) -> int:
+        """Arguments that are tensors, or lists of them."""
+        return sum(a.kind in (ArgKind.TENSOR, ArgKind.TENSORS) for a in self.arguments)
+
+    @property
+    def takes_type_alone(self) -> bool:
+        """It asks of its one tensor for nothing but the type."""
+        return self.target._opname in rules.SHAPE_ONLY and self.tensors == 1
+
+    @property
     def views(self) -> int:
         """The argument that its first result looks at, or is; -1 if that has memory of its own."""
         return next((r.argument for r in self.returns if r.argument >= 0), -1)

@@ -6,10 +6,12 @@ from torpor.ops import custom
 from torpor.trace import (  # noqa: F401  # register their ops, give LazyTensor its methods
     composites,
     device_module,
+    exchange,
     fused,
     gradients,
     hooks,
     methods,
+    mode,
     native,
     values,
     whole,
@@ -21,12 +23,14 @@ from torpor.trace.tensor import LazyTensor, is_lazy
 register_device()
 register_location()
 hooks.install()
+exchange.install()
 whole.install()
 _torch.accept_lazy_autocast()
 _torch.on_default_dtype(values.finish, values.forget_types)
 custom.on_change(values.finish, values.forget_types)
 custom.on_backends(backends)
 _torch.accept_lazy_attention()
+_torch.accept_lazy_states(mode.eager)
 _torch.accept_lazy_losses(values.physical, gradients.keep_lazy)
 _torch.prefer_foreach(LazyTensor)
 _torch.register_device_module("lazy", device_module)

@@ -245,9 +245,16 @@ def _recurrent(op: Any) -> None:
 
     @_override(op)
     def run(input: torch.Tensor, *args: Any) -> Any:
+        if type(args[0]) is LazyTensor and op._overloadname == "data":  # the sizes of batches
+            args = (_on_cpu(args[0]), *args[1:])
         if input.device.type != "lazy" and op not in _BY_BACKEND:
             return _taken_apart(op, input, *args)  # autocast keeps its copies of leaves alone
         return _physically(op, input, (input, *args))
+
+
+def _on_cpu(tensor: LazyTensor) -> torch.Tensor:
+    """Numbers that torch reads from plain memory of the CPU, on whichever device the rest is."""
+    return plain_copy(tensor).cpu()
 
 
 _BY_BACKEND = frozenset({aten.lstm.input, aten.lstm.data})
@@ -272,9 +279,18 @@ def group_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def pad_packed_sequence(data: torch.Tensor, batch_sizes: torch.Tensor, *args: Any) -> Any:
     """torch writes the lengths to memory itself: no mode may make them lazy."""
     if type(batch_sizes) is LazyTensor:
-        batch_sizes = plain_copy(batch_sizes).cpu()
+        batch_sizes = _on_cpu(batch_sizes)
     with _torch.without_modes():
         return _taken_apart(aten._pad_packed_sequence.default, data, batch_sizes, *args)
+
+
+@_override(aten.set_.source_Tensor_storage_offset)
+def set_(
+    self: torch.Tensor, source: torch.Tensor, offset: int, size: Any, stride: Any = ()
+) -> torch.Tensor:
+    """torch would ask the wrapper for its memory, which is the lazy storage's."""
+    offset += int(source.storage_offset())
+    return self.set_(source.untyped_storage(), offset, size, tuple(stride))
 
 
 def _casts_inside(op: Any) -> None:
@@ -302,7 +318,7 @@ def _tensor_split(
     """The places to split at are numbers; torch reads them from a plain tensor on the CPU."""
     places = tensor_indices_or_sections
     if type(places) is LazyTensor:
-        places = plain_copy(places).cpu()
+        places = _on_cpu(places)
     op = aten.tensor_split.tensor_indices_or_sections
     return _taken_apart(op, self, places, dim)  # type: ignore[no-any-return]  # ops have no types
 

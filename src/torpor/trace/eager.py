@@ -14,9 +14,8 @@ from torpor.errors import annotate
 from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.types import TensorType
-from torpor.ops import rules
 from torpor.ops.draws import DRAWING
-from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
+from torpor.ops.spec import OpSpec, ReturnKind
 from torpor.ops.storage_ops import window
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
@@ -47,10 +46,16 @@ def run_random(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """
     cell = metrics.op_cell(f"lazy::{spec.target._opname}")
     cell[0] += 1
-    read = _blank if spec.target._opname in rules.SHAPE_ONLY else plain
-    if read is plain and any(a.kind is ArgKind.TENSOR for a in spec.arguments):
-        metrics.count_line(f"Sync::{spec.target._opname}", str(site()))
-    return _run(spec, spec.bind(args, kwargs), read)
+    return _run(spec, spec.bind(args, kwargs), _reading(spec))
+
+
+def _reading(spec: OpSpec) -> Read:
+    """What an op that runs at once gets for its tensors: their numbers, if it asks for those."""
+    if spec.takes_type_alone:
+        return _blank
+    if spec.tensors:
+        count_sync(spec)
+    return plain
 
 
 def count_fallback(spec: OpSpec) -> None:
@@ -254,7 +259,7 @@ def _own(value: torch.Tensor) -> torch.Tensor:
 
 def run_on_plain_device(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`zeros_like(lazy, device="cpu")` and its kin: the result is no lazy tensor at all."""
-    reals = _Reals(spec, spec.bind(args, kwargs), _blank)
+    reals = _Reals(spec, spec.bind(args, kwargs), _reading(spec))
     positional, keywords = spec.call_arguments(reals.arguments)
     with _torch.kernels():
         return spec.target(*positional, **keywords)

@@ -3,6 +3,7 @@ gradients that no other module call surrounds."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torpor import _torch, config
 from torpor.execute.storage import TRACE
 from torpor.trace.api import sync
+from torpor.trace.enable import LAZINESS
 from torpor.trace.scope import frames_of_modules
 from torpor.trace.tensor import LazyTensor
 
@@ -22,11 +24,10 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _is_lazy(optimizer: Any) -> bool:
-    """One look per group: a group's parameters are lazy together."""
     return any(
         type(parameter) is LazyTensor
         for group in optimizer.param_groups
-        for parameter in group["params"][:1]
+        for parameter in group["params"]
     )
 
 
@@ -50,16 +51,29 @@ def _outermost(call: Callable[..., Any]) -> Callable[..., Any]:
     def outermost(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return call(self, *args, **kwargs)
+        if LAZINESS.on:
+            LAZINESS.before_call(self)
         _calls.inside = True
         try:
             result = call(self, *args, **kwargs)
         finally:
             _calls.inside = False
-        if not is_grad_enabled() and config.cut_after_module and TRACE.is_open() and _is_users():
+        if (
+            not is_grad_enabled() and config.cut_after_module and TRACE.is_open()
+            and _is_users() and _has_lazy((result, args, kwargs), self)
+        ):  # fmt: skip
             sync()
         return result
 
     return outermost
+
+
+def _has_lazy(passed: Any, module: torch.nn.Module) -> bool:
+    """A module call had to do with lazy tensors: what went in or came out, or what it holds."""
+    if any(type(leaf) is LazyTensor for leaf in _torch.tree_leaves(passed)):
+        return True
+    held = itertools.chain(module.parameters(), module.buffers())
+    return any(type(tensor) is LazyTensor for tensor in held)
 
 
 def _is_users() -> bool:

@@ -17,6 +17,7 @@ from torpor.execute.events import asked_for
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.trace.sharing import LOCATION
 from torpor.trace.site import site
+from torpor.trace.storages import own_buffer, storage_object
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import make_wrapper, plain, plain_copy, wrap_data
 
@@ -149,13 +150,18 @@ def __repr__(self: LazyTensor, *, tensor_contents: Any = None) -> str:
 @method
 def data_ptr(self: LazyTensor) -> int:
     """The address of the numbers, which are computed for it; good until the next write."""
+    own_buffer(self._lazy_storage)
     return _read(self, "data_ptr").data_ptr()
 
 
 @method
 def untyped_storage(self: LazyTensor) -> torch.UntypedStorage:
-    """The memory of the numbers, which are computed for it; good until the next write."""
-    return _read(self, "untyped_storage").untyped_storage()
+    """The memory of the numbers, which are computed for it; good until the next write.
+
+    `set_` to it shares memory with this tensor, whenever it is called.
+    """
+    metrics.count_line("Sync::untyped_storage", str(site()))
+    return storage_object(self)
 
 
 @method
@@ -182,6 +188,14 @@ def share_memory_(self: LazyTensor) -> LazyTensor:
     raise UnsupportedError(
         "a lazy tensor cannot be shared between processes; share `tensor.cpu()` and make it lazy "
         "in each process"
+    )
+
+
+@method
+def as_subclass(self: LazyTensor, cls: type[torch.Tensor]) -> torch.Tensor:
+    raise UnsupportedError(
+        f"a lazy tensor cannot be a {cls.__name__}, which would share its memory; "
+        f"use `torpor.eager(tensor).as_subclass({cls.__name__})`"
     )
 
 

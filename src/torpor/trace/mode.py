@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,6 +14,7 @@ from torpor import _torch
 from torpor.errors import UnsupportedError
 from torpor.ops.spec import Mode, ReturnKind, spec_of
 from torpor.trace.dispatch import dispatch
+from torpor.trace.exchange import Convert
 from torpor.trace.sharing import Adoption
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import is_traceable, plain_copy, wrap_data
@@ -46,9 +46,9 @@ def eager(thing: Any) -> Any:
 def _convert(thing: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     with _torch.without_modes():
         if isinstance(thing, torch.nn.Module):
-            return _convert_module(thing, convert)
+            return thing._apply(convert)  # whoever holds a parameter holds the new one
         if isinstance(thing, torch.optim.Optimizer):
-            return _convert_optimizer(thing, convert)
+            return convert_state(thing, convert)
         if not isinstance(thing, (torch.Tensor, list, tuple, dict)):
             raise TypeError(
                 "expected a tensor, a module, an optimizer or a container of tensors, "
@@ -98,21 +98,7 @@ def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return real.requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
-Convert = Callable[[torch.Tensor], torch.Tensor]
-
-
-def _convert_module(module: torch.nn.Module, convert: Convert) -> torch.nn.Module:
-    """Convert parameters and buffers in place; whoever holds a parameter holds the new one."""
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        converted: torch.nn.Module = module._apply(convert)
-        return converted
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
-
-
-def _convert_optimizer(optimizer: torch.optim.Optimizer, convert: Convert) -> torch.optim.Optimizer:
+def convert_state(optimizer: torch.optim.Optimizer, convert: Convert) -> torch.optim.Optimizer:
     """Convert the state that has the shape of a parameter; counters stay what they are."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
@@ -128,7 +114,9 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
     """Everything made inside is lazy on its own device.
 
     Plain tensors from outside are read as they are at that moment; writes to them and views of
-    them stay eager, so that whoever holds them sees what eager would show.
+    them stay eager, so that whoever holds them sees what eager would show. So are tensors on
+    memory that is somebody else's, tensors without elements, and all that a worker of a
+    `DataLoader` makes.
     """
 
     def __torch_dispatch__(
@@ -139,17 +127,23 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
             return dispatch(LazyTensor, func, types, args, kwargs)
         if func is aten.lift_fresh.default:
             return self._fresh(args[0])
-        if not self._traces(func, args, kwargs):
+        if not self._traces(func, args, kwargs) or _torch.is_data_worker():
             return func(*args, **kwargs)
         return dispatch(LazyTensor, func, types, args, kwargs)
 
     def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
         """What `torch.tensor` has just made, and nobody else holds.
 
-        An optimizer's counter of steps stays plain: it is read at every step.
+        Memory that is borrowed, from NumPy for one, has an owner who may write to it: a tensor on
+        it stays plain. So does an optimizer's counter of steps: it is read at every step.
         """
-        counter = not tensor.dim() and _in_optimizer()
-        plain = counter or not _is_traceable(tensor)
+        plain = (
+            not _is_traceable(tensor)
+            or not tensor.numel()
+            or not tensor.untyped_storage().resizable()
+            or (not tensor.dim() and _in_optimizer())
+            or _torch.is_data_worker()
+        )
         return tensor if plain else wrap_data(tensor, tensor.device)
 
     def _traces(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -162,7 +156,7 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
         tensors = [t for t in _torch.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if not all(map(_is_traceable, tensors)):
             return False
-        return bool(tensors) or self._takes_device(spec, kwargs)
+        return bool(tensors) or (self._takes_device(spec, kwargs) and not _is_empty(args))
 
     def _takes_device(self, spec: Any, kwargs: dict[str, Any]) -> bool:
         """A factory; it is told its device, which the graph has to know."""
@@ -175,6 +169,15 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
             return False
         kwargs["device"] = device
         return True
+
+
+def _is_empty(args: tuple[Any, ...]) -> bool:
+    """A factory is asked for no element: torch puts such tensors on memory that is somebody's.
+
+    `torch.empty(0).set_(storage)` is how torch reads files, shares memory between processes and
+    copies storages, in C++ too.
+    """
+    return bool(args) and isinstance(args[0], (list, tuple)) and 0 in args[0]
 
 
 def _in_optimizer() -> bool:
@@ -203,56 +206,3 @@ def mode() -> Iterator[None]:
     """Everything created inside is lazy on its concrete device."""
     with LazyMode():
         yield
-
-
-# -- torpor.enable -----------------------------------------------------------------------------
-
-
-class _Enabled:
-    """The process-wide mode, and how new threads get it."""
-
-    def __init__(self) -> None:
-        self.mode: LazyMode | None = None
-        self.start = threading.Thread.start
-
-    def enable(self) -> None:
-        if self.mode is not None:
-            return
-        self.mode = LazyMode()
-        self.mode.__enter__()
-        original = self.start
-
-        def start(thread: threading.Thread) -> None:
-            if not thread.name.startswith("torpor-"):
-                thread.run = _in_mode(thread.run)  # type: ignore[method-assign]  # the purpose
-            original(thread)
-
-        threading.Thread.start = start  # type: ignore[assignment,method-assign]  # the purpose
-
-    def disable(self) -> None:
-        if self.mode is None:
-            return
-        threading.Thread.start = self.start  # type: ignore[method-assign]  # undoes it
-        self.mode.__exit__(None, None, None)
-        self.mode = None
-
-
-def _in_mode(run: Callable[[], None]) -> Callable[[], None]:
-    def run_in_mode() -> None:
-        with LazyMode():
-            run()
-
-    return run_in_mode
-
-
-_enabled = _Enabled()
-
-
-def enable() -> None:
-    """Make everything created from now on lazy, in this thread and in threads started later."""
-    _enabled.enable()
-
-
-def disable() -> None:
-    """Undo `enable`; tensors that are lazy stay lazy."""
-    _enabled.disable()

@@ -15,7 +15,7 @@ from torpor.execute.storage import TRACE
 from torpor.ir.node import Node
 from torpor.ops.spec import OpSpec
 from torpor.trace.eager import run_random
-from torpor.trace.recorder import CutFirst, as_bound, make_recorder
+from torpor.trace.recorder import CutFirst, as_bound, make_recorder, numbered
 from torpor.trace.values import make_node
 
 
@@ -24,6 +24,8 @@ def random_recorder(spec: OpSpec) -> Callable[..., Any]:
     made: list[Callable[..., Any]] = []
 
     def record(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") is not None:
+            kwargs["device"] = numbered(kwargs["device"], args[0] if args else None)
         if not get_backend().draws or kwargs.get("generator") is not None:
             return run_random(spec, args, kwargs)
         if not made:

@@ -17,13 +17,12 @@ from torpor.ops.strides import overlaps_in_part
 from torpor.trace.dispatch import special
 from torpor.trace.eager import count_sync, run_eager, write_data
 from torpor.trace.recorder import check_overlap, make_recorder
-from torpor.trace.sharing import LOADED, LoadedStorage
 from torpor.trace.site import site
+from torpor.trace.storages import on_storage
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import physical, value_of, write
 from torpor.trace.wrap import (
     become,
-    clone_plain,
     memory_of,
     plain,
     plain_copy,
@@ -257,20 +256,21 @@ def resize_as_(tensor: LazyTensor, like: torch.Tensor, *, memory_format: Any = N
 
 
 @special("aten.set_.source_Tensor")
-def set_tensor(tensor: LazyTensor, source: Any) -> LazyTensor:
-    """`tensor` becomes another look at the storage of `source`."""
-    if not isinstance(source, LazyTensor):
-        source = wrap_data(clone_plain(source), tensor.device)
-    return become(tensor, source)
+def set_tensor(tensor: Any, source: Any) -> Any:
+    """`tensor` becomes another look at what `source` looks at."""
+    if tensor.dtype != source.dtype:
+        names = [str(t.dtype).removeprefix("torch.") for t in (source, tensor)]
+        raise RuntimeError("Could not set tensor of type {} to a tensor of type {}".format(*names))
+    if type(tensor) is type(source) is LazyTensor and tensor.device == source.device:
+        return become(tensor, source)
+    return set_window(tensor, source, 0, tuple(source.shape), source.stride())
 
 
 @special("aten.set_.source_Tensor_storage_offset")
-def set_window(
-    tensor: LazyTensor, source: Any, offset: int, size: Any, stride: Any = ()
-) -> LazyTensor:
-    """`tensor` becomes a window onto the storage of `source`."""
-    strides = tuple(stride) or contiguous_strides(tuple(size))
-    return become(tensor, as_strided(source, tuple(size), strides, offset))
+def set_window(tensor: Any, source: Any, offset: int, size: Any, stride: Any = ()) -> Any:
+    """`tensor` becomes a window onto the memory of `source`, counted from where that begins."""
+    offset += int(source.storage_offset())
+    return set_storage(tensor, source.untyped_storage(), offset, size, stride)
 
 
 @special("aten.set_.default")
@@ -282,30 +282,16 @@ def set_empty(tensor: LazyTensor) -> LazyTensor:
 
 @special("aten.set_.source_Storage", "aten.set_.source_Storage_storage_offset")
 def set_storage(
-    tensor: LazyTensor, source: Any, offset: int = 0, size: Any = None, stride: Any = ()
-) -> LazyTensor:
-    """`tensor` takes the contents of a plain storage, as `torch.load` asks for."""
+    tensor: Any, source: Any, offset: int = 0, size: Any = None, stride: Any = ()
+) -> Any:
+    """`tensor` becomes a window onto the memory behind a storage object."""
     memory = source.untyped() if hasattr(source, "untyped") else source
-    shape = (memory.nbytes() // tensor.dtype.itemsize,) if size is None else tuple(size)
-    strides = tuple(stride) or contiguous_strides(shape)
-    if TensorType.of(shape, strides, tensor.dtype, tensor.device, offset).nbytes > memory.nbytes():
-        raise RuntimeError(
-            f"setStorage: sizes {list(shape)}, strides {list(strides)}, storage offset {offset}, "
-            f"and itemsize {tensor.dtype.itemsize} are out of bounds for storage of size "
-            f"{memory.nbytes()}"
-        )
-    if memory.nbytes() and _torch.has_no_memory(memory):
+    if not isinstance(tensor, LazyTensor):
         raise UnsupportedError(
-            "set_ to the memory of a lazy tensor: torch hands over a storage that has none; "
-            "use `x.set_(y.as_strided(size, stride, offset))` instead"
+            "set_ of a plain tensor to the memory of a lazy one: it could not see what is written "
+            "there; use `torpor.lazy(tensor).set_(...)`, or copy with `tensor.copy_(lazy)`"
         )
-    loaded = isinstance(memory, LoadedStorage)
-    real = torch.empty((0,), dtype=tensor.dtype, device="cpu" if loaded else memory.device)
-    with _torch.without_torch_function():
-        real.set_(memory, offset, shape, strides)
-    if loaded:
-        return become(tensor, LOADED.adopt(real, tensor.device))
-    return become(tensor, wrap_data(clone_plain(real), tensor.device))
+    return become(tensor, on_storage(tensor, memory, offset, size, stride))
 
 
 @special("aten.histc.default")

@@ -160,11 +160,11 @@ def resize(tensor: LazyTensor, type_: TensorType) -> LazyTensor:
     type_ = type_.at_offset(int(tensor.storage_offset()))
     storage = memory_of(tensor)
     if type_.numel and type_.nbytes > storage.type.nbytes:
-        storage = _grow(storage, type_)
+        storage = grow(storage, type_)
     return become(tensor, wrap_window(storage, type_))
 
 
-def _grow(storage: LazyStorage, type_: TensorType) -> LazyStorage:
+def grow(storage: LazyStorage, type_: TensorType) -> LazyStorage:
     """`storage` with room for `type_`; everybody on it moves along, new memory is not set."""
     if storage.type.numel == 0:
         grown = _GROWN[storage] = _blank_storage(type_)

@@ -1,0 +1,264 @@
+"""`torpor.enable`: laziness starts at parameters.
+
+A module's parameters and buffers become lazy in place when it is called by no other module, an
+optimizer's parameters when it gets them. What is computed from them is lazy; data stay plain.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+from weakref import ref
+
+import torch
+
+from torpor import _torch
+from torpor.execute.storage import TRACE
+from torpor.trace.exchange import move
+from torpor.trace.mode import LazyMode, convert_state
+from torpor.trace.sharing import Adoption
+from torpor.trace.tensor import LazyTensor
+from torpor.trace.wrap import is_traceable, wrap_data
+
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+_VIRTUAL: Final = ("lazy", "meta")
+
+
+class _Known:
+    """A module that was called: when it was looked at, and when to look again."""
+
+    __slots__ = ("calls", "module", "next", "stamp")
+
+    def __init__(self, module: ref[torch.nn.Module]) -> None:
+        self.module = module
+        self.stamp = -1
+        self.calls = 0  # since something of it stayed plain that may become lazy yet
+        self.next = 0
+
+
+class Laziness:
+    """Where laziness starts while it is enabled."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.stamp = 0  # changes when a module gets a plain tensor or another module
+        self.modules: dict[int, _Known] = {}
+        self.left: dict[int, ref[torch.nn.Module]] = {}  # modules that `torch.compile` runs
+        self.lock = threading.RLock()
+
+    def before_call(self, module: torch.nn.Module) -> None:
+        """No other module call surrounds one of `module`, which begins now."""
+        known = self.modules.get(id(module))
+        if known is None:
+            known = self._meet(module)
+        if known.stamp == self.stamp:
+            if not known.next:
+                return
+            known.calls += 1
+            if known.calls < known.next:
+                return
+        if _may_convert():
+            with self.lock:
+                self._look_at(module, known)
+
+    def _meet(self, module: torch.nn.Module) -> _Known:
+        number = id(module)
+        known = _Known(ref(module, lambda _: self.modules.pop(number, None)))
+        return self.modules.setdefault(number, known)
+
+    def _look_at(self, module: torch.nn.Module, known: _Known) -> None:
+        """Make its tensors lazy; what has to wait is looked at ever more seldom."""
+        stamp = self.stamp
+        waits = convert_module(module)
+        if stamp != known.stamp:
+            known.calls = known.next = 0
+        known.next = max(1, 2 * known.next) if waits else 0
+        known.stamp = stamp
+
+    def registered(self, module: torch.nn.Module, name: str, value: Any) -> None:
+        """A module gets a parameter, a buffer or a module."""
+        if not self.on or value is None or type(value) is LazyTensor:
+            return
+        self.stamp += 1
+        if isinstance(value, torch.nn.Module) and _torch.is_compiled(module):
+            self.compiled(value)
+
+    def compiled(self, module: torch.nn.Module) -> None:
+        """`torch.compile` will run the module: its parameters stay plain."""
+        number = id(module)
+        self.left[number] = ref(module, lambda _: self.left.pop(number, None))
+
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """State that came from a file, or was made without looking at the parameter, follows it."""
+        if self.on and _has_plain_state(optimizer):
+            convert_state(optimizer, lambda tensor: wrap_data(tensor.clone(), tensor.device))
+
+    def got_parameters(self, tensors: Iterable[Any]) -> None:
+        """An optimizer got parameters."""
+        if self.on and _may_convert():
+            with self.lock:
+                left = {id(p) for module in self._left() for p in module.parameters()}
+                convert(t for t in tensors if id(t) not in left)
+
+    def _left(self) -> list[torch.nn.Module]:
+        modules = [reference() for reference in list(self.left.values())]
+        return [module for module in modules if module is not None]
+
+
+LAZINESS = Laziness()
+
+
+def _may_convert() -> bool:
+    """This is the user's program, as it runs: nobody traces it, and it is no worker's."""
+    return not (
+        _torch.is_tracing()
+        or threading.current_thread().name.startswith("torpor-")
+        or TRACE.lock._is_owned()  # type: ignore[attr-defined]  # torpor itself calls the module
+        or _torch.is_data_worker()
+        or any(type(mode) is not LazyMode for mode in _torch.modes())
+    )
+
+
+# -- which tensors -----------------------------------------------------------------------------
+
+
+def convert_module(module: torch.nn.Module) -> bool:
+    """Make parameters and buffers of a module lazy; whether some of them may become so later."""
+    tensors: list[torch.Tensor] = []
+    compiled: set[int] = set()
+    for part, is_compiled in _parts(module):
+        table = (*part._parameters.values(), *part._buffers.values())
+        if is_compiled:
+            compiled.update(map(id, table))
+            continue
+        if any(_is_swapped(p) for p in part._parameters.values()):
+            return True  # `functional_call`: these are not its own
+        tensors += table  # type: ignore[arg-type]  # None is no tensor, and not converted
+    return convert(t for t in tensors if id(t) not in compiled)
+
+
+def _parts(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, bool]]:
+    """Its modules, itself included, and whether a compiler runs them."""
+    seen: set[int] = set()
+    parts = [(module, False)]
+    while parts:
+        part, inside = parts.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        is_compiled = inside or _torch.is_compiled(part)
+        if not isinstance(part, torch.jit.ScriptModule):
+            yield part, is_compiled
+            parts += [(child, is_compiled) for child in part._modules.values() if child is not None]
+
+
+def _is_swapped(parameter: Any) -> bool:
+    """What stands in the place of a parameter is none."""
+    return parameter is not None and not isinstance(parameter, torch.nn.Parameter)
+
+
+def convert(tensors: Iterable[Any]) -> bool:
+    """Make plain tensors lazy in place; whether some of them may become so later."""
+    groups: dict[int, list[torch.Tensor]] = {}
+    waits = False
+    found = {id(t): t for t in tensors if isinstance(t, torch.Tensor)}
+    for tensor in found.values():
+        if _can_be_lazy(tensor):
+            groups.setdefault(_torch.memory_of(tensor), []).append(tensor)
+        else:
+            waits |= isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+    if not groups:
+        return waits
+    del found
+    with _torch.as_on_another_thread(), torch.no_grad():
+        for group in groups.values():
+            waits |= not _convert_together(group)
+    return waits
+
+
+def _can_be_lazy(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in _PLAIN
+        and is_traceable(tensor)
+        and tensor.device.type not in _VIRTUAL
+        and tensor.is_leaf
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+    )
+
+
+def _convert_together(tensors: list[torch.Tensor]) -> bool:
+    """Make tensors on one memory lazy; False if not now, they stay plain then."""
+    if any(map(_is_bound, tensors)) or _torch.users_besides(tensors):
+        return False
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        return False
+    memory = tensors[0].untyped_storage()
+    if memory.is_shared() and not tensors[0].is_cuda:
+        return False
+    adoption = Adoption(copy=not memory.resizable())  # borrowed memory is somebody else's
+    del memory
+    lazies = [adoption.adopt(tensor, tensor.device) for tensor in tensors]
+    for tensor, lazy in zip(tensors, lazies, strict=True):
+        move(tensor, lazy, _lazy_gradient)
+    return True
+
+
+def _is_bound(tensor: torch.Tensor) -> bool:
+    """A graph of autograd or torch itself holds it, or its gradient is no strided one."""
+    grad = tensor.grad
+    return _torch.is_held(tensor) or (grad is not None and not _can_be_lazy(grad))
+
+
+def _lazy_gradient(grad: torch.Tensor) -> torch.Tensor:
+    return wrap_data(grad.detach().clone(), grad.device)
+
+
+# -- optimizers --------------------------------------------------------------------------------
+
+
+def _has_plain_state(optimizer: Any) -> bool:
+    """One look: the state of the first lazy parameter that has some."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter) if type(parameter) is LazyTensor else None
+            if state:
+                return any(
+                    type(v) is torch.Tensor and v.dim() and v.shape == parameter.shape
+                    for v in state.values()
+                )
+    return False
+
+
+def _around_groups(original: Any) -> Any:
+    def add_param_group(self: Any, param_group: Any) -> Any:
+        result = original(self, param_group)
+        LAZINESS.got_parameters(self.param_groups[-1]["params"])
+        return result
+
+    return add_param_group
+
+
+# -- on and off --------------------------------------------------------------------------------
+
+
+@functools.cache
+def _install() -> None:
+    """Let torch tell us of modules and optimizers."""
+    _torch.on_registration(LAZINESS.registered)
+    _torch.on_compile(LAZINESS.compiled)
+    _torch.on_parameter_groups(_around_groups)
+    _torch.register_before_step_hook(LAZINESS.before_step)
+
+
+def enable() -> None:
+    """Make parameters, buffers, optimizer state and what is computed from them lazy from now on."""
+    _install()
+    LAZINESS.stamp += 1
+    LAZINESS.on = True
+
+
+def disable() -> None:
+    """Undo `enable`; tensors that are lazy stay lazy."""
+    LAZINESS.on = False

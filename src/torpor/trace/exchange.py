@@ -1,0 +1,156 @@
+"""A tensor becomes another one and stays the object that it is.
+
+Whoever holds it, an optimizer for one, holds the new one; hooks, attributes and gradients stay. All
+conversions between plain and lazy tensors in place are made here: modules that move, `torpor.lazy`,
+`torpor.enable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.trace.methods import same_storage
+from torpor.trace.tensor import LazyTensor
+
+Convert = Callable[[torch.Tensor], torch.Tensor]
+
+_OWN = ("_lazy_storage", "_lazy_view", "_is_param")
+"""Attributes that say what a lazy tensor is; all others are the user's."""
+
+_OLD_GRAPH = (
+    "backward through a graph that was recorded before its parameters were moved to or from a lazy "
+    "device; move a module before forward, or after forward and backward"
+)
+
+
+class HeldElsewhere(RuntimeError):
+    """A graph of autograd or torch itself holds the tensor: it cannot become another one now."""
+
+
+def exchange(held: torch.Tensor, new: torch.Tensor) -> None:
+    """Let `held` be what `new` is, which nobody else holds; `HeldElsewhere` if it cannot."""
+    if _torch.is_held(held) and not _torch.end_gradients(held, _OLD_GRAPH):
+        raise HeldElsewhere(
+            f"cannot move a tensor of shape {tuple(held.shape)} in place: a graph of autograd that "
+            "was not run backward holds it; drop the loss, or move before forward"
+        )
+    _swap(held, new)
+
+
+def _swap(held: torch.Tensor, new: torch.Tensor) -> None:
+    new = _alone(new)
+    attributes = {name: value for name, value in vars(held).items() if name not in _OWN}
+    is_parameter = isinstance(held, torch.nn.Parameter)
+    becomes_lazy = isinstance(new, LazyTensor)
+    new.requires_grad_(held.requires_grad)
+    if becomes_lazy:
+        own = {"_lazy_storage": new._lazy_storage, "_lazy_view": new._lazy_view}
+        attributes |= own | ({"_is_param": True} if is_parameter else {})
+    _torch.swap(held, new)
+    held.__class__ = _class(held, becomes_lazy, is_parameter)
+    held.__dict__ = attributes
+    new.__class__, new.__dict__ = torch.Tensor, {}
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor on the same memory, for the very one may be somebody else's."""
+    return same_storage(tensor) if isinstance(tensor, LazyTensor) else tensor.detach()
+
+
+def _class(held: torch.Tensor, becomes_lazy: bool, is_parameter: bool) -> type[torch.Tensor]:
+    if becomes_lazy:
+        return LazyTensor
+    return torch.nn.Parameter if is_parameter else torch.Tensor
+
+
+def replace(held: torch.Tensor, new: torch.Tensor) -> None:
+    """Let `held` be what `new` is: one of them is lazy, or both."""
+    if new is held:
+        return
+    if isinstance(held, LazyTensor) and isinstance(new, LazyTensor):
+        held.data = new
+    else:
+        exchange(held, new)
+
+
+def move(tensor: torch.Tensor, new: torch.Tensor, convert: Convert) -> None:
+    """Let a parameter be what `new` is, and its gradient what `convert` makes of it."""
+    grad = tensor.grad
+    if grad is None:
+        replace(tensor, new)
+        return
+    tensor.grad = None
+    new_grad = convert(grad)
+    try:
+        replace(tensor, new)
+    except HeldElsewhere:
+        tensor.grad = grad
+        raise
+    tensor.grad = _moved(grad, new_grad)
+
+
+def _moved(grad: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """`grad` as `new`: the same object where nothing else holds the tensor behind it."""
+    if isinstance(grad, LazyTensor) or isinstance(new, LazyTensor):
+        if new is grad or (not _torch.is_held(grad) and grad.grad_fn is None):
+            replace(grad, new)
+            return grad
+    return new.requires_grad_(grad.requires_grad)
+
+
+# -- modules that move -------------------------------------------------------------------------
+
+
+class _Moves:
+    """A conversion of the tensors of a module that remembers what it has made of parameters."""
+
+    def __init__(self, convert: Convert) -> None:
+        self.convert = convert
+        self.made: dict[int, torch.Tensor] = {}
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        made = self.made.pop(id(tensor), None)
+        return self.convert(tensor) if made is None else made
+
+    def is_ours(self, parameter: torch.Tensor | None) -> bool:
+        """The parameter was or becomes a lazy one, and has been moved; else it is torch's."""
+        if parameter is None:
+            return False
+        new = self.convert(parameter)
+        if isinstance(parameter, LazyTensor) or isinstance(new, LazyTensor):
+            move(parameter, new, self.convert)
+            return True
+        self.made[id(parameter)] = new
+        return False
+
+
+def _around_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _apply(self: Any, fn: Convert, recurse: bool = True) -> Any:
+        if torch.compiler.is_compiling():
+            return original(self, fn, recurse)
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        moves = _Moves(fn)
+        table: dict[str, Any] = self._parameters
+        with torch.no_grad():
+            others = {name: p for name, p in table.items() if not moves.is_ours(p)}
+        if len(others) == len(table):
+            return original(self, moves, False)
+        vars(self)["_parameters"] = others
+        try:
+            return original(self, moves, False)
+        finally:
+            table.update(others)
+            vars(self)["_parameters"] = table
+
+    return _apply
+
+
+def install() -> None:
+    """Let modules that move keep the identity of their parameters where one is lazy."""
+    _torch.on_move(_around_apply)
