@@ -4,11 +4,13 @@
     python -m scripts.drawn_programs --seed 1234 --count 1        # one program again, with its text
 
 A program is drawn from its seed (tests/property/drawn.py): views, writes through them, `out=`,
-`set_`, sizes that become symbols, reads and cuts in between. On `reference` every bit, stride, dtype
-and error type is eager's; on other backends numbers may differ within what their dtype holds, and
-every graph is compiled when it is first met. With `--write` the outcome goes to docs/sweeps/drawn.md.
+`set_`, sizes that become symbols, reads and cuts in between. On `reference` every bit, stride,
+dtype and error type is eager's; on other backends numbers may differ within what their dtype holds,
+and every graph is compiled when it is first met. `--write` puts the outcome into
+docs/sweeps/drawn.md.
 
-Programs run in processes of their own: a crash or a hang is a difference too, and costs one program.
+Programs run in processes of their own: a crash or a hang is a difference too, and costs one
+program.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# -- a worker: seeds come in, lines of JSON go out ----------------------------------------------------
+# -- a worker: seeds come in, lines of JSON go out ---------------------------------------------
 
 
 def _serve(backend: str) -> int:
@@ -178,7 +180,9 @@ class _Progress:
                 print(_text(outcome), flush=True)
             if self.bar:
                 filled = "#" * (30 * self.done // self.total)
-                sys.stderr.write(f"\r[{filled:<30}] {self.done}/{self.total}, {self.different} differ ")
+                sys.stderr.write(
+                    f"\r[{filled:<30}] {self.done}/{self.total}, {self.different} differ "
+                )
                 sys.stderr.flush()
 
     def end(self) -> None:
@@ -186,7 +190,7 @@ class _Progress:
             sys.stderr.write("\n")
 
 
-# -- what came out --------------------------------------------------------------------------------------
+# -- what came out -----------------------------------------------------------------------------
 
 
 def _text(outcome: dict[str, Any]) -> str:
@@ -233,9 +237,10 @@ _HEAD = """# Drawn programs
 
 For whoever wants to know how far "as eager" has been tried. Programs are drawn from a seed
 (`tests/property/drawn.py`) and run eagerly and lazily; values, strides, dtypes and types of errors
-are compared: bit for bit on `reference`, within what a dtype holds elsewhere. Left out is what eager
-leaves undefined: a write to memory that holds an element twice, or that is read in part by the same
-op. Written by `python -m scripts.drawn_programs --write` (`make sweep-drawn`).
+are compared: bit for bit on `reference`, within what a dtype holds elsewhere, where every graph is
+compiled when it is first met. Left out is what eager leaves undefined: a write to memory that holds
+an element twice, or that is read in part by the same op.
+Written by `python -m scripts.drawn_programs --write` (`make sweep-drawn`).
 
 | backend | programs | seeds | differ | torch | time |
 |---|---|---|---|---|---|"""

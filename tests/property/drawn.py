@@ -12,9 +12,22 @@ import re
 from dataclasses import dataclass, replace
 
 from tests.property.drawn_lines import (
-    CUTS, FIXED_SHAPES, GUARDED, LEAF_DTYPES, MAPS, PAIRS, READS, RESHAPES, SIZED_MAPS,
-    SIZED_SHAPES, SIZED_VIEWS, UNSTABLE, VIEWS, WRITES, Line,
-)  # fmt: skip
+    CUTS,
+    FIXED_SHAPES,
+    GUARDED,
+    LEAF_DTYPES,
+    MAPS,
+    PAIRS,
+    READS,
+    RESHAPES,
+    SIZED_MAPS,
+    SIZED_SHAPES,
+    SIZED_VIEWS,
+    UNSTABLE,
+    VIEWS,
+    WRITES,
+    Line,
+)
 
 STEPS = 4
 SIZES = ((3, 2), (5, 4), (4, 7), (6, 3))
@@ -61,7 +74,9 @@ class Program:
 
     def text(self) -> str:
         """As a Python function; `torpor.testing` is not needed to read it."""
-        head = "def run(L, S, out):" + "" if not self.sized else "def run(L, S, out):  # sizes change"
+        head = (
+            "def run(L, S, out):" + "" if not self.sized else "def run(L, S, out):  # sizes change"
+        )
         lines = [head, *(f"    {d.source()}" for d in self.before)]
         lines.append(f"    for step, (n, m) in enumerate({self.sizes()}):")
         for d in self.lines:
@@ -129,7 +144,8 @@ class Author:
     def _line(self, line: Line) -> Drawn:
         letters = {letter: self._tensor() for letter in "abc"}
         text = line.text.format_map(letters)
-        if not line.makes and line.writes and not self.stable and self.random.random() < 0.06:
+        plain = line.writes and not text.startswith("if ") and not self.stable
+        if plain and self.random.random() < 0.06:
             text = GUARDED.format(a=self._tensor()) + text
         name = ""
         if line.makes:
@@ -137,7 +153,9 @@ class Author:
             self.made += 1
             self.names.append(name)
         writes = tuple(letters[letter] for letter in line.writes)
-        reads = tuple(v for k, v in letters.items() if f"{{{k}}}" in line.text and k not in line.writes)
+        reads = tuple(
+            v for k, v in letters.items() if f"{{{k}}}" in line.text and k not in line.writes
+        )
         return Drawn(text, name, writes, reads, bool(_BY_ELEMENT.match(line.text)))
 
 

@@ -1,8 +1,9 @@
 """What the lines of drawn programs can be: views, writes, results, reads, cuts.
 
-A line is Python text. `{a}`, `{b}` and `{c}` are tensors of the program, `n` and `m` are the sizes of
-the step. `writes` are the letters that it writes to: a write to memory that it also reads in part, or
-that holds an element twice, has no defined result in eager, and is left out (`drawn_run.probe`).
+A line is Python text. `{a}`, `{b}` and `{c}` are tensors of the program, `n` and `m` are the sizes
+of the step. `writes` are the letters that it writes to: a write to memory that it also reads in
+part, or that holds an element twice, has no defined result in eager, and is left out
+(`drawn_run.probe`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ LEAF_DTYPES = (
     "float32", "float32", "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16",
     "uint8", "bool", "complex64",
 )  # fmt: skip
-FIXED_SHAPES = ("()", "(6,)", "(8,)", "(4,6)", "(1,4)", "(4,1)", "(3,4)", "(2,2,3)", "(0,4)", "(5,3)")
+FIXED_SHAPES = (
+    "()",
+    "(6,)",
+    "(8,)",
+    "(4,6)",
+    "(1,4)",
+    "(4,1)",
+    "(3,4)",
+    "(2,2,3)",
+    "(0,4)",
+    "(5,3)",
+)
 SIZED_SHAPES = ("(n,)", "(n,m)", "(m,n)", "(n,4)", "(m,n,2)", "(n+m,)", "(n,n)", "(2*n,)", "(1,n)")
 
 
@@ -243,7 +255,7 @@ MAPS = _views("""
     F.dropout({a}, 0.5)
     F.max_pool1d({a}.reshape(1, 1, -1), 2)
     F.avg_pool1d({a}.reshape(1, 1, -1), 2)
-    F.embedding({a}.nan_to_num(0, 0, 0).long().abs() % 4, torch.arange(8.0).view(4, 2).to({a}.device))
+    F.embedding({a}.nan_to_num(0, 0, 0).long().abs() % 4, L(torch.arange(8.0).view(4, 2)))
     F.one_hot({a}.long().abs() % 4, 4)
     F.linear({a}, {a}[:1])
     {a}.sum()
@@ -357,7 +369,7 @@ READS = tuple(
         "out({a}.sum().item())",
         "out(bool({a}.numel() and {a}.flatten()[0] == {a}.flatten()[0]))",
         "out(({a}.shape, {a}.stride(), {a}.storage_offset(), {a}.is_contiguous()))",
-        "out({a}.cpu())",
+        "out({a}.cpu().contiguous())",
         "out(numbers({a}))",
         "out(len({a}))",
         "out({a}._is_view())",

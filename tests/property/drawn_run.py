@@ -60,7 +60,9 @@ class Difference:
 class World:
     """The tensors of a program, all eager or all lazy."""
 
-    def __init__(self, program: Program, put: Callable[[Tensor], Tensor], shift: float = 0.0) -> None:
+    def __init__(
+        self, program: Program, put: Callable[[Tensor], Tensor], shift: float = 0.0
+    ) -> None:
         self.program, self.put, self.shift = program, put, shift
         self.seen: list[Seen] = []
         self.place = (0, 0, "")
@@ -188,8 +190,8 @@ def _noted(value: Any) -> Any:
 def probe(program: Program) -> Program:
     """The program without lines whose result eager leaves undefined.
 
-    Those write to memory that holds an element twice, or that they read in part, and eager does not
-    raise an error.
+    Those write to memory that holds an element twice, or that they read in part, and eager raises no
+    error, or raises it when the output has been resized.
     """
     while True:
         world = _Probe(program, _plain_tensor)
@@ -204,10 +206,13 @@ class _Probe(World):
 
     def _do(self, step: int, place: int, line: Drawn) -> None:
         risky = self.undefined is None and self._risky(line)
-        before = len(self.seen)
+        before, shapes = len(self.seen), self._shapes(line)
         super()._do(step, place, line)
-        if risky and len(self.seen) == before:
+        if risky and (len(self.seen) == before or self._shapes(line) != shapes):
             self.undefined = place
+
+    def _shapes(self, line: Drawn) -> list[Any]:
+        return [getattr(self.names.get(name), "shape", None) for name in line.writes]
 
     def _risky(self, line: Drawn) -> bool:
         written = [self.names.get(name) for name in line.writes]
@@ -274,7 +279,9 @@ def _first(expected: list[Seen], got: list[Seen], shifted: list[Seen] | None) ->
         where = f"step {one.step}, {one.text}"
         if (one.step, one.line, one.text) != (other.step, other.line, other.text):
             where = f"step {one.step}, {one.text} or step {other.step}, {other.text}"
-            return Difference("events", where, f"eager {_short(one.value)}, lazy {_short(other.value)}")
+            return Difference(
+                "events", where, f"eager {_short(one.value)}, lazy {_short(other.value)}"
+            )
         kind = _kind(one.value, other.value, shifted is None)
         if kind is None:
             continue
@@ -351,7 +358,7 @@ def _short(value: Any) -> str:
     return str(value)[:120]
 
 
-# -- made small --------------------------------------------------------------------------------------
+# -- made small --------------------------------------------------------------------------------
 
 
 def minimise(program: Program, found: Difference, exact: bool) -> tuple[Program, Difference]:

@@ -1,8 +1,9 @@
 """When a lazy run of a program found what the eager one found.
 
-On a backend with eager's kernels: bit for bit. On one with kernels of its own: within what the dtype
-can hold (`torpor.backends.agreement`), times `GROWTH`, since a rounding error in the first step is a
-larger one after twenty. What is no float is equal everywhere: tokens, counts, states of generators.
+On a backend with eager's kernels: bit for bit. On one with kernels of its own: within what the
+dtype can hold (`torpor.backends.agreement`), times `GROWTH`, since a rounding error in the first
+step is a larger one after twenty. What is no float is equal everywhere: tokens, counts, states of
+generators.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def _tensor(expected: torch.Tensor, got: torch.Tensor, exact: bool, where: str) 
 def _close(expected: torch.Tensor, got: torch.Tensor) -> bool:
     relative, absolute = (GROWTH * each for each in TOLERANCES[expected.dtype])
     wide = torch.complex128 if expected.is_complex() else torch.float64
-    largest = expected.abs().double().nan_to_num(0.0, 0.0, 0.0).max().item() if expected.numel() else 0
+    largest = (
+        expected.abs().double().nan_to_num(0.0, 0.0, 0.0).max().item() if expected.numel() else 0
+    )
     return torch.allclose(
         got.to(wide), expected.to(wide), relative, absolute * max(1.0, largest), equal_nan=True
     )
@@ -90,6 +93,6 @@ def _close(expected: torch.Tensor, got: torch.Tensor) -> bool:
 def _gap(expected: torch.Tensor, got: torch.Tensor, where: str) -> str:
     gap = (expected.detach().double() - got.detach().double()).abs()
     return (
-        f"{where}: {int((gap != 0).sum())} of {gap.numel()} differ, by up to {gap.max().item():.3g}: "
+        f"{where}: {int((gap != 0).sum())} of {gap.numel()} differ, by up to {gap.max():.3g}: "
         f"{got.flatten()[:4].tolist()} in the place of {expected.flatten()[:4].tolist()}"
     )

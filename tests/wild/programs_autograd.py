@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from tests.wild.ways import Way, program
 
 def _net(*widths: int, act: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for one, other in zip(widths, widths[1:], strict=False):
+    for one, other in itertools.pairwise(widths):
         layers += [nn.Linear(one, other), act()]
     return nn.Sequential(*layers[:-1])
 
@@ -111,10 +112,12 @@ def second_derivatives(how: Way) -> dict[str, Any]:
 
 @program(ways=("enable", "lazy"))
 def amp(how: Way) -> dict[str, Any]:
-    """Autocast to bfloat16 with a scaler that is switched off. `autocast("lazy")` is torch's to refuse."""
+    """Autocast to bfloat16, a scaler that is switched off. (torch refuses `autocast("lazy")`.)"""
     points, labels = blobs(96)
     x, y = torch.from_numpy(points), torch.from_numpy(labels)
-    model = how.model(nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 3)))
+    model = how.model(
+        nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 3))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     losses, kinds = [], set()

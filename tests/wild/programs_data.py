@@ -10,9 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import (
-    ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset,
-    WeightedRandomSampler, get_worker_info, random_split,
-)  # fmt: skip
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+    random_split,
+)
 
 from tests.wild.synthetic import blobs
 from tests.wild.ways import Way, program
@@ -62,9 +69,11 @@ class Stream(IterableDataset):
 
 def _collate(batch: list[dict[str, Any]]) -> tuple[Tensor, Tensor, list[str]]:
     x = torch.stack([b["x"] for b in batch])
-    return x / x.norm(dim=1, keepdim=True), torch.tensor([b["y"] for b in batch]), [
-        b["name"] for b in batch
-    ]
+    return (
+        x / x.norm(dim=1, keepdim=True),
+        torch.tensor([b["y"] for b in batch]),
+        [b["name"] for b in batch],
+    )
 
 
 def _seeded(worker: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -71,7 +72,7 @@ def vae(how: Way) -> dict[str, Any]:
 
 def _mlp(*widths: int, last: nn.Module | None = None) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for one, other in zip(widths, widths[1:], strict=False):
+    for one, other in itertools.pairwise(widths):
         layers += [nn.Linear(one, other), nn.LeakyReLU(0.2)]
     return nn.Sequential(*layers[:-1], *([last] if last else []))
 
@@ -162,7 +163,10 @@ class Denoiser(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.time = nn.Sequential(Embedding(width), nn.Linear(width, width), nn.SiLU())
-        self.down, self.mid = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        self.down, self.mid = (
+            nn.Conv2d(1, width, 3, padding=1),
+            nn.Conv2d(width, width, 3, padding=1),
+        )
         self.norm = nn.GroupNorm(4, width)
         self.up = nn.Conv2d(2 * width, 1, 3, padding=1)
 

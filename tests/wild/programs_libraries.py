@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from tests.wild.synthetic import blobs, corpus
 from tests.wild.ways import Way, program
 
-os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false")
+os.environ.update(
+    HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false"
+)
 
 
 class Windows(Dataset):
@@ -65,7 +67,8 @@ def _right(prediction: Any) -> dict[str, float]:
 
 def _history(trainer: Any, *names: str) -> list[Any]:
     return [
-        {name: entry[name] for name in names if name in entry} for entry in trainer.state.log_history
+        {name: entry[name] for name in names if name in entry}
+        for entry in trainer.state.log_history
     ]
 
 

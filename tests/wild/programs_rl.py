@@ -32,7 +32,9 @@ class Pole:
             0.5 * (4 / 3 - 0.1 * np.cos(angle) ** 2 / 1.1)
         )
         speed = pull - 0.05 * spin * np.cos(angle) / 1.1
-        self.state = np.array([x + 0.02 * v, v + 0.02 * speed, angle + 0.02 * turn, turn + 0.02 * spin])
+        self.state = np.array(
+            [x + 0.02 * v, v + 0.02 * speed, angle + 0.02 * turn, turn + 0.02 * spin]
+        )
         self.steps += 1
         done = bool(abs(self.state[0]) > 2.4 or abs(self.state[2]) > 0.21 or self.steps >= 60)
         return self.state.astype(np.float32), 1.0, done
@@ -41,7 +43,11 @@ class Pole:
 class Policy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.affine1, self.dropout, self.affine2 = nn.Linear(4, 32), nn.Dropout(0.6), nn.Linear(32, 2)
+        self.affine1, self.dropout, self.affine2 = (
+            nn.Linear(4, 32),
+            nn.Dropout(0.6),
+            nn.Linear(32, 2),
+        )
         self.saved: list[Tensor] = []
         self.rewards: list[float] = []
 

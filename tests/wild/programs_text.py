@@ -364,7 +364,11 @@ def mingpt(how: Way) -> dict[str, Any]:
     model = trainer.model.eval()
     x = torch.tensor([[0, 2, 1, 0, 1, 1]], dtype=torch.long).to(how.device)
     logits, _ = model(x)
-    return {"losses": lines, "logits": logits.detach(), "sorted": model.generate(x, 6, 1.0, 1).cpu()}
+    return {
+        "losses": lines,
+        "logits": logits.detach(),
+        "sorted": model.generate(x, 6, 1.0, 1).cpu(),
+    }
 
 
 # --- names ------------------------------------------------------------------------------------

@@ -127,7 +127,12 @@ def transfer(how: Way) -> dict[str, Any]:
     for _ in range(3):
         losses.append(_epoch(model, loader, both, how))
         schedule.step()
-    return {"losses": losses, "frozen": frozen, "rates": schedule.get_last_lr(), "w": model[0].weight}
+    return {
+        "losses": losses,
+        "frozen": frozen,
+        "rates": schedule.get_last_lr(),
+        "w": model[0].weight,
+    }
 
 
 @program()
@@ -190,7 +195,7 @@ def parametrized(how: Way) -> dict[str, Any]:
     model = how.model(start)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     losses = []
-    for step in range(8):
+    for _ in range(8):
         optimizer.zero_grad()
         with parametrize.cached():
             made, judged = model(x)
@@ -213,7 +218,9 @@ def k_means(how: Way) -> dict[str, Any]:
     points, labels = blobs(150, features=4)
     x = torch.from_numpy(points).to(how.device)
     centres = x[torch.randperm(len(x))[:3]].clone()
-    for steps in range(1, 20):
+    steps = 0
+    for _ in range(20):
+        steps += 1
         nearest = torch.cdist(x, centres).argmin(dim=1)
         new = torch.stack([x[nearest == k].mean(0) for k in range(3)])
         moved = (new - centres).norm().item()
@@ -231,7 +238,7 @@ def k_means(how: Way) -> dict[str, Any]:
 
 @program()
 def logging(how: Way) -> dict[str, Any]:
-    """Numbers in every form people print them: formats, JSON, CSV, a bar's postfix, numpy, lists."""
+    """Numbers in every form people print them: formats, JSON, CSV, a bar's postfix, numpy."""
     x, y = (torch.from_numpy(t) for t in waves(96))
     loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
     model = how.model(nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)))
@@ -259,7 +266,7 @@ def logging(how: Way) -> dict[str, Any]:
     return {
         "table": table.getvalue(), "json": json.dumps(report), "lines": lines, "running": running,
         "str": str(torch.round(loss.detach().cpu(), decimals=2))[:11], "shapes": f"{made.shape}",
-        "asarray": np.asarray(best.detach().cpu()).round(3), "list": [round(v, 3) for v in b[0].tolist()],
+        "asarray": np.asarray(best.detach().cpu()).round(3), "list": b[0].tolist(),
     }  # fmt: skip
 
 

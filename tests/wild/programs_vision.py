@@ -1,4 +1,4 @@
-"""Pictures: a convolutional net on digits, a training script with all the usual extras, contrast."""
+"""Pictures: a convolutional net on digits, a training script with all extras, contrast."""
 
 from __future__ import annotations
 
@@ -251,4 +251,9 @@ def contrastive_queue(how: Way) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
-    return {"losses": losses, "queue": model.queue, "place": model.place, "key": model.key[0].weight}
+    return {
+        "losses": losses,
+        "queue": model.queue,
+        "place": model.place,
+        "key": model.key[0].weight,
+    }

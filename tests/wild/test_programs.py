@@ -1,8 +1,8 @@
 """Programs as people write them give what eager gives, in the configuration people install.
 
-In `make test`: every program under `enable()` with nothing else set, the programs of a module in one
-process, and a third of them on the reference backend, bit for bit. In `make sweep-wild`: each program
-alone, in every way that makes sense, on both.
+In `make test`: every program under `enable()` with nothing else set, the programs of a module in
+one process, and a third of them on the reference backend, bit for bit. In `make sweep-wild`: each
+program alone, in every way that makes sense, on both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def drive(way: str, names: list[str], backend: str, folder: Path) -> None:
         [*command, *(["--backend", backend] if backend else [])], cwd=ROOT, text=True,
         env=_environment(folder), capture_output=True, check=False,
     )  # fmt: skip
-    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{\"program")]
+    reports = [
+        json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"program')
+    ]
     wrong = [f"{r['program']}: {text}" for r in reports for text in r["differences"]]
     missing = set(names) - {r["program"] for r in reports}
     assert not missing, f"{sorted(missing)} did not end: {done.returncode}\n{done.stderr[-4000:]}"
@@ -44,6 +46,7 @@ def _environment(folder: Path) -> dict[str, str]:
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT), kept.get("PYTHONPATH", "")))
     kept.setdefault("TORPOR_CACHE_DIR", str(folder))
     kept.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    kept.setdefault("TORPOR_FAILURES_DIR", str(folder / "failures"))
     return {**kept, "PYTHONPATH": path}
 
 
