@@ -71,24 +71,40 @@ def _serve(backend: str) -> int:
     torpor.config.cache, torpor.config.compile_after = False, 0
     torpor.use(backend)
     for line in sys.stdin:
-        print(json.dumps(one(int(line), backend in EXACT)), flush=True)
+        seed, *kept = map(int, line.split())
+        print(json.dumps(one(seed, backend in EXACT, kept)), flush=True)
     return 0
 
 
-def one(seed: int, exact: bool) -> dict[str, Any]:
-    """Draw and run one program; a difference comes with the smallest program that shows it."""
-    from tests.property.drawn import draw
-    from tests.property.drawn_run import compare, minimise, probe
+def one(seed: int, exact: bool, kept: list[int]) -> dict[str, Any]:
+    """Draw and run one program; a difference comes with the smallest program that shows it.
 
-    program = probe(draw(seed, stable=not exact))
+    With `kept`, these lines of it alone: how a program that ends the process is made small.
+    """
+    from tests.property.drawn_run import compare, minimise
+
+    program = drawn(seed, exact, kept)
     found = compare(program, exact)
     if found is None:
-        return {"seed": seed, "difference": None}
-    program, found = minimise(program, found, exact)
+        return {"seed": seed, "difference": None, "kind": ""}
+    if not kept:
+        program, found = minimise(program, found, exact)
     return {
         "seed": seed, "difference": str(found), "kind": found.kind, "place": program.place,
         "program": program.text(),
     }  # fmt: skip
+
+
+def drawn(seed: int, exact: bool, kept: list[int]) -> Any:
+    """The program of a seed, without what eager leaves undefined."""
+    from tests.property.drawn import draw
+    from tests.property.drawn_run import probe
+
+    program = draw(seed, stable=not exact)
+    for place in reversed(range(len(program))):
+        if kept and place not in kept:
+            program = program.without(place)
+    return probe(program)
 
 
 class Worker:
@@ -99,13 +115,26 @@ class Worker:
         self.process: subprocess.Popen[str] | None = None
 
     def run(self, seed: int) -> dict[str, Any]:
+        """Run one program; if that ends the process, find fewer lines that do."""
+        outcome = self.ask(seed, [])
+        if outcome["kind"] != "crash":
+            return outcome
+        exact = self.backend in EXACT
+        kept = list(range(len(drawn(seed, exact, []))))
+        for place in reversed(range(len(kept))):
+            fewer = [each for each in kept if each != place]
+            if fewer and self.ask(seed, fewer)["kind"] == "crash":
+                kept = fewer
+        return {**outcome, "program": drawn(seed, exact, kept).text()}
+
+    def ask(self, seed: int, kept: list[int]) -> dict[str, Any]:
         process = self.process = self.process or self._begin()
         assert process.stdin is not None
         assert process.stdout is not None
         watch = threading.Timer(TIMEOUT, process.kill)
         watch.start()
         try:
-            process.stdin.write(f"{seed}\n")
+            process.stdin.write(" ".join(map(str, [seed, *kept])) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except BrokenPipeError:

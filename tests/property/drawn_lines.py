@@ -356,7 +356,7 @@ SIZED_MAPS = _views("""
     torch.arange(n).to({a}.device) * 2
     torch.ones(n, n).to({a}.device).tril()
     {a}.flatten()[: n * 2].view(n, 2).sum(0)
-    {a}[torch.arange(n).to({a}.device) % len({a})]
+    {a}[torch.arange(n).to({a}.device) % max(len({a}), 1)]
     {a}.flatten()[: n] + {b}.flatten()[: n]
     {a}.sum() / n
     gradient(lambda x: x.flatten()[: n].cumsum(0), {a})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -253,3 +254,69 @@ def _learn(
     guess, truth = values.cpu().numpy(), returns.cpu().numpy()
     explained = float(1 - np.var(truth - guess) / np.var(truth))
     return loss.item(), float(np.mean(fractions)), explained
+
+
+class Replay:
+    """What happened, in arrays of a fixed length."""
+
+    def __init__(self, size: int) -> None:
+        self.states, self.following = np.zeros((2, size, 4), np.float32)
+        self.actions, self.count = np.zeros((size, 1), np.int64), 0
+        self.rewards, self.dones = np.zeros((2, size), np.float32)
+
+    def add(self, state: Any, action: int, reward: float, following: Any, done: bool) -> None:
+        place = self.count % len(self.actions)
+        self.states[place], self.following[place] = state, following
+        self.actions[place], self.rewards[place], self.dones[place] = action, reward, done
+        self.count += 1
+
+    def sample(self, size: int, how: Way) -> list[Tensor]:
+        chosen = np.random.randint(0, min(self.count, len(self.actions)), size)
+        arrays = (self.states, self.actions, self.rewards, self.following, self.dones)
+        return [torch.from_numpy(array[chosen]).to(how.device) for array in arrays]
+
+
+def _follow(target: nn.Module, online: nn.Module, step: int) -> None:
+    """The three forms in which people write a slow copy."""
+    for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
+        if step % 3 == 0:
+            slow.data.copy_(0.1 * fast.data + 0.9 * slow.data)
+        elif step % 3 == 1:
+            slow.data.mul_(0.9)
+            slow.data.add_((1 - 0.9) * fast.data)
+        else:
+            slow.data = 0.1 * fast.data + 0.9 * slow.data
+
+
+@program()
+def dqn(how: Way) -> dict[str, Any]:
+    """Q-learning: a replay buffer of numpy's, and a target network that follows slowly."""
+    env, replay = Pole(3), Replay(64)
+    online = how.model(nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)))
+    target = how.model(nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)))
+    target.load_state_dict(online.state_dict())
+    optimizer = torch.optim.Adam(online.parameters(), lr=1e-3)
+    _follow(target, online, 2)
+    state, losses, actions = env.reset(), [], []
+    for step in range(60):
+        if random.random() < max(0.05, 1 - step / 40):
+            action = random.randrange(2)
+        else:
+            action = int(torch.argmax(online(torch.Tensor(state[None]).to(how.device)), dim=1))
+        following, reward, done = env.step(action)
+        replay.add(state, action, reward, following, done)
+        state = env.reset() if done else following
+        actions.append(action)
+        if step < 16 or step % 2:
+            continue
+        states, taken, rewards, after, dones = replay.sample(16, how)
+        with torch.no_grad():
+            best, _ = target(after).max(dim=1)
+            wanted = rewards + 0.99 * best * (1 - dones)
+        loss = F.mse_loss(online(states).gather(1, taken).squeeze(), wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        _follow(target, online, step // 2)
+    return {"losses": losses, "actions": actions, "target": target.state_dict()}

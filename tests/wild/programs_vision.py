@@ -242,7 +242,7 @@ def contrastive_queue(how: Way) -> dict[str, Any]:
     model = how.model(MoCo())
     optimizer = torch.optim.SGD(model.query.parameters(), lr=0.05, momentum=0.9)
     losses = []
-    for step in range(12):
+    for step in range(24):
         batch = images[(step * 16) % 96 :][:16]
         one, other = (batch + 0.1 * torch.randn_like(batch) for _ in range(2))
         logits, labels = model(one.to(how.device), other.to(how.device))
