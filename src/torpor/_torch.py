@@ -529,6 +529,11 @@ def register_step_hook(hook: Callable[..., None]) -> Any:
     return register_optimizer_step_post_hook(hook)
 
 
+def register_step_pre_hook(hook: Callable[..., None]) -> Any:
+    """Call `hook(optimizer, args, kwargs)` before every `optimizer.step()` in the process."""
+    return register_optimizer_step_pre_hook(hook)
+
+
 def wrap_module_call(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace `nn.Module.__call__` by what `around` makes of it."""
     torch.nn.Module.__call__ = around(torch.nn.Module.__call__)  # type: ignore[method-assign]  # the purpose

@@ -237,11 +237,11 @@ def test_one_bad_result_does_not_take_the_others_with_it(bad: Misbehaving) -> No
 def test_results_are_checked_until_a_run_was_right_and_then_no_more(
     bad: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torpor.execute import sync
+    from torpor.execute import transaction
 
     checks: list[Any] = []
-    real = sync.checked
-    monkeypatch.setattr(sync, "checked", lambda *args: checks.append(args) or real(*args))
+    real = transaction.checked
+    monkeypatch.setattr(transaction, "checked", lambda *args: checks.append(args) or real(*args))
     x = fresh()
     for _ in range(3):
         y = x * x

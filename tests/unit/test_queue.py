@@ -222,16 +222,25 @@ def test_an_interrupt_of_a_job_that_runs_here_is_raised_here(threaded: DeviceQue
     assert ran == [1]
 
 
-def test_a_job_that_is_interrupted_before_it_runs_leaves_nobody_waiting(
+def test_a_job_whose_thread_is_interrupted_before_its_turn_runs_all_the_same(
     threaded: DeviceQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threaded.jobs, "join", failing(KeyboardInterrupt()))
-    result = BackendData(DEVICE, TYPE)
+    gate, result = threading.Event(), BackendData(DEVICE, TYPE)
+    threaded.submit(Job(lambda: gate.wait(PATIENCE) and None, []))
+    monkeypatch.setattr(threaded, "_wait_for_turn", failing_at(KeyboardInterrupt()))
+    filled = BackendData(DEVICE, TYPE, torch.ones(()))
     with pytest.raises(KeyboardInterrupt):
-        threaded.submit(Job(lambda: None, [result], here=True))
-    with pytest.raises(KeyboardInterrupt):
-        result.wait()
+        threaded.submit(Job(lambda: result.assign(filled), [result], here=True))
     monkeypatch.undo()
+    gate.set()
+    assert result.wait().has_value
+
+
+def failing_at(error: BaseException) -> Callable[[Job], None]:
+    def wait(job: Job) -> None:
+        raise error
+
+    return wait
 
 
 def test_wherever_a_job_runs_it_makes_no_inference_tensors(either: DeviceQueue) -> None:

@@ -415,6 +415,17 @@ def test_typed_storage_is_what_torch_save_writes() -> None:
 # -- modules, optimizers, devices ------------------------------------------------------------------
 
 
+def test_register_step_pre_hook_is_told_before_every_optimizer_step() -> None:
+    parameter, seen = torch.nn.Parameter(torch.ones(1)), []
+    handle = _torch.register_step_pre_hook(lambda *told: seen.append(parameter.item()))
+    try:
+        parameter.grad = torch.ones(1)
+        torch.optim.SGD([parameter], lr=1.0).step()
+    finally:
+        handle.remove()
+    assert seen == [1.0]
+
+
 def test_register_step_hook_is_told_of_every_optimizer_step() -> None:
     steps: list[Any] = []
     handle = _torch.register_step_hook(lambda optimizer, args, kwargs: steps.append(optimizer))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 
@@ -14,12 +14,50 @@ from torpor.errors import StepError
 from torpor.ir.types import TensorType
 
 
+class Failure:
+    """What went wrong in a job, and whether somebody was told."""
+
+    __slots__ = ("error", "rolled_back", "told", "undo")
+
+    def __init__(self, error: BaseException, undo: Sequence[Callable[[], None]] = ()) -> None:
+        self.error = error
+        self.told = False
+        self.rolled_back: frozenset[int] = frozenset()  # ids of handles that hold old contents
+        self.undo = tuple(undo)  # what goes back when it is told, on the thread that is told
+
+    def tell(self) -> NoReturn:
+        """Raise the error: from now on somebody knows."""
+        self.note_told()
+        raise self.error.with_traceback(None)
+
+    def note_told(self) -> None:
+        """Somebody is told by other means."""
+        undo, self.undo, self.told = self.undo, (), True
+        for step in undo:
+            step()
+
+
+class Done(threading.Event):
+    """The end of a job. `failure` is what went wrong in it, `finish` waits for it or runs it."""
+
+    failure: Failure | None = None
+    finish: Callable[[], None] | None = None  # while it is on a queue
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the job has ended."""
+        finish = self.finish
+        if timeout is None and finish is not None:
+            finish()
+        return super().wait(timeout)
+
+
 class BackendData:
     """A handle on one buffer. Buffers are never written to while a handle is shared.
 
-    A placeholder has a `done` event and no tensor until the graph that makes it has run; a
-    placeholder whose graph failed carries the error instead. A backend whose data are not torch
-    tensors derives from this class and overrides `assign`.
+    A placeholder has a `done` event and no tensor until the graph that makes it has run. If that
+    fails, a placeholder for new contents of a storage takes over the old ones, and any other one
+    carries the error. A backend whose data are not torch tensors derives from this class and
+    overrides `assign`.
     """
 
     __slots__ = ("__weakref__", "device", "done", "error", "info", "tensor", "type")
@@ -31,7 +69,7 @@ class BackendData:
         self.type = type_
         self.tensor = tensor
         self.error: BaseException | None = None
-        self.done: threading.Event | None = None  # set while a graph is to fill this handle
+        self.done: Done | None = None  # set while a graph is to fill this handle
         self.info: Any = None  # for whoever wants to hang something on a buffer
 
     @property
@@ -48,17 +86,29 @@ class BackendData:
         self.error = other.error
 
     def wait(self) -> BackendData:
-        """Block until the numbers are there; raise the error of the graph that was to make them."""
+        """Block until the numbers are there; raise the error of the graph that was to make them.
+
+        Where that failed and the old contents are there again, it is raised if nobody knows yet.
+        """
         done = self.done
         if done is not None:
             done.wait()
             self.done = None
+            if done.failure is not None:
+                self._tell(done.failure)
         if self.error is not None:
-            self.error._torpor_told = True  # type: ignore[attr-defined]  # a mark on a foreign exception
             raise self.error.with_traceback(None)
         if not self._filled():
             raise StepError("this buffer was never computed: its graph was dropped before it ran")
         return self
+
+    def _tell(self, failure: Failure) -> None:
+        if failure.told:
+            return
+        if id(self) in failure.rolled_back:
+            failure.tell()
+        if self.error is not None:
+            failure.note_told()
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "ready" if self.has_value else "pending"

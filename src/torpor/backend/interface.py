@@ -136,6 +136,9 @@ class Backend(abc.ABC):
         """Run a compiled graph. Arguments are data, or numbers for run-time scalars.
 
         An output that could not be computed is data with `error` set; raising loses all outputs.
+        A step that fails goes back to what it was given, so no donated argument may have been
+        written then: what can fail comes before the first write. An exception that is raised
+        after it all the same has the attribute `inputs_written` set.
         """
 
     def expect(self, device: BackendDevice) -> None:

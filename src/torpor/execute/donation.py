@@ -39,21 +39,23 @@ def donations(graph: Graph) -> dict[int, int]:
     return found
 
 
-def protect(arguments: list[Any], positions: tuple[int, ...], backend: Backend) -> None:
-    """Put a copy in the place of each donated argument that somebody else holds too.
+def protect(arguments: list[Any], positions: tuple[int, ...], backend: Backend) -> list[Any]:
+    """The arguments, with a copy in the place of each donated one that somebody else holds too.
 
     Runs when the step runs: a reference that does not exist then can no longer come about.
     """
     if not positions:
-        return
+        return arguments
     find = shared if NATIVE.library is None else NATIVE.library.shared
     refused = find(arguments, positions)
+    given = list(arguments) if refused else arguments
     for position in refused:
-        arguments[position] = _copy(arguments[position], backend)
+        given[position] = _copy(arguments[position], backend)
     if refused:
         metrics.count("DonationRefused", len(refused))
     if len(positions) > len(refused):
         metrics.count("Donated", len(positions) - len(refused))
+    return given
 
 
 _SOLE_REFERENCES = 3  # the list of arguments or the handle, a name here, the count itself

@@ -6,6 +6,8 @@ that was recorded before is found with one look-up, without walking its graph.
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,6 +34,7 @@ from torpor.execute.events import STEP, span
 from torpor.execute.history import HISTORY, GraphRecord, before_compile
 from torpor.execute.memory import warn_if_too_large
 from torpor.execute.sizes import SIZES, Structure, is_on
+from torpor.execute.storage import LOCK
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value
 from torpor.ir.sizes import Symbol
@@ -41,13 +44,40 @@ from torpor.ops.draws import IN_TURN
 from torpor.ops.spec import spec_of
 
 
-class Plan:
+class Outline:
+    """What is known of a plan before its graph is compiled: enough to promise its results."""
+
+    __slots__ = (
+        "fragile", "graph", "in_turn", "leaves", "others", "outputs", "places", "positions",
+        "symbols", "types",
+    )  # fmt: skip
+
+    def __init__(self, graph: Graph, inputs: Sequence[tuple[int, Any]]) -> None:
+        self.graph = graph  # as it was recorded; the computation's may be expanded
+        self.symbols = graph.symbols
+        self.outputs = graph.outputs
+        self.types = graph.types  # they may have symbols
+        self.positions = {value: i for i, value in enumerate(graph.outputs)}
+        self.places = {value: i for i, value in enumerate(graph.inputs)}
+        self.leaves = picker([place for source, place in inputs if source == LEAVES])
+        self.others = tuple(  # inputs that are no leaves: where they stand, where they come from
+            (i, source, place) for i, (source, place) in enumerate(inputs) if source != LEAVES
+        )
+        self.fragile = tuple(filter(_may_fail, graph.nodes))
+        self.in_turn = any(node.op.target in IN_TURN for node in graph.nodes)  # they draw later
+
+    @classmethod
+    def of(cls, graph: Graph, backend: Backend) -> Outline:
+        """The outline of a graph; run-time numbers are numbers, whatever runs it later."""
+        return cls(graph, [_source(value, backend, False) for value in graph.inputs])
+
+
+class Plan(Outline):
     """A compiled graph, what runs it, and where its inputs come from."""
 
     __slots__ = (
-        "checked", "computation", "donated", "draft", "fragile", "graph", "in_turn", "kept_bytes",
-        "kept_inputs", "kept_outputs", "leaves", "others", "outputs", "positions", "record",
-        "runner", "source", "symbols", "types", "variants",
+        "checked", "computation", "donated", "draft", "kept_bytes", "kept_inputs", "kept_outputs",
+        "record", "runner", "source", "variants",
     )  # fmt: skip
 
     def __init__(
@@ -58,23 +88,16 @@ class Plan:
         runner: Backend | StandIn,
         record: GraphRecord,
     ) -> None:
+        as_data = runner.scalars_as_data
+        inputs = [_source(value, backend, as_data) for value in graph.inputs]
+        super().__init__(graph, inputs)
         self.computation = computation
         self.record = record
-        self.graph = graph  # as it was recorded; the computation's may be expanded
         self.draft: Draft | None = None  # what it is compiled from when it is met again
         self.donated = tuple(computation.aliases)  # positions of inputs that may be written over
         self.runner = runner
-        self.symbols = graph.symbols
         self.source: Draft | None = None  # what it was compiled from
         self.variants: list[Plan] = []  # the same graph, compiled for sizes this one is not for
-        self.outputs = graph.outputs
-        self.types = graph.types  # they may have symbols
-        self.positions = {value: i for i, value in enumerate(graph.outputs)}
-        inputs = [_source(value, backend, runner) for value in graph.inputs]
-        self.leaves = picker([place for source, place in inputs if source == LEAVES])
-        self.others = tuple(  # inputs that are no leaves: where they stand, where they come from
-            (i, source, place) for i, (source, place) in enumerate(inputs) if source != LEAVES
-        )
         written = set(computation.aliases.values())  # what is written over is there anyway
         kept_inputs = [
             place
@@ -86,26 +109,24 @@ class Plan:
         kept = [*self.kept_inputs(graph.inputs), *self.kept_outputs(graph.outputs)]
         self.kept_bytes = None if self.symbols else sum(value.type.nbytes for value in kept)
         self.checked = False  # a run of it has returned what its types promise
-        self.fragile = tuple(filter(_may_fail, graph.nodes))
-        self.in_turn = any(node.op.target in IN_TURN for node in graph.nodes)  # they draw later
 
-    def fits(self) -> bool:
-        """It was compiled for the sizes of this trace, among others."""
+    def fits(self, sizes: Mapping[Symbol, int]) -> bool:
+        """It was compiled for these sizes, among others."""
         if type(self.runner) is StandIn:
             return True
-        return self.runner.fits(self.computation, {s: s.value for s in self.symbols})  # type: ignore[union-attr]  # no stand-in
+        return self.runner.fits(self.computation, sizes)  # type: ignore[union-attr]  # no stand-in
 
-    def for_these_sizes(self) -> Plan:
-        """The plan itself, or one of the same graph that fits the sizes of this trace."""
-        if self.fits():
+    def for_sizes(self, sizes: dict[Symbol, int]) -> Plan:
+        """The plan itself, or one of the same graph that fits these sizes."""
+        if self.fits(sizes):
             return self
         for place, plan in enumerate(self.variants):
             if plan.draft is not None and plan.draft.is_due():  # compiled beside the program by now
-                plan = self.variants[place] = plan.draft.compiled()
-            if plan.fits():
+                plan = self.variants[place] = plan.draft.compiled(sizes)
+            if plan.fits(sizes):
                 return plan
         assert self.source is not None, "a compiled plan knows its source"
-        made = self.source.for_other_sizes(len(self.variants) < MAX_VARIANTS)
+        made = self.source.for_other_sizes(sizes, len(self.variants) < MAX_VARIANTS)
         self.variants.append(made)
         return made
 
@@ -121,39 +142,127 @@ def _may_fail(node: Node) -> bool:
 LEAVES, SCALARS, COMPUTED, CARRIED, SCALAR_DATA, SIZE_NOW = 0, 1, 2, 3, 4, 5
 
 
-def _source(value: Value, backend: Backend, runner: Backend | StandIn) -> tuple[int, Any]:
+def _source(value: Value, backend: Backend, scalars_as_data: bool) -> tuple[int, Any]:
     node = value.node
     if node.op is LEAF:
         data = backend.data_of(node)
         return (LEAVES, node.args[0]) if data is None else (CARRIED, data)
     if node.op is SCALAR:
-        return SCALAR_DATA if runner.scalars_as_data else SCALARS, node.args[0]
+        return SCALAR_DATA if scalars_as_data else SCALARS, node.args[0]
     if node.op is SIZE:
         return SIZE_NOW, node.args[0]
     return COMPUTED, value
 
 
+class Making:
+    """A plan that has to be compiled first: by whoever asks for it first, while others wait.
+
+    Nobody asks under the trace's lock, so that others can record meanwhile.
+    """
+
+    __slots__ = ("_error", "_lock", "_make", "_plan", "outline")
+
+    def __init__(self, outline: Outline, make: Callable[[], Plan]) -> None:
+        self.outline = outline
+        self._make = make
+        self._lock = threading.RLock()
+        self._plan: Plan | None = None
+        self._error: Exception | None = None
+
+    def result(self) -> Plan:
+        """The plan; the error, if it cannot be made."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._plan is None:
+                try:
+                    self._plan = self._make()
+                except Exception as error:  # an interrupt says nothing about the graph
+                    self._error = error
+                    raise
+            return self._plan
+
+
 class PlanCache:
-    """Plans by the values they compute; the least recently used goes first."""
+    """Plans by the values they compute; the least recently used goes first.
+
+    Everything but the compiling itself happens under the trace's lock.
+    """
 
     def __init__(self) -> None:
         self.plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
+        self.making: dict[tuple[Any, ...], Making] = {}  # those that somebody is compiling
         self.serial = 0
 
-    def find(self, key: tuple[Any, ...]) -> Plan | None:
-        """The plan under `key`, if there is one; compiled by now, if it is worth it."""
+    def find(self, key: tuple[Any, ...]) -> Plan | Making | None:
+        """The plan under `key`, if there is one; to be compiled now, if it is worth it."""
         plan = self.plans.get(key)
         if plan is None:
-            return None
+            return self.making.get(key)
         self.plans.move_to_end(key)
         plan.record.met_again()
+        sizes = sizes_now(plan.graph) if plan.symbols else {}
         if plan.draft is None:
             metrics.count("CachedCompile")
         elif plan.draft.is_due():
-            plan = self.plans[key] = plan.draft.compiled()
+            return self._compile_draft(key, plan, sizes)
         else:
             metrics.count("InterpretedGraph")
-        return plan.for_these_sizes() if plan.symbols else plan
+        if not plan.symbols or plan.fits(sizes):
+            return plan
+        return Making(plan, functools.partial(plan.for_sizes, sizes))
+
+    def _compile_draft(
+        self, key: tuple[Any, ...], plan: Plan, sizes: dict[Symbol, int]
+    ) -> Plan | Making:
+        """Compile a plan that was interpreted until now; one thread does, others go on as before."""
+        if key in self.making:
+            return plan
+        draft = plan.draft
+        assert draft is not None, "an interpreted plan knows its source"
+
+        def make() -> Plan:
+            try:
+                made = self.plans[key] = draft.compiled(sizes)
+            finally:
+                self.making.pop(key, None)
+            return made.for_sizes(sizes) if made.symbols else made
+
+        making = self.making[key] = Making(plan, make)
+        return making
+
+    def begin(
+        self,
+        key: tuple[Any, ...],
+        graph: Graph,
+        backend: Backend,
+        device: BackendDevice,
+        donated: Mapping[int, int] = NOTHING_DONATED,
+    ) -> Making:
+        """Keep `graph` under `key`, to be compiled now or when it is met again."""
+        self.serial += 1
+        recorded, graph = graph, graph.with_sizes()
+        if config.verify_graphs:
+            verify(graph)
+        warn_if_too_large(graph, backend, device, donated)
+        record = HISTORY.note(f"graph{self.serial}", graph, backend.name)
+        structure = SIZES.note(recorded, record) if is_on(backend) else None
+        draft = Draft(graph, record, backend, device, donated, structure)
+        make = functools.partial(self._make, key, draft, sizes_now(graph))
+        making = self.making[key] = Making(Outline.of(graph, backend), make)
+        return making
+
+    def _make(self, key: tuple[Any, ...], draft: Draft, sizes: dict[Symbol, int]) -> Plan:
+        try:
+            plan = draft.first_plan(sizes)
+            with LOCK:
+                self.plans[key] = plan
+                HISTORY.keep(draft.record)
+                while len(self.plans) > config.max_cached_plans:
+                    self.plans.popitem(last=False)
+        finally:
+            self.making.pop(key, None)
+        return plan
 
     def add(
         self,
@@ -164,19 +273,7 @@ class PlanCache:
         donated: Mapping[int, int] = NOTHING_DONATED,
     ) -> Plan:
         """Compile `graph`, now or when it is met again, and keep it under `key`."""
-        self.serial += 1
-        recorded, graph = graph, graph.with_sizes()
-        if config.verify_graphs:
-            verify(graph)
-        warn_if_too_large(graph, backend, device, donated)
-        record = HISTORY.note(f"graph{self.serial}", graph, backend.name)
-        structure = SIZES.note(recorded, record) if is_on(backend) else None
-        draft = Draft(graph, record, backend, device, donated, structure)
-        plan = self.plans[key] = draft.first_plan()
-        HISTORY.keep(record)
-        while len(self.plans) > config.max_cached_plans:
-            self.plans.popitem(last=False)
-        return plan
+        return self.begin(key, graph, backend, device, donated).result()
 
     def clear(self) -> None:
         """Forget every plan."""
@@ -213,25 +310,25 @@ class Draft:
         chosen = config.compile_after
         self.left = backend.compile_after if chosen < 0 else chosen
 
-    def first_plan(self) -> Plan:
+    def first_plan(self, sizes: dict[Symbol, int]) -> Plan:
         """A plan from disk; else a compiled one, or while it is not due an interpreted one."""
         told = self.backend.cache_key() if config.cache else None
         if told is not None:
             with _timed("DiskCache", "load", self.record):
                 self.place = place_of(self.graph, self.backend, self.device, self.donated, told)
         if self.is_due():
-            return self.compiled()
-        return self.loaded() or self.interpreted()
+            return self.compiled(sizes)
+        return self.loaded(sizes) or self.interpreted()
 
-    def for_other_sizes(self, may_compile: bool) -> Plan:
-        """A plan of the same graph for the sizes of this trace; an interpreted one is for all."""
+    def for_other_sizes(self, sizes: dict[Symbol, int], may_compile: bool) -> Plan:
+        """A plan of the same graph for these sizes; an interpreted one is for all."""
         draft = Draft(
             self.graph, self.record, self.backend, self.device, self.donated, self.structure
         )
         draft.place = self.place
         if may_compile and draft._may_compile():
-            return draft.compiled()
-        plan = draft.loaded()
+            return draft.compiled(sizes)
+        plan = draft.loaded(sizes)
         if plan is None:
             plan = draft.interpreted()
             plan.draft = None
@@ -259,11 +356,11 @@ class Draft:
         plan.draft = self
         return plan
 
-    def loaded(self) -> Plan | None:
+    def loaded(self, sizes: dict[Symbol, int]) -> Plan | None:
         """A plan that was compiled before, by this process or another; None if there is none."""
         if self.place is None:
             return None
-        self.sizes = sizes_now(self.graph)
+        self.sizes = sizes
         with _timed("DiskCache", "load", self.record):
             computation = load(self.place, self._compile, self._fits)
         if computation is None:
@@ -279,14 +376,14 @@ class Draft:
         plan.source = self
         return plan
 
-    def compiled(self) -> Plan:
+    def compiled(self, sizes: dict[Symbol, int]) -> Plan:
         """A plan on the backend; on the reference, with a warning, where that cannot compile it."""
         if self.job is not None:
             return self._plan_of(self.job.result)
-        found = self.loaded()
+        found = self.loaded(sizes)
         if found is not None:
             return found
-        self.sizes = sizes_now(self.graph)
+        self.sizes = sizes
         before_compile(self.record)
         if self.structure is not None:
             self.structure.compiled += 1

@@ -1,22 +1,30 @@
-"""One first-in first-out queue per device, with a thread of its own."""
+"""One first-in first-out queue per device, with a thread of its own.
+
+A job takes its place on the queue under the trace's lock, so jobs run in the order of cuts. Who runs
+it is another matter: the queue's thread, or the thread that submitted it; where nobody else would,
+whoever waits for it. Nobody waits for a queue under the trace's lock.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
-import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from torpor import _torch, config, metrics
-from torpor.backend.data import BackendData
+from torpor.backend.data import BackendData, Done, Failure
 from torpor.backend.device import BackendDevice, cores
+from torpor.errors import StepError
 from torpor.execute.heap import keep
+from torpor.execute.storage import LOCK, unlocked
+from torpor.interrupts import Shield
 from torpor.ir.types import TensorType
 
 JOB_BYTES = 1 << 20
@@ -32,7 +40,10 @@ length whose kernels use every core: there is none left to record the next step 
 class Job:
     """Something to run in order, the handles it fills, and the data it keeps alive till then."""
 
-    __slots__ = ("bytes", "done", "here", "kept", "results", "run", "short", "submitted", "threads")
+    __slots__ = (
+        "arguments", "bytes", "done", "donates", "here", "kept", "must_be_here", "results", "run",
+        "short", "submitted", "succeeded", "threads",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -44,18 +55,56 @@ class Job:
         beside: bool = False,
         kept_bytes: int | None = None,
     ) -> None:
-        self.bytes = kept_bytes  # of all it keeps; None: not counted yet
-        self.here = here  # it has to be run by the thread that submits it
         self.run = run
         self.results = results
-        self.kept = kept
-        self.done = threading.Event()
+        self.arguments: list[Any] = []  # what it needs of other jobs, among others
+        self.done = Done()
         self.threads = torch.get_num_threads()
-        known = usual is not None and not beside  # the seconds it takes; beside: it leaves cores
-        self.short = known and (usual < SHORT or self.threads >= cores())  # type: ignore[operator]  # not None
         self.submitted = 0.0  # when it was put on a queue
+        self.here = False  # the thread that submitted it runs it
+        self.donates = False  # it may write over its arguments: it is not to be interrupted
+        self.succeeded = False  # what comes now cannot undo it
+        self.expect(kept, usual, here, beside, kept_bytes)
         for result in results:
             result.done = self.done
+
+    def expect(
+        self,
+        kept: Sequence[BackendData],
+        usual: float | None,
+        here: bool,
+        beside: bool,
+        kept_bytes: int | None,
+    ) -> None:
+        """Say what will be known of its run."""
+        self.kept = kept
+        self.bytes = kept_bytes  # of all it keeps; None: not counted yet
+        self.must_be_here = here
+        known = usual is not None and not beside  # the seconds it takes; beside: it leaves cores
+        self.short = known and (usual < SHORT or self.threads >= cores())  # type: ignore[operator]  # not None
+
+    def is_ready(self) -> bool:
+        """All is known that it takes to run it."""
+        return True
+
+    def prepare(self) -> None:
+        """Find out what is missing; may take long."""
+
+    def give_up(self, queue: DeviceQueue, error: BaseException) -> None:
+        """It could not be prepared, and the error is about to be raised."""
+
+    def fail(self, error: BaseException) -> None:
+        """Let everybody know that `error` has ended it."""
+        for result in self.results:
+            result.error = error
+        self.done.failure = Failure(error)
+
+    def needs(self, jobs: Collection[Done]) -> bool:
+        """It needs results of `jobs`."""
+        return any(
+            isinstance(argument, BackendData) and argument.done in jobs
+            for argument in self.arguments
+        )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -81,25 +130,29 @@ class Budget:
             return kept_by(self.jobs)
 
     def take(self, job: Job) -> None:
-        """Wait until `job` fits; one that never will may run when no other does."""
+        """Count `job`, whether it fits or not."""
         with self.changed:
-            if not self._fits(job):
-                with metrics.timer("QueueFull"):
-                    self.changed.wait_for(lambda: self._fits(job))
             self.jobs.append(job)
 
-    def _fits(self, job: Job) -> bool:
-        if not self.jobs:
+    def wait(self) -> None:
+        """Wait until all jobs fit; one that never will may stay when no other does."""
+        with self.changed:
+            if not self._fits():
+                with metrics.timer("QueueFull"):
+                    self.changed.wait_for(self._fits)
+
+    def _fits(self) -> bool:
+        if len(self.jobs) < 2:
             return True
-        jobs = [*self.jobs, job]
-        most = sum(JOB_BYTES + _kept_alone(job) for job in jobs)
-        return most <= config.queue_bytes or kept_by(jobs) <= config.queue_bytes
+        most = sum(JOB_BYTES + _kept_alone(job) for job in self.jobs)
+        return most <= config.queue_bytes or kept_by(self.jobs) <= config.queue_bytes
 
     def give_back(self, job: Job) -> None:
         """`job` has run."""
         with self.changed:
-            self.jobs.remove(job)
-            self.changed.notify_all()
+            if job in self.jobs:
+                self.jobs.remove(job)
+                self.changed.notify_all()
 
 
 def _kept_alone(job: Job) -> int:
@@ -122,40 +175,89 @@ class DeviceQueue:
         self.device = device
         if device.torch_device.type == "cpu":
             keep()
-        self.jobs: queue.Queue[Job | None] = queue.Queue()
+        self.jobs: deque[Job] = deque()  # not begun
+        self.running: list[Job] = []  # all by one thread: a kernel of one may wait for the next
+        self.runner = 0  # that thread
+        self.changed = threading.Condition()
         self.budget = Budget()
-        self.error: BaseException | None = None  # the first that nobody was told of yet
+        self.failure: Failure | None = None  # the first that nobody was told of yet
         self.thread: threading.Thread | None = None
+        self.stopping = False
         self._threads = 0  # what its thread has; 0: that of a new one
+
+    # -- submitting ----------------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
         """Run `job` after all that were submitted before."""
-        short = job.short and self.device.torch_device.type == "cpu" and self.is_idle()
-        here = short or job.here or not config.async_queue
-        if here or _torch.is_profiler_on_this_thread():  # which sees no other thread
-            self._run_here(job, short)
-            return
-        if self.thread is None or not self.thread.is_alive():
-            name = f"torpor-{self.device}"
-            self.thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self.thread.start()
-        self.budget.take(job)
-        job.submitted = time.perf_counter()
-        self.jobs.put(job)
+        with Shield() as shield:
+            self.enqueue(job)
+            self.serve(job, shield)
 
-    def _run_here(self, job: Job, short: bool) -> None:
+    def enqueue(self, job: Job) -> None:
+        """Give `job` its place. Whoever does so serves it next; it does not wait."""
+        job.here = not job.is_ready() or self._runs_here(job, self.is_idle())
+        job.submitted = time.perf_counter()
+        job.done.finish = functools.partial(self.finish, job)
+        with self.changed:
+            self.jobs.append(job)
+        if not job.here:
+            self._leave_to_thread(job)
+
+    def _runs_here(self, job: Job, alone: bool) -> bool:
+        short = job.short and alone and self.device.torch_device.type == "cpu"
+        if short or job.must_be_here or not config.async_queue:
+            return True
+        return _torch.is_profiler_on_this_thread()  # which sees no other thread
+
+    def serve(self, job: Job, shield: Shield) -> None:
+        """Run a job that was given its place, or leave it to the thread; wait if that has much to do.
+
+        It may be interrupted where it waits: the job stays on the queue and will be run.
+        """
         try:
-            self.jobs.join()
-            if short:
-                self.stop()  # OpenMP lets threads sleep early while those of others exist
-        except BaseException as error:  # Ctrl-C: who waits for the job is told
-            _fail(job, error)
-            job.done.set()
+            if not job.is_ready():
+                self._prepare(job, shield)
+            if job.here:
+                self._run_here(job, shield)
+            elif self.runner != threading.get_ident():
+                with unlocked(), _opened(shield):
+                    self.budget.wait()
+        finally:
+            self.leave(job)
+
+    def leave(self, job: Job) -> None:
+        """Let the queue's thread run a job that this thread was to run and has not."""
+        if job.here and not job.done.is_set():
+            self._leave_to_thread(job)
+
+    def _prepare(self, job: Job, shield: Shield) -> None:
+        try:
+            with unlocked(), _opened(shield):
+                job.prepare()
+        except BaseException as error:
+            job.give_up(self, error)
             raise
+        with self.changed:
+            alone = not self.running and len(self.jobs) == 1
+        if not self._runs_here(job, alone):
+            self._leave_to_thread(job)
+
+    def _leave_to_thread(self, job: Job) -> None:
+        self.budget.take(job)
+        with self.changed:
+            job.here = False
+            if self.thread is None or not self.thread.is_alive():
+                name = f"torpor-{self.device}"
+                self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self.thread.start()
+            self.changed.notify_all()
+
+    def _run_here(self, job: Job, shield: Shield) -> None:
         with metrics.timer("ExecuteHere"), self._on_its_stream():
-            self._run(job)
-        if self.error is not None and not isinstance(self.error, Exception):
-            self.raise_error()  # Ctrl-C was meant for this thread, which it reached
+            self._finish(job, shield)
+        failure = job.done.failure
+        if failure is not None and not isinstance(failure.error, Exception) and not failure.told:
+            failure.tell()  # Ctrl-C was meant for this thread, which it reached
 
     def _on_its_stream(self) -> AbstractContextManager[Any]:
         """The stream of the queue's own thread, whatever stream the caller uses."""
@@ -163,66 +265,200 @@ class DeviceQueue:
             return nullcontext()
         return torch.cuda.stream(torch.cuda.default_stream(self.device.ordinal))
 
+    def withdraw(self, job: Job, error: BaseException) -> bool:
+        """Take a job back that nobody has begun; who waits for it is told of `error`."""
+        with self.changed:
+            if job not in self.jobs:
+                return False
+            self.jobs.remove(job)
+            job.here = False
+            Job.fail(job, error)
+            job.done.failure.told = True  # type: ignore[union-attr]  # it has failed
+            self._ended(job)
+        return True
+
+    # -- waiting -------------------------------------------------------------------------------
+
     def is_idle(self) -> bool:
         """Nothing is running or waiting to."""
-        return not self.jobs.unfinished_tasks
+        return not self.jobs and not self.running
 
     def wait(self) -> None:
-        """Block until every submitted job has run."""
-        if self.thread is not None:
-            self.jobs.join()
+        """Block until every submitted job has run, but for those that wait for this thread."""
+        with self.changed:
+            jobs = [*self.running, *self.jobs]
+        if self.runner == threading.get_ident():
+            self._run_inside(None, Shield())
+            return
+        for job in jobs:
+            self.finish(job)
+
+    def finish(self, job: Job) -> None:
+        """Block until `job` has run; run it if nobody else would."""
+        if not job.done.is_set():
+            with Shield() as shield:
+                self._finish(job, shield)
+
+    def _finish(self, job: Job, shield: Shield) -> None:
+        if self.runner == threading.get_ident():
+            self._run_inside(job, shield)
+        while not job.done.is_set():
+            with unlocked(), _opened(shield):
+                self._wait_for_turn(job)
+            turn = self._begin(self._is_ours)
+            if turn is not None:
+                self._execute(turn, shield)
+
+    def _wait_for_turn(self, job: Job) -> None:
+        with self.changed:
+            while not (job.done.is_set() or (self.jobs and not self.running and self._is_ours())):
+                self.changed.wait()
+
+    def _is_ours(self) -> bool:
+        """The next job is not for the queue's thread."""
+        return self.jobs[0].here or self.thread is None or not self.thread.is_alive()
+
+    def _begin(self, is_ours: Callable[[], bool]) -> Job | None:
+        """The next job, if it is this thread's turn to run it."""
+        with self.changed:
+            if self.running or not self.jobs or not is_ours():
+                return None
+            job = self.jobs.popleft()
+            self.running.append(job)
+            self.runner = threading.get_ident()
+        return job
+
+    def _run_inside(self, wanted: Job | None, shield: Shield) -> None:
+        """A kernel of the job that this thread runs waits for `wanted`, or for all jobs.
+
+        All jobs before it run now that do not need the results of the one the kernel is part of.
+        """
+        with self.changed:
+            blocked = {job.done for job in self.running}
+            waiting = list(self.jobs)
+        if wanted is not None and wanted.done in blocked:
+            raise StepError(_OWN_RESULT)
+        for job in waiting:
+            if job.needs(blocked):
+                blocked.add(job.done)
+                if job is wanted:
+                    raise StepError(_OWN_RESULT)
+                continue
+            with self.changed:
+                if job not in self.jobs:
+                    continue
+                self.jobs.remove(job)
+                self.running.append(job)
+            self._execute(job, shield)
+            if job is wanted:
+                return
+
+    # -- running -------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Finish what was submitted and end the thread."""
-        if self.thread is not None and self.thread.is_alive():
-            self.jobs.put(None)
-            self.thread.join()
-        self.thread = None
+        thread = self.thread
+        if thread is None or thread is threading.current_thread():
+            return
+        self.wait()
+        with self.changed:
+            self.stopping = True
+            self.changed.notify_all()
+        thread.join()
+        self.thread, self.stopping = None, False
 
     def raise_error(self) -> None:
         """Raise the first error that nobody was told of yet."""
-        error, self.error = self.error, None
-        if error is not None and not getattr(error, "_torpor_told", False):
-            raise error.with_traceback(None)
+        failure, self.failure = self.failure, None
+        if failure is not None and not failure.told:
+            failure.tell()
 
     def _work(self) -> None:
         self._threads = 0
         torch.get_num_threads()  # sets a thread up: if asked later, it undoes what was set before
         if self.device.type.name == "cuda":
             torch.cuda.set_device(self.device.ordinal)  # a thread starts without one
-        while True:
-            job = self.jobs.get()
-            try:
-                if job is None:
-                    return
-                self._run(job)
-                self.budget.give_back(job)
-                job.kept = ()
-            finally:
-                del job  # an idle queue must not keep the last step's buffers alive
-                self.jobs.task_done()
+        shield = Shield()
+        while self._wait_for_work():
+            job = self._begin(lambda: not self.jobs[0].here)
+            if job is not None:
+                self._execute(job, shield)
+            del job  # an idle queue must not keep the last step's buffers alive
 
-    def _run(self, job: Job) -> None:
-        if self._threads != job.threads and threading.current_thread() is self.thread:
+    def _wait_for_work(self) -> bool:
+        """Whether there is some; False: the thread is to end."""
+        with self.changed:
+            while self.running or not self.jobs or self.jobs[0].here:
+                if self.stopping and not self.jobs:
+                    return False
+                self.changed.wait()
+        return True
+
+    def _execute(self, job: Job, shield: Shield) -> None:
+        """Run a job that is this thread's, and was entered among the running ones."""
+        on_thread = threading.current_thread() is self.thread
+        if job.here and job.short and not on_thread and len(self.running) == 1 and not self.jobs:
+            self.stop()  # OpenMP lets threads sleep early while those of others exist
+        if self._threads != job.threads and on_thread:
             torch.set_num_threads(job.threads)  # a setting of its own on every thread
             self._threads = job.threads
-        if job.submitted:
-            metrics.add_time("QueueWait", time.perf_counter() - job.submitted)
+        metrics.add_time("QueueWait", time.perf_counter() - job.submitted)
+        interrupt = self._run(job, shield)
+        with self.changed:
+            self.running.remove(job)
+            if not self.running:
+                self.runner = 0
+            self._ended(job)
+        if interrupt is not None:
+            raise interrupt
+
+    def _run(self, job: Job, shield: Shield) -> BaseException | None:
+        """Run `job`; an interrupt that came when it had succeeded."""
+        late: BaseException | None = None
         try:
+            shield.open = not job.donates
             with metrics.timer("Execute"), _torch.as_on_another_thread():
                 job.run()
-        except BaseException as error:  # reported at the next sync, and by whoever reads a result
-            _fail(job, error)
-        for result in job.results:
-            if result.error is not None and self.error is None:
-                self.error = result.error
+            shield.open = False
+        except BaseException as error:  # told at the next sync, and to whoever reads a result
+            shield.open = False
+            if job.succeeded:
+                late = error
+            else:
+                job.fail(error)
+        return late
+
+    def _ended(self, job: Job) -> None:
+        failure = job.done.failure
+        if failure is not None and (self.failure is None or self.failure.told):
+            self.failure = failure
         job.run = _ran
         job.done.set()
+        job.done.finish = None
+        self.budget.give_back(job)
+        job.kept, job.results, job.arguments = (), (), []  # who waits for it may still hold it
+        self.changed.notify_all()
 
 
-def _fail(job: Job, error: BaseException) -> None:
-    for result in job.results:
-        result.error = error
+_OWN_RESULT = (
+    "a kernel reads a result of the very step that it is part of: it would wait for itself. Give it "
+    "the tensor as an argument, or end the step before (torpor.sync())"
+)
+
+
+class _opened:  # a class for speed
+    """In the body signals are handled at once."""
+
+    __slots__ = ("before", "shield")
+
+    def __init__(self, shield: Shield) -> None:
+        self.shield = shield
+
+    def __enter__(self) -> None:
+        self.before, self.shield.open = self.shield.open, True
+
+    def __exit__(self, *error: object) -> None:
+        self.shield.open = self.before
 
 
 def _ran() -> None:
@@ -245,4 +481,23 @@ def queues(device: BackendDevice | None = None) -> list[DeviceQueue]:
     return list(_queues.values()) if device is None else [queue_of(device)]
 
 
-os.register_at_fork(after_in_child=_queues.clear)  # threads do not survive a fork
+# -- forks -----------------------------------------------------------------------------------------
+
+
+def _before_fork() -> None:
+    """Let the queues run dry, so that the child finds every result, and keep the trace as it is."""
+    while True:
+        for device_queue in queues():
+            device_queue.wait()
+        LOCK.acquire()
+        if all(q.is_idle() or q.runner == threading.get_ident() for q in queues()):
+            return
+        LOCK.release()
+
+
+def _in_child() -> None:
+    _queues.clear()  # threads do not survive a fork, and what went wrong is the parent's to tell
+    LOCK.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=LOCK.release, after_in_child=_in_child)

@@ -40,7 +40,9 @@ def _judged(
     node = plan.outputs[position].node
     site = None if node.site is None else str(node.site)
     failed = backend.placeholder(plan.computation.device, type_)
-    failed.error = annotate(BackendError(text), node.op.name, site, print_node(node))
+    error = BackendError(text)
+    error.inputs_written = bool(plan.donated)  # type: ignore[attr-defined]  # the run is over
+    failed.error = annotate(error, node.op.name, site, print_node(node))
     return failed
 
 

@@ -15,8 +15,9 @@ def _shut_down() -> None:
     closures.wait()
     for device_queue in queues():
         device_queue.stop()
-        if device_queue.error is not None:
-            text = f"torpor: a graph failed and nobody asked: {device_queue.error}"
+        failure = device_queue.failure
+        if failure is not None and not failure.told:
+            text = f"torpor: a graph failed and nobody asked: {failure.error}"
             print(text, file=sys.stderr)  # noqa: T201  # no caller is left to raise to
     for backend in retire():
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
@@ -41,7 +43,7 @@ class Trace:
 
     __slots__ = (
         "builder", "computed", "draws", "epoch", "leaf_storages", "leaf_values", "leaves", "lock",
-        "misses", "pending", "scalars", "sized",
+        "misses", "pending", "scalars", "sized", "undo",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -55,6 +57,7 @@ class Trace:
         self.scalars: list[Any] = []  # number of each run-time scalar slot
         self.computed: dict[Value, BackendData] = {}  # values read before the cut
         self.sized: dict[BackendData, TensorType] = {}  # types, with symbols, of buffers filled now
+        self.undo: list[Callable[[], None]] = []  # what else goes back if this trace fails
         self.draws = 0  # random ops recorded
         self.epoch = 0
         self.misses = 0
@@ -68,20 +71,18 @@ class Trace:
             if not self.leaves:
                 STEP.begin()
             type_ = storage.type
+            slot = _append(self.leaves, data)
             if SIZES.active:
                 known = self.sized.get(data)
-                type_ = known or SIZES.leaf_type(len(self.leaves), storage, self.epoch)
-            value = self.leaf_values[data] = self.builder.device_data(len(self.leaves), type_)
-            self.leaves.append(data)
+                type_ = known or SIZES.leaf_type(slot, storage, self.epoch)
+            value = self.leaf_values[data] = self.builder.device_data(slot, type_)
         self.leaf_storages.append((storage, value))
         storage.value = value
         return value
 
     def scalar_value(self, number: Any) -> Value:
         """Number a Python number among the run-time scalars of this trace."""
-        value = self.builder.scalar(len(self.scalars), number)
-        self.scalars.append(number)
-        return value
+        return self.builder.scalar(_append(self.scalars, number), number)
 
     def draw(self) -> int:
         """The number of a random op that is recorded."""
@@ -91,8 +92,16 @@ class Trace:
     def enlist(self, storage: LazyStorage) -> None:
         """Remember that `storage` may have to be computed."""
         if not storage.listed:
-            storage.listed = True
             self.pending[ref(storage, self.pending.pop)] = None
+            storage.listed = True  # last: an interrupt in between must not lose the storage
+
+    def is_at_work(self) -> bool:
+        """This thread is recording an op or cutting, and was interrupted by a finalizer or signal.
+
+        The trace may grow then, and values may be computed, but it must not be reset: what is being
+        recorded has numbers of this trace in its hands.
+        """
+        return LOCK._is_owned()  # type: ignore[no-any-return,attr-defined]  # `Condition` uses it too
 
     def is_open(self) -> bool:
         """Something was recorded since the last cut, or has entered the trace."""
@@ -116,6 +125,7 @@ class Trace:
         self.scalars.clear()
         self.computed.clear()
         self.sized.clear()
+        self.undo.clear()
         self.draws = 0
         self.misses = 0
         self.epoch += 1
@@ -132,4 +142,43 @@ class Trace:
             storage.value = None
 
 
+def _append(items: list[Any], item: Any) -> int:
+    """Append `item`; where it is then. A finalizer that runs in between may append others."""
+    place = len(items)
+    items.append(item)
+    while items[place] is not item:
+        place += 1
+    return place
+
+
 TRACE = Trace()
+
+LOCK = TRACE.lock
+"""The lock itself: `TRACE.lock` is refused to type rules while one runs."""
+
+
+class _ByOperator:
+    """Acquires the lock by `-lock`: after a call a signal may be handled, and what its handler
+    raises would leave the lock held; after an operator none is. As fast as a call, and faster than
+    `with`: 0.3 against 0.6 us on the machine it was measured on."""
+
+    __neg__ = staticmethod(LOCK.acquire)
+
+
+BY_OPERATOR = _ByOperator()
+
+
+@contextmanager
+def unlocked() -> Iterator[None]:
+    """Let go of the trace's lock in the body, however often this thread holds it.
+
+    Nobody may wait for a queue under the lock: its thread may need the lock to go on.
+    """
+    if not LOCK._is_owned():  # type: ignore[attr-defined]  # as above
+        yield
+        return
+    held = LOCK._release_save()  # type: ignore[attr-defined]  # as above
+    try:
+        yield
+    finally:
+        LOCK._acquire_restore(held)  # type: ignore[attr-defined]  # as above

@@ -7,9 +7,9 @@ comes for free on the way, and leaves the rest of the trace pending.
 from __future__ import annotations
 
 import contextlib
-import functools
+import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,25 +20,26 @@ from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.native import NATIVE
 from torpor.backend.registry import get_backend, on_change
-from torpor.errors import CompileError, tell_run
-from torpor.execute.donation import donations, protect
-from torpor.execute.events import STEP, refuse_read, span, was_read
+from torpor.errors import CompileError
+from torpor.execute.donation import donations
+from torpor.execute.events import STEP, refuse_read, was_read
 from torpor.execute.plan import (
     CARRIED,
     COMPUTED,
     SCALARS,
     SIZE_NOW,
+    Making,
+    Outline,
     Plan,
     PlanCache,
     needed_graph,
 )
-from torpor.execute.queue import Job, queue_of, queues
-from torpor.execute.results import checked
+from torpor.execute.queue import queue_of, queues
 from torpor.execute.sizes import SIZES
-from torpor.execute.storage import TRACE, LazyStorage
-from torpor.execute.watch import WATCHERS, Run, watched
+from torpor.execute.storage import LOCK, TRACE, LazyStorage
+from torpor.execute.transaction import Saved, StepJob, give_handles
+from torpor.interrupts import Shield
 from torpor.ir.graph import Graph
-from torpor.ir.lines import recorded_by
 from torpor.ir.node import LEAF, Value
 from torpor.ir.types import TensorType
 
@@ -46,34 +47,93 @@ PLANS = PlanCache()
 
 
 def cut(device: torch.device | None = None) -> None:
-    """End the trace; everything alive (on `device`) becomes data on its device's queue."""
-    with TRACE.lock:
-        live = TRACE.live()
-        if device is not None and any(s.type.device != device for s in live):
-            compute([s for s in live if s.type.device == device])
+    """End the trace; everything alive (on `device`) becomes data on its device's queue.
+
+    The part that changes anything is not interrupted; compiling, running and waiting may be.
+    """
+    with Shield() as shield:
+        if TRACE.is_at_work():
+            _start(TRACE.live(), device, shield)
             return
-        STEP.end(TRACE.misses)
-        groups = _by_device(live)
-        several = len(groups) > 1
-        launches: list[Callable[[], None]] = []
-        try:
-            for group in groups:
-                wanted: list[Any] = [s.value for s in group]
-                launches.append(_launch(live if several else group, wanted, partial=several))
-            TRACE.reset()  # first: a buffer the trace still holds cannot be written over
-        finally:
-            for launch in launches:
-                launch()
-        STEP.read_at = STEP.last_asked = ""
+        with _undisturbed():
+            jobs = _cut(device)
+        _serve(jobs, shield)
     metrics.count("MarkStep")
+
+
+def _cut(device: torch.device | None) -> list[StepJob]:
+    live = TRACE.live()
+    if device is not None and any(s.type.device != device for s in live):
+        return _compute([s for s in live if s.type.device == device])
+    STEP.end(TRACE.misses)
+    groups = _by_device(live)
+    several = len(groups) > 1
+    jobs: list[StepJob] = []
+    try:
+        for group in groups:
+            wanted: list[Any] = [s.value for s in group]
+            jobs += _launch(live if several else group, wanted, partial=several, ends=True)
+        TRACE.reset()  # first: a buffer the trace still holds cannot be written over
+    finally:
+        _enqueue(jobs)
+    STEP.read_at = STEP.last_asked = ""
+    return jobs
 
 
 def compute(storages: Sequence[LazyStorage]) -> None:
     """Start computing `storages` and nothing that they do not need; the trace goes on."""
-    with TRACE.lock:
-        wanted = [s for s in storages if s.data is None]
-        for group in _by_device(wanted):
-            _launch(TRACE.live(), [s.value for s in group if s.data is None], partial=True)()  # type: ignore[misc]  # no data: values are set
+    with Shield() as shield:
+        _start(storages, None, shield)
+
+
+def _start(storages: Sequence[LazyStorage], device: torch.device | None, shield: Shield) -> None:
+    with _undisturbed():
+        jobs = _compute([s for s in storages if device is None or s.type.device == device])
+    _serve(jobs, shield)
+
+
+def _compute(storages: Sequence[LazyStorage]) -> list[StepJob]:
+    jobs: list[StepJob] = []
+    try:
+        for group in _by_device([s for s in storages if s.data is None]):
+            wanted: list[Any] = [s.value for s in group if s.data is None]
+            jobs += _launch(TRACE.live(), wanted, partial=True)
+    finally:
+        _enqueue(jobs)
+    return jobs
+
+
+class _undisturbed:  # a class for speed
+    """The trace's lock, and no finalizers of others meanwhile: the garbage collector waits."""
+
+    __slots__ = ("collects",)
+
+    def __enter__(self) -> None:
+        TRACE.lock.acquire()
+        self.collects = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *error: object) -> None:
+        if self.collects:
+            gc.enable()
+        LOCK.release()
+
+
+def _enqueue(jobs: list[StepJob]) -> None:
+    for job in jobs:
+        queue_of(job.device).enqueue(job)
+
+
+def _serve(jobs: list[StepJob], shield: Shield) -> None:
+    """Compile, run or leave to their threads what has its place; who is interrupted leaves all."""
+    while jobs:
+        job = jobs.pop(0)
+        try:
+            queue_of(job.device).serve(job, shield)
+        except BaseException:
+            for other in jobs:
+                queue_of(other.device).leave(other)
+            raise
 
 
 def rest() -> None:
@@ -81,15 +141,16 @@ def rest() -> None:
 
     A program that only ever reads would otherwise record one trace for ever.
     """
-    with TRACE.lock:
-        if not TRACE.is_open():
-            return
+    if TRACE.is_at_work() or not TRACE.is_open():
+        return
+    with Shield(), _undisturbed():
         if not TRACE.live():
             STEP.end(TRACE.misses)
             STEP.read_at = STEP.last_read
             TRACE.reset()
-        elif len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
-            cut()
+            return
+    if len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
+        cut()
 
 
 def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
@@ -103,44 +164,52 @@ def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
 
 
 def _launch(
-    live: list[LazyStorage], wanted: list[Value], partial: bool = False
-) -> Callable[[], None]:
-    """Give the storages in `live` their handles; returns what puts the graph on the queue."""
+    live: list[LazyStorage], wanted: list[Value], partial: bool = False, ends: bool = False
+) -> list[StepJob]:
+    """Give the storages in `live` their handles; the job that fills them, if there is one.
+
+    `partial`: not all that is alive is computed. `ends`: the trace is reset after it.
+    """
     known, pending = TRACE.computed, _settle(live, wanted)
     if not pending:
-        return _nothing
+        return []
     backend = get_backend()
     device = backend.backend_device(pending[0].type.device)
     others = tuple({s.value: None for s in live if s.data is None}) if partial else ()
     key = (backend, device, pending, others, tuple(known))
-    plan = PLANS.find(key)
-    if plan is None:
+    found = PLANS.find(key)
+    if found is None:
         graph = needed_graph(pending, others, known) if partial else Graph.of(pending, known)  # type: ignore[arg-type]  # no data: values are set
         donated = donations(graph) if backend.takes_donations and not partial else {}
-        plan = PLANS.add(key, graph, backend, device, donated)
-    job, handles = _job(plan, backend)
-    _hold(live, plan.positions, handles)
+        found = PLANS.begin(key, graph, backend, device, donated)
+    job = _job(found, backend, device)
+    if not job.is_ready():
+        job.saved = Saved(partial=not ends)
+    if ends:
+        job.undo = tuple(TRACE.undo)
+    give_handles(job, live, [s.value for s in live] if partial else wanted)  # type: ignore[misc]  # alive: values are set
     if partial:
-        known.update(zip(plan.outputs, handles, strict=True))
-    return functools.partial(queue_of(device).submit, job)
+        known.update(zip(job.outline.outputs, job.results, strict=True))
+    return [job]
 
 
-def _hold(
-    live: list[LazyStorage], positions: Mapping[Value, int], handles: list[BackendData]
-) -> None:
-    """Give pending storages the handles at the positions of their values."""
-    if NATIVE.library is not None:
-        NATIVE.library.hold(live, positions, handles)
-        return
-    for storage in live:
-        if storage.data is None:
-            position = positions.get(storage.value)  # type: ignore[arg-type]  # no data: a value is set
-            if position is not None:
-                storage.hold(handles[position])
-
-
-def _nothing() -> None:
-    """What a launch without a graph puts on the queue."""
+def _job(found: Plan | Making, backend: Backend, device: BackendDevice) -> StepJob:
+    """One run of a plan, with handles for its outputs."""
+    plan = found.outline if type(found) is Making else found
+    assert isinstance(plan, Outline), "a plan is an outline too"
+    arguments = list(plan.leaves(TRACE.leaves))
+    for position, source, place in plan.others:
+        arguments.insert(
+            position,
+            TRACE.computed[place] if source == COMPUTED
+            else TRACE.scalars[place] if source == SCALARS
+            else place if source == CARRIED
+            else place.value if source == SIZE_NOW
+            else backend.data_from_scalar(TRACE.scalars[place], device),
+        )  # fmt: skip
+    types = tuple(type_.concrete for type_ in plan.types) if plan.symbols else plan.types
+    handles = placeholders(backend, device, types)
+    return StepJob(found, backend, device, arguments, handles, types)
 
 
 def _settle(live: list[LazyStorage], wanted: list[Value]) -> tuple[Value, ...]:
@@ -162,63 +231,6 @@ def _settle(live: list[LazyStorage], wanted: list[Value]) -> tuple[Value, ...]:
     return tuple([v for v in dict.fromkeys(wanted) if v not in known and v.node.op is not LEAF])
 
 
-def _job(plan: Plan, backend: Backend) -> tuple[Job, list[BackendData]]:
-    """One run of `plan`, and handles for its outputs."""
-    device = plan.computation.device
-    arguments = list(plan.leaves(TRACE.leaves))
-    for position, source, place in plan.others:
-        arguments.insert(
-            position,
-            TRACE.computed[place] if source == COMPUTED
-            else TRACE.scalars[place] if source == SCALARS
-            else place if source == CARRIED
-            else place.value if source == SIZE_NOW
-            else backend.data_from_scalar(TRACE.scalars[place], device),
-        )  # fmt: skip
-    types = tuple(type_.concrete for type_ in plan.types) if plan.symbols else plan.types
-    handles = placeholders(backend, device, types)
-    lines = [(node, node.site) for node in plan.fragile]
-    watchers, numbers = tuple(WATCHERS), tuple(TRACE.scalars) if WATCHERS else ()
-
-    def run() -> None:
-        _wait_for(arguments)
-        seen = watched(watchers, Run(plan, backend, arguments, numbers)) if watchers else ()
-        protect(arguments, plan.donated, backend)
-        start, before = time.perf_counter(), time.thread_time()
-        try:
-            with span("run", plan.record.name), recorded_by(lines):
-                results = plan.runner.execute(plan.computation, arguments, device)
-            busy = time.thread_time() - before  # and not waiting for Python's lock
-            plan.record.ran(time.perf_counter() - start, busy, plan.draft is not None)
-            if not plan.checked or plan.symbols:
-                results = checked(results, plan, backend, types)
-        except Exception as error:
-            raise told(error, plan, backend) from error.__cause__
-        for watch in seen:
-            watch(results)
-        if _assign(handles, results):
-            for result in results:
-                if result.error is not None:
-                    told(result.error, plan, backend)
-        arguments.clear()
-
-    kept = (*plan.kept_inputs(arguments), *plan.kept_outputs(handles))
-    here = plan.runner.runs_here(plan.computation, plan.in_turn)
-    beside = plan.runner.runs_beside(plan.computation)
-    usual = plan.record.usual_seconds
-    return Job(run, handles, kept, usual, here, beside, plan.kept_bytes), handles
-
-
-def _assign(handles: list[BackendData], results: Sequence[BackendData]) -> bool:
-    """Let handles take over what others hold; whether one of those has failed."""
-    if NATIVE.library is not None:
-        failed: bool = NATIVE.library.assign(handles, results)
-        return failed
-    for handle, result in zip(handles, results, strict=True):
-        handle.assign(result)
-    return any(result.error is not None for result in results)
-
-
 def placeholders(
     backend: Backend, device: BackendDevice, types: tuple[TensorType, ...]
 ) -> list[BackendData]:
@@ -228,23 +240,6 @@ def placeholders(
         handles: list[BackendData] = NATIVE.library.handles(device, types)
         return handles
     return [backend.placeholder(device, type_) for type_ in types]
-
-
-def _wait_for(arguments: Sequence[Any]) -> None:
-    """Another device's queue may still be at some of them; this one's is not."""
-    if len(queues()) < 2:
-        return
-    for argument in arguments:
-        if isinstance(argument, BackendData):
-            done = argument.done
-            if done is not None and not done.is_set():
-                done.wait()
-
-
-def told(error: BaseException, plan: Plan, backend: Backend) -> BaseException:
-    """`error`, which says now which graph failed on which backend, and whose line that was."""
-    site = next((v.node.site for v in plan.outputs if v.node.site is not None), None)
-    return tell_run(error, plan.computation.name, backend.name, None if site is None else str(site))
 
 
 def wait(device: torch.device | None = None) -> None:

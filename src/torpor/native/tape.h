@@ -2,7 +2,8 @@
 //
 // Inductor's modules for a CPU are Python functions that allocate, call kernels and ops, and let go.
 // backends/inductor/tape.py reads them; here is what they said. Tensors lie in numbered slots.
-// A tape does not change once it is made, and runs without the GIL.
+// A tape does not change once it is made, and runs without the GIL. Whatever may fail stands in it
+// before the first action that writes over a parameter (`_committing` in taped.py).
 
 #pragma once
 
@@ -90,13 +91,17 @@ struct Free {
   std::vector<size_t> slots;
 };
 
+struct Guarded {  // code may return a parameter in the place of a copy of it
+  std::vector<size_t> written;  // parameters that are written over from here on
+  std::vector<size_t> kept;  // what is read after that
+};
+
 struct Copies {  // results that are written over parameters when all has run
   std::vector<std::pair<size_t, size_t>> written;  // parameter, result
-  std::vector<size_t> kept;  // the other results
 };
 
 using Action = std::variant<
-    Empty, Part, Alias, Constant, Kernel, Call, Shaped, Aligned, Flag, Free, Copies>;
+    Empty, Part, Alias, Constant, Kernel, Call, Shaped, Aligned, Flag, Free, Guarded, Copies>;
 
 struct Tape {
   std::vector<Action> actions;
@@ -227,14 +232,14 @@ class Run {  // one of a tape; a flag that is not set ends it
   void act(const Free& one) {
     for (size_t slot : one.slots) slots_[slot].reset();
   }
-  void act(const Copies& one) {
+  void act(const Guarded& one) {
     std::unordered_set<const void*> written;
-    for (const auto& [parameter, result] : one.written) written.insert(memory_of(parameter));
-    const auto keep = [&](size_t slot) {  // code may return a parameter in the place of a copy
+    for (size_t parameter : one.written) written.insert(memory_of(parameter));
+    for (size_t slot : one.kept) {
       if (written.count(memory_of(slot))) slots_[slot] = slots_[slot].clone();
-    };
-    for (const auto& [parameter, result] : one.written) keep(result);
-    for (size_t slot : one.kept) keep(slot);
+    }
+  }
+  void act(const Copies& one) {
     for (const auto& [parameter, result] : one.written) slots_[parameter].copy_(slots_[result]);
   }
 
@@ -313,9 +318,10 @@ inline Action action_of(const py::tuple& said) {
   }
   if (kind == "aligned") return Aligned{slot(1), said[2].cast<int64_t>()};
   if (kind == "flag") return Flag{slot(1), said[2].cast<int64_t>()};
-  if (kind == "copies") {
-    return Copies{said[1].cast<decltype(Copies::written)>(), said[2].cast<std::vector<size_t>>()};
+  if (kind == "guarded") {
+    return Guarded{said[1].cast<std::vector<size_t>>(), said[2].cast<std::vector<size_t>>()};
   }
+  if (kind == "copies") return Copies{said[1].cast<decltype(Copies::written)>()};
   TORCH_CHECK_VALUE(kind == "free", "no action ", kind);
   return Free{said[1].cast<std::vector<size_t>>()};
 }

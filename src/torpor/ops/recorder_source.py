@@ -111,13 +111,15 @@ _VIEW = """\
         return r
 """
 
+# An interrupt may come between any two of these lines: a storage holds all of the old contents then,
+# or all of the new ones.
 _WRITE = """\
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write({tensor}, v)
         return {result}
@@ -127,10 +129,10 @@ _WRITE_LIST = """\
         for x, v in zip({tensors}, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return {result}
@@ -141,7 +143,7 @@ def _result_lines(op: Recordable, names: list[str]) -> str:
     """Lines that make the results of a hit; one form for each common kind of op."""
     kinds = [(r.kind, r.is_list) for r in op.returns]
     only = kinds[0] if len(kinds) == 1 else None
-    if not op.mutated and kinds and all(kind == (ReturnKind.FRESH, False) for kind in kinds):
+    if _makes_fresh(op):
         return _fresh_lines(len(kinds))
     if only == (ReturnKind.FRESH, True) and not op.mutated:
         return "        return [wrap_value(v) for v in node.outputs]\n"
@@ -160,21 +162,35 @@ def _result_lines(op: Recordable, names: list[str]) -> str:
 
 
 _CUT_WHEN_LONG = """\
-        if len(listed) > config.max_trace_nodes:
-            cut()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return {results}
 """
+"""Follows when the lock is released: nobody waits for a queue under it."""
 
 
 def _fresh_lines(number: int) -> str:
     if number == 1:
-        return _FRESH.format(value="node.outputs[0]", n=0) + _CUT_WHEN_LONG + "        return r0\n"
+        return _FRESH.format(value="node.outputs[0]", n=0)
     lines = "        outputs = node.outputs\n"
     for n in range(number):
         made = "    ".join(_FRESH.format(value=f"outputs[{n}]", n=n).splitlines(keepends=True))
         lines += f"        if outputs[{n}].type is None:\n            r{n} = None\n"
         lines += f"        else:\n    {made}"
-    results = ", ".join(f"r{n}" for n in range(number))
-    return f"{lines}{_CUT_WHEN_LONG}        return ({results})\n"
+    return lines
+
+
+def _last_lines(op: Recordable) -> str:
+    """What is done when the lock is released."""
+    if not _makes_fresh(op):
+        return ""
+    results = ", ".join(f"r{n}" for n in range(len(op.returns)))
+    return _CUT_WHEN_LONG.format(results=results if len(op.returns) == 1 else f"({results})")
+
+
+def _makes_fresh(op: Recordable) -> bool:
+    kinds = [(r.kind, r.is_list) for r in op.returns]
+    return not op.mutated and bool(kinds) and all(k == (ReturnKind.FRESH, False) for k in kinds)
 
 
 def _resizes(op: Recordable) -> bool:
@@ -232,7 +248,7 @@ def source(op: Recordable, also: str = "", name: str = "record") -> str:
     return (
         f"def {name}({parameters}):\n"
         "    cell[0] += 1\n"
-        "    acquire()\n"
+        "    -lock\n"
         "    try:\n"
         f"{checks}"
         f"{''.join(key_lines)}"
@@ -245,6 +261,7 @@ def source(op: Recordable, also: str = "", name: str = "record") -> str:
         f"{_result_lines(op, names)}"
         "    finally:\n"
         "        release()\n"
+        f"{_last_lines(op)}"
     )
 
 

@@ -29,14 +29,14 @@ def sync(*tensors: Any, wait: bool = False, device: Any = None) -> None:
     """Cut the trace and start computing all that is alive, or compute only `tensors`.
 
     With `wait=True` it returns when the numbers are there. An error of an earlier step that
-    nobody was told of yet is raised here.
+    nobody was told of yet is raised here, when this one is on its way.
     """
     where = None if device is None else lazy_device(device)
     if tensors:
         _sync_tensors([t for t in tensors if isinstance(t, LazyTensor)], wait)
         return
-    _sync.raise_errors(where)
     _sync.cut(where)
+    _sync.raise_errors(where)
     closures.run()
     if wait:
         _sync.wait(where)

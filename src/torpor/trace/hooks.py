@@ -14,13 +14,16 @@ from torpor import _torch, config
 from torpor.execute.storage import TRACE
 from torpor.trace.api import sync
 from torpor.trace.enable import LAZINESS
+from torpor.trace.optimizers import before_step, note_step
 from torpor.trace.scope import frames_of_modules
 from torpor.trace.tensor import LazyTensor
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if config.cut_after_optimizer and TRACE.is_open() and _is_lazy(optimizer):
-        sync()
+    if TRACE.is_open() and _is_lazy(optimizer):
+        note_step(optimizer)
+        if config.cut_after_optimizer:
+            sync()
 
 
 def _is_lazy(optimizer: Any) -> bool:
@@ -83,6 +86,7 @@ def _is_users() -> bool:
 
 def install() -> None:
     """Let torch tell us when a step ends."""
+    _torch.register_step_pre_hook(before_step)
     _torch.register_step_hook(_after_step)
     made = _torch.wrap_outermost_call(_outermost, _calls)
     frames_of_modules(made.function.__code__)

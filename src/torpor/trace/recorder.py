@@ -19,7 +19,7 @@ from torpor import _torch, config, metrics
 from torpor.backend.registry import get_backend
 from torpor.errors import annotate
 from torpor.execute import sync
-from torpor.execute.storage import TRACE, LazyStorage
+from torpor.execute.storage import BY_OPERATOR, TRACE, LazyStorage
 from torpor.ir.node import Node, Value
 from torpor.ops.infer import NotRecordable
 from torpor.ops.keys import key_of, number_key
@@ -283,7 +283,6 @@ def make_recorder(
         "WritesPlain": WritesPlain,
         "all_lazy": all_lazy,
         "also": also,
-        "acquire": TRACE.lock.acquire,
         "check_overlap": check_overlap,
         "cell": _cell(spec),
         "enlist": TRACE.enlist,
@@ -302,6 +301,7 @@ def make_recorder(
         "cut": sync.cut,
         "forget": TRACE.pending.pop,
         "listed": TRACE.pending,
+        "lock": BY_OPERATOR,
         "ref": ref,
         "release": TRACE.lock.release,
         "set_bits": set_bits,
@@ -348,9 +348,9 @@ def generic_recorder(spec: OpSpec) -> Callable[..., Any]:
             if spec.may_fail:
                 node.site = site()
             result = finish(spec, node, tuple(bound))
-            if len(TRACE.pending) > config.max_trace_nodes:
-                sync.cut()
-            return result
+        if len(TRACE.pending) > config.max_trace_nodes:
+            sync.cut()
+        return result
 
     return record
 

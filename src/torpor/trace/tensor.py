@@ -51,6 +51,7 @@ class View:
 
     def move(self, root: Value, value: Value) -> None:
         """Its storage holds `root`, of which it shows `value`."""
+        self.base = None  # it shows nothing, should the next lines be interrupted
         self.__init__(self.parent, self.node, self.index, root, value)  # type: ignore[misc]  # anew
 
 

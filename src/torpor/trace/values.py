@@ -159,6 +159,7 @@ def _had_other_sizes(view: View, root: Value) -> bool:
 def _look_again(view: View, root: Value, type_: TensorType) -> Value:
     """Let `view` be a window of `type_` onto `root`, whatever it was made by."""
     found = window_onto(root, type_)
+    view.base = None  # it shows nothing, should the next lines be interrupted
     view.parent, view.index, view.node = found.parent, 0, found.node
     view.move(root, found.value)
     return found.value
@@ -189,20 +190,22 @@ def _view_operand(node: Node) -> int:
 
 
 def write(tensor: LazyTensor, new: Value) -> None:
-    """Let `tensor` hold `new`; every tensor on the same storage sees it."""
+    """Let `tensor` hold `new`; every tensor on the same storage sees it.
+
+    What it held is a leaf of the trace, so that it comes back if the step fails. An interrupt
+    between any two lines leaves the storage with all of the old contents or all of the new ones.
+    """
     storage = tensor._lazy_storage
     view = tensor._lazy_view
-    if view is None:
-        storage.value = new
-    else:
-        root, written = scatter(root_value(storage), view, new, tensor)
-        storage.value = root
-        for link, value in written:
-            if value.type is link.value.type:  # else it is replayed: its type is the tensor's own
-                _move_on(link, root, value)
-    storage.data = None
+    before = root_value(storage)
+    root, written = (new, []) if view is None else scatter(before, view, new, tensor)
     if not storage.listed:
         TRACE.enlist(storage)
+    storage.data = None
+    storage.value = root
+    for link, value in written:
+        if value.type is link.value.type:  # else it is replayed: its type is the tensor's own
+            _move_on(link, root, value)
 
 
 def _move_on(view: View, root: Value, new: Value) -> None:

@@ -28,6 +28,7 @@ from torpor.backends.fx.program import (
     CompiledStep,
     Packing,
     Program,
+    commit_of,
     function,
     run,
 )
@@ -239,7 +240,8 @@ class FxBackend(Backend):
         self.failed.clear()
         alone = self._runs_alone(program)
         device = program.device if self.equal_subgraphs else None
-        steps = cut(copies, results, program.types, self.max_nodes, alone, device)
+        given = (copies, results, program.types, self.max_nodes, alone, device)
+        steps = cut(*given, program.donated)
         program.copied = donate(steps, program.donated)
         bound = {*results, *program.copied.values()} - program.loose
         for step in steps:
@@ -299,6 +301,7 @@ class FxBackend(Backend):
             program.types,
             self.max_nodes,
             self._runs_alone(program),
+            donated=piece.donated,
         )
         program.copied.update(donate(steps, piece.donated))
         return [compiled for step in steps for compiled in self._compile_step(step, program)]
@@ -406,6 +409,7 @@ def _plan(program: Program) -> None:
         program.dead.append(sorted(touched - seen))
         seen |= touched
     program.dead.reverse()
+    program.commit = commit_of(program.steps)
     program.packing = Packing(program.steps)
 
 

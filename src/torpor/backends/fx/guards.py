@@ -7,7 +7,7 @@ not, it is run again by eager's kernels, which raise at the user's line.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -59,6 +59,14 @@ class Guards:
         if not self.flags:
             return None
         return torch.stack(self.flags).all()
+
+
+def may_refuse(spec: OpSpec, args: Sequence[Any]) -> bool:
+    """The op may be given numbers that eager refuses."""
+    name = spec.target._opname.removeprefix("_foreach_").removesuffix("_")
+    if name == "div":
+        return len(args) > 2 and args[2] is not None  # it rounds
+    return name in GUARDS or name in UNGUARDED
 
 
 Guard = Callable[[Guards, list[Any]], list[Any]]

@@ -3,24 +3,29 @@
 An instruction that cannot be compiled splits the graph. Instructions are put in an order that makes
 few pieces: all that can be computed before the first lone instruction is one piece, all that can be
 computed after it and before the next another. Where parts of a piece repeat, each copy is a piece
-of its own (`torpor.backends.fx.repeats`). A piece larger than `max_nodes` is cut.
+of its own (`torpor.backends.fx.repeats`). A piece larger than `max_nodes` is cut. What updates
+donated parameters comes last (`torpor.backends.fx.commit`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
+from torpor.backends.fx.commit import updates
 from torpor.backends.fx.overwriting import unsafe
-from torpor.backends.fx.repeats import Part, parts, with_views
+from torpor.backends.fx.repeats import Part, is_view, parts, with_views
 from torpor.backends.fx.trace import PACKED, Piece, is_number
 from torpor.backends.reference.lowering import Instruction, registers_in
 
 Step = Piece | Instruction
 Alone = Callable[[Instruction], bool]
+NOTHING_DONATED: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 def cut(
@@ -30,30 +35,53 @@ def cut(
     max_nodes: int,
     alone: Alone,
     repeats_on: torch.device | None = None,
+    donated: Mapping[int, int] = NOTHING_DONATED,
 ) -> list[Step]:
     """The steps that compute `results`: pieces, and instructions that run alone.
 
     Given the device `repeats_on`, what repeats is cut so that it may be compiled once for it.
+    `donated` are parameters that results are written over, when all that may fail has run.
     """
+    results = list(results)
+    late = updates(instructions, results, donated, alone)
+    early = [instruction for instruction in instructions if instruction not in late]
+
+    def parts_of(group: Sequence[Instruction]) -> list[Part]:
+        found = [Part(list(group))] if repeats_on is None else parts(group, types, repeats_on)
+        return [chunk for part in found for chunk in _chunks(part, max_nodes)]
+
     runs: list[Instruction | Part] = []
-    for lone, group in _ordered(instructions, alone):
-        if lone:
-            runs += group
-            continue
-        found = [Part(group)] if repeats_on is None else parts(group, types, repeats_on)
-        for part in found:
-            runs += _chunks(part, max_nodes)
-    needed = set(results)
+    for lone, group in _ordered(early, alone):
+        runs += group if lone else parts_of(group)
+    computing = len(runs)
+    if late:
+        views = [i for i in early if is_view(i) and not alone(i)]
+        found = parts_of([instruction for instruction in instructions if instruction in late])
+        runs += [_with_views_of(part, views) for part in found]
+    return _steps(runs, computing, set(results), types)
+
+
+def _with_views_of(part: Part, views: list[Instruction]) -> Part:
+    """`part`, which computes for itself those of `views` that it reads."""
+    *_, found = with_views([views, [*part.borrowed, *part.instructions]])
+    return replace(part, borrowed=[*found.borrowed, *part.borrowed])
+
+
+def _steps(
+    runs: Sequence[Instruction | Part], computing: int, needed: set[int], types: dict[int, Any]
+) -> list[Step]:
+    """Parts as pieces; those after the first `computing` ones may write over parameters."""
     steps: list[Step] = []
-    copies: dict[int, list[Piece]] = {}
-    for run in reversed(runs):
+    copies: dict[tuple[bool, int], list[Piece]] = {}
+    for number, run in reversed(list(enumerate(runs))):
         if isinstance(run, Instruction):
             steps.append(run)
         else:
             piece = _piece(run, needed, types)
+            piece.commits = number >= computing
             steps.append(piece)
             if run.repeat is not None:
-                copies.setdefault(run.repeat, []).append(piece)
+                copies.setdefault((piece.commits, run.repeat), []).append(piece)
         needed.update(read_by(steps[-1]))
     for pieces in copies.values():
         _leave_the_same(pieces)
@@ -132,12 +160,13 @@ def _kind(type_: Any) -> type | None:
 def donate(steps: Sequence[Step], aliases: dict[int, int]) -> dict[int, int]:
     """Let pieces write results over donated parameters; the rest is copied when all has run.
 
-    A piece may do so if it makes the result and no step after it reads the parameter.
+    A piece may do so if nothing fails after it (`Piece.commits`), it makes the result, and no step
+    after it reads the parameter.
     """
     rest, copied = dict(aliases), dict[int, int]()
     read_later: set[int] = set()
     for step in reversed(steps):
-        if isinstance(step, Piece):
+        if isinstance(step, Piece) and step.commits:
             made = set(step.outputs)
             for parameter, result in list(rest.items()):
                 if result in made and parameter not in read_later:

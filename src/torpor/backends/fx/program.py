@@ -1,14 +1,15 @@
 """Compiled graphs and how they run: compiled pieces, lone instructions, and the reference.
 
-Should compiled code fail, the whole graph runs again by the reference's instructions, which say
-which op failed and at which line of the user's, and compute what does not depend on it.
+Donated parameters are written last, when all that may fail has run. Should compiled code fail
+before, the whole graph runs again by the reference's instructions, which say which op failed and at
+which line of the user's, and compute what does not depend on it.
 """
 
 from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,10 +21,11 @@ from torpor.backend.device import BackendDevice
 from torpor.backend.picks import picker
 from torpor.backends.fx.trace import PACKED, Piece, is_number
 from torpor.backends.layout import storages_of, with_layout
-from torpor.backends.reference.lowering import Instruction
+from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.backends.reference.runtime import run as run_reference
 from torpor.backends.reference.runtime import step as run_alone
 from torpor.errors import StepError
+from torpor.interrupts import Shield
 from torpor.ir.sizes import Condition, Symbol
 from torpor.ir.types import TensorType
 
@@ -66,6 +68,8 @@ class Program:
     packing: Packing = field(default_factory=lambda: Packing(()))  # of numbers, for all steps
     donated: dict[int, int] = field(default_factory=dict)  # parameter -> result, both registers
     copied: dict[int, int] = field(default_factory=dict)  # those copied when all has run
+    commit: int = 0  # the first step that writes over parameters; before it, nothing is written
+    guarded: list[int] | None = None  # registers on the memory of such parameters, once known
     loose: frozenset[int] = frozenset()  # registers of results that may have any strides
     padded: bool = False  # results may have gaps between their rows
     ways: Ways | None = None  # of arguments that become results, once known
@@ -107,11 +111,23 @@ def run(
         return run_reference(program.reference, arguments, types, device)
     try:
         tensors = _run_steps(program, given)
-        return _store(program, tensors, arguments, types, device)
     except Exception as error:
-        if program.donated:
+        if getattr(error, "inputs_written", False):
             raise
         return _run_again(program, arguments, types, device, error)
+    try:
+        return _store(program, tensors, arguments, types, device)
+    except BaseException as error:
+        if program.donated or not isinstance(error, Exception):
+            raise note_writes(error, bool(program.donated))
+        return _run_again(program, arguments, types, device, error)
+
+
+def note_writes(error: BaseException, written: bool = True) -> BaseException:
+    """`error`, which says that inputs were written over (see `Backend.execute`)."""
+    if written:
+        error.inputs_written = True  # type: ignore[attr-defined]  # a mark on a foreign exception
+    return error
 
 
 def function(
@@ -164,9 +180,15 @@ def _run_again(
 ) -> list[BackendData]:
     """Let the reference find out what is wrong; if it finds nothing, the compiled code is."""
     results = run_reference(program.reference, arguments, types, device)
-    if all(result.error is None for result in results):
+    if all(result.error is None for result in results) and not _is_out_of_memory(error):
         program.broken = error
     return results
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """The step may well succeed another time."""
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or "can't allocate memory" in str(error)  # what torch says for a CPU
 
 
 def _run_steps(program: Program, given: list[Any]) -> list[Any]:
@@ -232,32 +254,70 @@ def compute(
     """
     env = given
     env += [None] * (program.reference[1] - len(given))
-    places = iter(program.packing.places)
-    for step, dead in zip(program.steps, program.dead, strict=True):
+    numbers = ([packed[i].narrow(0, *part) for i, *part in one] for one in program.packing.places)
+    _run_part(program, slice(program.commit), env, numbers)
+    if program.donated:
+        guard_memory(program, env)
+        try:
+            with Shield():
+                _run_part(program, slice(program.commit, None), env, numbers)
+                if program.copied:
+                    _torch.copy_each(*_pairs(program.copied, env))
+        except BaseException as error:
+            raise note_writes(error)
+    over = set(program.donated.values())
+    return [env[register] for register in program.results if register not in over]
+
+
+def _run_part(
+    program: Program, part: slice, env: list[Any], numbers: Iterator[list[torch.Tensor]]
+) -> None:
+    for step, dead in zip(program.steps[part], program.dead[part], strict=True):
         if isinstance(step, Instruction):
             run_alone(step, env)
             for register in dead:
                 env[register] = None
         else:
-            _run_piece(step, env, [packed[i].narrow(0, *part) for i, *part in next(places)], dead)
-    over = set(program.donated.values())
-    if program.copied:
-        kept = [register for register in program.results if register not in over]
-        _write_copies(program.copied, env, kept)
-    return [env[register] for register in program.results if register not in over]
+            _run_piece(step, env, next(numbers), dead)
 
 
-def _write_copies(copied: dict[int, int], env: list[Any], results: Sequence[int]) -> None:
-    """Write results over parameters, when all has run.
+def _pairs(copied: dict[int, int], env: list[Any]) -> tuple[list[Any], list[Any]]:
+    return [env[parameter] for parameter in copied], [env[result] for result in copied.values()]
 
-    Compiled code may return a parameter in the place of a copy of it.
+
+def guard_memory(program: Program, env: list[Any]) -> None:
+    """Copy what lies in the memory of parameters that are written over next, and is read later.
+
+    Compiled code may return a parameter in the place of a copy of it. Which code does so is found
+    out once, as it does not change.
     """
-    written = {_torch.memory_of(env[parameter]) for parameter in copied}
-    for register in {*copied.values(), *results}:
-        if _torch.memory_of(env[register]) in written:
-            env[register] = env[register].clone()
-    for parameter, result in copied.items():
-        env[parameter].copy_(env[result])
+    if program.guarded is None:
+        written = {_torch.memory_of(env[parameter]) for parameter in program.donated}
+        program.guarded = [r for r in crossing(program) if _torch.memory_of(env[r]) in written]
+    for register in program.guarded:
+        env[register] = env[register].clone()
+
+
+def crossing(program: Program) -> list[int]:
+    """Registers made before anything is written, and read after that."""
+    rest = program.steps[program.commit :]
+    pieces = [step.piece for step in rest if isinstance(step, CompiledPiece)]
+    made = {r for step in rest for r in _made_by(step)}
+    read = {r for piece in pieces for r in piece.inputs}
+    read |= {r for step in rest if isinstance(step, Instruction) for r in registers_in(step.args)}
+    read |= {*program.results, *program.copied.values()}
+    first = parameters_of(program)
+    return sorted(r for r in read - made if r >= first)
+
+
+def _made_by(step: CompiledStep) -> list[int]:
+    return step.outputs if isinstance(step, Instruction) else step.piece.outputs
+
+
+def commit_of(steps: Sequence[CompiledStep]) -> int:
+    """The first step that writes over parameters."""
+    writes = (isinstance(step, CompiledPiece) and bool(step.piece.donated) for step in steps)
+    return next((place for place, one in enumerate(writes) if one), len(steps))
 
 
 ALIGNED: Final = 2

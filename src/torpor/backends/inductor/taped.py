@@ -18,6 +18,8 @@ from torpor.backends.fx.program import (
     CompiledPiece,
     CompiledStep,
     Program,
+    crossing,
+    note_writes,
     refusal,
     tensor_parameters,
 )
@@ -34,14 +36,20 @@ class Taped:
 
     def __init__(self, program: Program, library: Any) -> None:
         self.steps = program.steps
+        self.writes = bool(program.donated)
         self.library = library
         self.tape = library.tape(*assembled(program, tapes_of(program.steps)))
         # it runs on one core, beside the program
         self.one_core = is_light(program) and not has_fixed_threads(program.steps)
 
     def __call__(self, code: Compiled, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        with _torch.kernels():
-            results = self.library.run_tape(self.tape, tensors, self.one_core)
+        try:
+            with _torch.kernels():
+                results = self.library.run_tape(self.tape, tensors, self.one_core)
+        except Exception:
+            raise  # nothing fails once parameters are written (`_committing`)
+        except BaseException as error:  # Ctrl-C: the tape has run
+            raise note_writes(error, self.writes)
         if isinstance(results, int):  # the piece that refused what it was given
             raise refusal(self.steps[results])
         return results  # type: ignore[no-any-return]  # of a library
@@ -74,14 +82,33 @@ def assembled(
     steps = zip(program.steps, tapes, program.packing.places, program.dead, strict=True)
     for number, (step, tape, numbers, dead) in enumerate(steps):
         assert isinstance(step, CompiledPiece), "others have no tape"
+        if number == program.commit:
+            writing = len(actions)
         slots = _add_piece(actions, slots, number, step, tape, numbers, packed)
         if dead:
             actions.append(("free", list(dead)))
+    if program.donated:
+        if program.commit == len(program.steps):
+            writing = len(actions)
+        actions[writing:] = _committing(actions[writing:], program)
     over = set(program.donated.values())
     results = [register for register in program.results if register not in over]
-    if program.copied:
-        actions.append(("copies", list(program.copied.items()), results))
     return actions, slots, inputs + packed, results
+
+
+_MAY_FAIL: Final = ("empty", "constant", "shaped", "aligned")
+
+
+def _committing(actions: list[Action], program: Program) -> list[Action]:
+    """`actions`, which write over parameters, with all that may fail before the first write."""
+    if any(action[0] in ("call", "flag") for action in actions):
+        raise NotUnderstood("an op is called when parameters have been written over")
+    made = {action[1] for action in actions if action[0] in ("part", "alias")}
+    first = [a for a in actions if a[0] in _MAY_FAIL and a[1] not in made]
+    moved = set(map(id, first))
+    guarded = ("guarded", list(program.donated), crossing(program))
+    copies = [("copies", list(program.copied.items()))] if program.copied else []
+    return [*first, guarded, *(a for a in actions if id(a) not in moved), *copies]
 
 
 def _add_piece(

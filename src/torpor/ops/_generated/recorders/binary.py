@@ -6,7 +6,7 @@
 
 def __lshift___Tensor(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -46,16 +46,16 @@ def __lshift___Tensor(a0, a1):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _add_relu_Tensor(a0, a1, *, alpha=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -96,16 +96,16 @@ def _add_relu_Tensor(a0, a1, *, alpha=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _cdist_forward(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -146,16 +146,16 @@ def _cdist_forward(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _cholesky_solve_helper(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -195,16 +195,16 @@ def _cholesky_solve_helper(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _convert_indices_from_csr_to_coo(a0, a1, *, out_int32=None, transpose=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -244,16 +244,16 @@ def _convert_indices_from_csr_to_coo(a0, a1, *, out_int32=None, transpose=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _copy_from(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -293,16 +293,16 @@ def _copy_from(a0, a1, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _ctc_loss(a0, a1, a2, a3, a4=None, a5=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -360,16 +360,16 @@ def _ctc_loss(a0, a1, a2, a3, a4=None, a5=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _cudnn_ctc_loss(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -426,16 +426,16 @@ def _cudnn_ctc_loss(a0, a1, a2, a3, a4, a5, a6):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _dyn_quant_matmul_4bit(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -475,16 +475,16 @@ def _dyn_quant_matmul_4bit(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _empty_per_channel_affine_quantized(a0, *, scales, zero_points, axis, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = tuple(a0) if type(a0) is list else a0
         if type(scales) is LazyTensor:
@@ -527,16 +527,16 @@ def _empty_per_channel_affine_quantized(a0, *, scales, zero_points, axis, dtype=
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _functional_assert_async_msg(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -576,16 +576,16 @@ def _functional_assert_async_msg(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _histogramdd_bin_edges(a0, a1, *, range=None, weight=None, density=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -626,7 +626,7 @@ def _histogramdd_bin_edges(a0, a1, *, range=None, weight=None, density=None):
 
 def _histogramdd_from_bin_cts(a0, a1, *, range=None, weight=None, density=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -668,16 +668,16 @@ def _histogramdd_from_bin_cts(a0, a1, *, range=None, weight=None, density=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _jagged_to_padded_dense_forward(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -707,16 +707,16 @@ def _jagged_to_padded_dense_forward(a0, a1, a2, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _linalg_solve_ex(a0, a1, *, left=None, check_errors=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -793,16 +793,16 @@ def _linalg_solve_ex(a0, a1, *, left=None, check_errors=None):
             r3 = make_wrapper(LazyTensor, *t.wrapper)
             r3._lazy_storage = s
             r3._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3)
 
 
 def _log_softmax_backward_data(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -842,16 +842,16 @@ def _log_softmax_backward_data(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _masked_scale(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -892,16 +892,16 @@ def _masked_scale(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _masked_softmax(a0, a1, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -941,16 +941,16 @@ def _masked_softmax(a0, a1, a2=None, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _mps_convolution_transpose(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -994,16 +994,16 @@ def _mps_convolution_transpose(a0, a1, a2, a3, a4, a5, a6):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _nested_sum_backward(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1044,16 +1044,16 @@ def _nested_sum_backward(a0, a1, a2, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _new_zeros_with_same_feature_meta(a0, a1, *, self_num_batch_dims=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1093,16 +1093,16 @@ def _new_zeros_with_same_feature_meta(a0, a1, *, self_num_batch_dims=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _pack_padded_sequence(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1157,16 +1157,16 @@ def _pack_padded_sequence(a0, a1, a2):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _padded_dense_to_jagged_forward(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1194,16 +1194,16 @@ def _padded_dense_to_jagged_forward(a0, a1, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _philox_normal(a0, a1, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1245,16 +1245,16 @@ def _philox_normal(a0, a1, a2=None, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _sparse_coo_tensor_with_dims_and_tensors(a0, a1, a2, a3, a4, *, dtype=None, layout=None, device=None, pin_memory=None, is_coalesced=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k2 = tuple(a2) if type(a2) is list else a2
         if type(a3) is LazyTensor:
@@ -1297,16 +1297,16 @@ def _sparse_coo_tensor_with_dims_and_tensors(a0, a1, a2, a3, a4, *, dtype=None, 
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _sparse_semi_structured_apply(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1361,16 +1361,16 @@ def _sparse_semi_structured_apply(a0, a1):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _sparse_sum_backward(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1411,16 +1411,16 @@ def _sparse_sum_backward(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _spsolve(a0, a1, *, left=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1460,16 +1460,16 @@ def _spsolve(a0, a1, *, left=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _thnn_fused_gru_cell_backward(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1557,16 +1557,16 @@ def _thnn_fused_gru_cell_backward(a0, a1, a2):
             r4 = make_wrapper(LazyTensor, *t.wrapper)
             r4._lazy_storage = s
             r4._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3, r4)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3, r4)
 
 
 def _transform_bias_rescale_qkv(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1632,16 +1632,16 @@ def _transform_bias_rescale_qkv(a0, a1, a2):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _unsafe_index_Tensor(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1670,16 +1670,16 @@ def _unsafe_index_Tensor(a0, a1):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _validate_compressed_sparse_indices(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a1) is LazyTensor:
             s1 = a1._lazy_storage
@@ -1718,7 +1718,7 @@ def _validate_compressed_sparse_indices(a0, a1, a2, a3, a4, a5):
 
 def _weight_norm_interface(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1773,16 +1773,16 @@ def _weight_norm_interface(a0, a1, a2=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def as_strided_scatter(a0, a1, a2, a3, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1824,16 +1824,16 @@ def as_strided_scatter(a0, a1, a2, a3, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def avg_pool2d_backward(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1876,16 +1876,16 @@ def avg_pool2d_backward(a0, a1, a2, a3, a4, a5, a6, a7):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def bincount(a0, a1=None, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1926,16 +1926,16 @@ def bincount(a0, a1=None, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def bucketize_Tensor(a0, a1, *, out_int32=None, right=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1975,16 +1975,16 @@ def bucketize_Tensor(a0, a1, *, out_int32=None, right=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def cudnn_convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2027,16 +2027,16 @@ def cudnn_convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def cudnn_convolution_transpose(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2080,16 +2080,16 @@ def cudnn_convolution_transpose(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def diagonal_scatter(a0, a1, a2=None, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2129,16 +2129,16 @@ def diagonal_scatter(a0, a1, a2=None, a3=None, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def dist(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2179,16 +2179,16 @@ def dist(a0, a1, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def div_Tensor_mode(a0, a1, *, rounding_mode):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2228,16 +2228,16 @@ def div_Tensor_mode(a0, a1, *, rounding_mode):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def elu_backward(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2280,16 +2280,16 @@ def elu_backward(a0, a1, a2, a3, a4, a5):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def embedding(a0, a1, a2=None, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2330,16 +2330,16 @@ def embedding(a0, a1, a2=None, a3=None, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def embedding_dense_backward(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2380,16 +2380,16 @@ def embedding_dense_backward(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def embedding_renorm(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2431,16 +2431,16 @@ def embedding_renorm(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def floor_divide(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2481,16 +2481,16 @@ def floor_divide(a0, a1):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def fractional_max_pool2d(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2547,16 +2547,16 @@ def fractional_max_pool2d(a0, a1, a2, a3):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def gather(a0, a1, a2, *, sparse_grad=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2597,16 +2597,16 @@ def gather(a0, a1, a2, *, sparse_grad=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def gelu_backward(a0, a1, *, approximate=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2646,16 +2646,16 @@ def gelu_backward(a0, a1, *, approximate=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def histogram_bin_ct(a0, a1=None, *, range=None, weight=None, density=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2711,16 +2711,16 @@ def histogram_bin_ct(a0, a1=None, *, range=None, weight=None, density=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def huber_loss(a0, a1, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2761,16 +2761,16 @@ def huber_loss(a0, a1, a2=None, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def index_fill_int_Scalar(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2812,16 +2812,16 @@ def index_fill_int_Scalar(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def index_select(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2862,16 +2862,16 @@ def index_select(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def isin_Tensor_Tensor(a0, a1, *, assume_unique=None, invert=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2911,16 +2911,16 @@ def isin_Tensor_Tensor(a0, a1, *, assume_unique=None, invert=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def linalg_cross(a0, a1, *, dim=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2960,16 +2960,16 @@ def linalg_cross(a0, a1, *, dim=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def linalg_lstsq(a0, a1, a2=None, *, driver=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3047,16 +3047,16 @@ def linalg_lstsq(a0, a1, a2=None, *, driver=None):
             r3 = make_wrapper(LazyTensor, *t.wrapper)
             r3._lazy_storage = s
             r3._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3)
 
 
 def linalg_solve_triangular(a0, a1, *, upper, left=None, unitriangular=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3096,16 +3096,16 @@ def linalg_solve_triangular(a0, a1, *, upper, left=None, unitriangular=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def linspace_Tensor_Tensor(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3147,16 +3147,16 @@ def linspace_Tensor_Tensor(a0, a1, a2, *, dtype=None, layout=None, device=None, 
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def logspace_Tensor_Tensor(a0, a1, a2, a3=None, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3199,16 +3199,16 @@ def logspace_Tensor_Tensor(a0, a1, a2, a3=None, *, dtype=None, layout=None, devi
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def lu_unpack(a0, a1, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3274,16 +3274,16 @@ def lu_unpack(a0, a1, a2=None, a3=None):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def max_pool2d_backward(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3327,16 +3327,16 @@ def max_pool2d_backward(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def max_unpool2d(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3378,16 +3378,16 @@ def max_unpool2d(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def max_unpool3d(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3431,16 +3431,16 @@ def max_unpool3d(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def mkldnn_linear_backward_input(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = tuple(a0) if type(a0) is list else a0
         if type(a1) is LazyTensor:
@@ -3481,16 +3481,16 @@ def mkldnn_linear_backward_input(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def multilabel_margin_loss_forward(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3546,16 +3546,16 @@ def multilabel_margin_loss_forward(a0, a1, a2):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def resize_as(a0, a1, *, memory_format=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3595,16 +3595,16 @@ def resize_as(a0, a1, *, memory_format=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def scatter_value_reduce(a0, a1, a2, a3, *, reduce):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3646,16 +3646,16 @@ def scatter_value_reduce(a0, a1, a2, a3, *, reduce):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def searchsorted_Scalar(a0, a1, *, out_int32=None, right=None, side=None, sorter=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3696,16 +3696,16 @@ def searchsorted_Scalar(a0, a1, *, out_int32=None, right=None, side=None, sorter
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def slice_scatter(a0, a1, a2=None, a3=None, a4=None, a5=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3745,16 +3745,16 @@ def slice_scatter(a0, a1, a2=None, a3=None, a4=None, a5=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def triangular_solve(a0, a1, a2=None, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3809,11 +3809,11 @@ def triangular_solve(a0, a1, a2=None, a3=None, a4=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 RECORDERS = {

@@ -6,7 +6,7 @@
 
 def _assert_scalar(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         key = (k0, a1)
@@ -20,7 +20,7 @@ def _assert_scalar(a0, a1):
 
 def _efficientzerotensor(a0, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = tuple(a0) if type(a0) is list else a0
         if device is not None:
@@ -37,16 +37,16 @@ def _efficientzerotensor(a0, *, dtype=None, layout=None, device=None, pin_memory
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _empty_affine_quantized(a0, *, dtype=None, layout=None, device=None, pin_memory=None, scale=None, zero_point=None, memory_format=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = tuple(a0) if type(a0) is list else a0
         if device is not None:
@@ -64,16 +64,16 @@ def _empty_affine_quantized(a0, *, dtype=None, layout=None, device=None, pin_mem
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _make_dep_token(*, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if device is not None:
             device = numbered(device, None)
@@ -89,16 +89,16 @@ def _make_dep_token(*, dtype=None, layout=None, device=None, pin_memory=None, me
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _print(a0):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         key = (a0,)
         node = nodes.get(key)
@@ -111,7 +111,7 @@ def _print(a0):
 
 def _sparse_compressed_tensor_with_dims(a0, a1, a2, a3, a4, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k2 = tuple(a2) if type(a2) is list else a2
         k3 = tuple(a3) if type(a3) is list else a3
@@ -129,16 +129,16 @@ def _sparse_compressed_tensor_with_dims(a0, a1, a2, a3, a4, *, dtype=None, layou
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _sparse_coo_tensor_with_dims(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k2 = tuple(a2) if type(a2) is list else a2
         if device is not None:
@@ -155,16 +155,16 @@ def _sparse_coo_tensor_with_dims(a0, a1, a2, *, dtype=None, layout=None, device=
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def arange(a0, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         if device is not None:
@@ -181,16 +181,16 @@ def arange(a0, *, dtype=None, layout=None, device=None, pin_memory=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def arange_start(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -208,16 +208,16 @@ def arange_start(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=Non
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def arange_start_step(a0, a1, a2=None, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -236,16 +236,16 @@ def arange_start_step(a0, a1, a2=None, *, dtype=None, layout=None, device=None, 
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def bartlett_window(a0, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if device is not None:
             device = numbered(device, None)
@@ -261,16 +261,16 @@ def bartlett_window(a0, *, dtype=None, layout=None, device=None, pin_memory=None
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def bartlett_window_periodic(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if device is not None:
             device = numbered(device, None)
@@ -286,16 +286,16 @@ def bartlett_window_periodic(a0, a1, *, dtype=None, layout=None, device=None, pi
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def empty_memory_format(a0, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = tuple(a0) if type(a0) is list else a0
         if device is not None:
@@ -312,16 +312,16 @@ def empty_memory_format(a0, *, dtype=None, layout=None, device=None, pin_memory=
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def empty_permuted(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = tuple(a0) if type(a0) is list else a0
         k1 = tuple(a1) if type(a1) is list else a1
@@ -339,16 +339,16 @@ def empty_permuted(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=N
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def fft_fftfreq(a0, a1=None, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
         if device is not None:
@@ -365,16 +365,16 @@ def fft_fftfreq(a0, a1=None, *, dtype=None, layout=None, device=None, pin_memory
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def from_file(a0, a1=None, a2=None, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if device is not None:
             device = numbered(device, None)
@@ -390,16 +390,16 @@ def from_file(a0, a1=None, a2=None, *, dtype=None, layout=None, device=None, pin
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def full(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = tuple(a0) if type(a0) is list else a0
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -417,16 +417,16 @@ def full(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def hamming_window_periodic_alpha(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
         if device is not None:
@@ -443,16 +443,16 @@ def hamming_window_periodic_alpha(a0, a1, a2, *, dtype=None, layout=None, device
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def hamming_window_periodic_alpha_beta(a0, a1, a2, a3, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
@@ -470,16 +470,16 @@ def hamming_window_periodic_alpha_beta(a0, a1, a2, a3, *, dtype=None, layout=Non
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def linspace(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -497,16 +497,16 @@ def linspace(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_memory=Non
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def logspace(a0, a1, a2, a3=None, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -525,16 +525,16 @@ def logspace(a0, a1, a2, a3=None, *, dtype=None, layout=None, device=None, pin_m
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def sym_constrain_range(a0, *, min=None, max=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         key = (k0, min, max)
@@ -548,7 +548,7 @@ def sym_constrain_range(a0, *, min=None, max=None):
 
 def tril_indices(a0, a1, a2=None, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if device is not None:
             device = numbered(device, None)
@@ -564,11 +564,11 @@ def tril_indices(a0, a1, a2=None, *, dtype=None, layout=None, device=None, pin_m
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 RECORDERS = {

@@ -6,7 +6,7 @@
 
 def _foreach_abs(a0):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         key = (k0,)
@@ -20,7 +20,7 @@ def _foreach_abs(a0):
 
 def _foreach_abs_out(a0, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -36,7 +36,7 @@ def _foreach_abs_out(a0, *, out):
 
 def _foreach_abs_(a0):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -47,10 +47,10 @@ def _foreach_abs_(a0):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -60,7 +60,7 @@ def _foreach_abs_(a0):
 
 def _foreach_add_List(a0, a1, *, alpha=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -76,7 +76,7 @@ def _foreach_add_List(a0, a1, *, alpha=None):
 
 def _foreach_add_List_out(a0, a1, *, alpha=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -94,7 +94,7 @@ def _foreach_add_List_out(a0, a1, *, alpha=None, out):
 
 def _foreach_add_Scalar(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -109,7 +109,7 @@ def _foreach_add_Scalar(a0, a1):
 
 def _foreach_add_ScalarList(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else tuple(map(number_key, a1))
@@ -124,7 +124,7 @@ def _foreach_add_ScalarList(a0, a1):
 
 def _foreach_add_ScalarList_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -141,7 +141,7 @@ def _foreach_add_ScalarList_out(a0, a1, *, out):
 
 def _foreach_add_Scalar_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -158,7 +158,7 @@ def _foreach_add_Scalar_out(a0, a1, *, out):
 
 def _foreach_add_Tensor(a0, a1, *, alpha=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         if type(a1) is LazyTensor:
@@ -186,7 +186,7 @@ def _foreach_add_Tensor(a0, a1, *, alpha=None):
 
 def _foreach_add_Tensor_out(a0, a1, *, alpha=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -216,7 +216,7 @@ def _foreach_add_Tensor_out(a0, a1, *, alpha=None, out):
 
 def _foreach_add__List(a0, a1, *, alpha=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -229,10 +229,10 @@ def _foreach_add__List(a0, a1, *, alpha=None):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -242,7 +242,7 @@ def _foreach_add__List(a0, a1, *, alpha=None):
 
 def _foreach_add__Scalar(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -254,10 +254,10 @@ def _foreach_add__Scalar(a0, a1):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -267,7 +267,7 @@ def _foreach_add__Scalar(a0, a1):
 
 def _foreach_add__ScalarList(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -279,10 +279,10 @@ def _foreach_add__ScalarList(a0, a1):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -292,7 +292,7 @@ def _foreach_add__ScalarList(a0, a1):
 
 def _foreach_add__Tensor(a0, a1, *, alpha=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -317,10 +317,10 @@ def _foreach_add__Tensor(a0, a1, *, alpha=None):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -330,7 +330,7 @@ def _foreach_add__Tensor(a0, a1, *, alpha=None):
 
 def _foreach_addcdiv_Scalar(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -347,7 +347,7 @@ def _foreach_addcdiv_Scalar(a0, a1, a2, a3=None):
 
 def _foreach_addcdiv_ScalarList(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -364,7 +364,7 @@ def _foreach_addcdiv_ScalarList(a0, a1, a2, a3):
 
 def _foreach_addcdiv_ScalarList_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -383,7 +383,7 @@ def _foreach_addcdiv_ScalarList_out(a0, a1, a2, a3, *, out):
 
 def _foreach_addcdiv_Scalar_out(a0, a1, a2, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -402,7 +402,7 @@ def _foreach_addcdiv_Scalar_out(a0, a1, a2, a3=None, *, out):
 
 def _foreach_addcdiv_Tensor(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -431,7 +431,7 @@ def _foreach_addcdiv_Tensor(a0, a1, a2, a3):
 
 def _foreach_addcdiv_Tensor_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -462,7 +462,7 @@ def _foreach_addcdiv_Tensor_out(a0, a1, a2, a3, *, out):
 
 def _foreach_addcdiv__Scalar(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -476,10 +476,10 @@ def _foreach_addcdiv__Scalar(a0, a1, a2, a3=None):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -489,7 +489,7 @@ def _foreach_addcdiv__Scalar(a0, a1, a2, a3=None):
 
 def _foreach_addcdiv__ScalarList(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -503,10 +503,10 @@ def _foreach_addcdiv__ScalarList(a0, a1, a2, a3):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -516,7 +516,7 @@ def _foreach_addcdiv__ScalarList(a0, a1, a2, a3):
 
 def _foreach_addcdiv__Tensor(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -542,10 +542,10 @@ def _foreach_addcdiv__Tensor(a0, a1, a2, a3):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -555,7 +555,7 @@ def _foreach_addcdiv__Tensor(a0, a1, a2, a3):
 
 def _foreach_clamp_max_List(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -570,7 +570,7 @@ def _foreach_clamp_max_List(a0, a1):
 
 def _foreach_clamp_max_List_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -587,7 +587,7 @@ def _foreach_clamp_max_List_out(a0, a1, *, out):
 
 def _foreach_clamp_max__List(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -599,10 +599,10 @@ def _foreach_clamp_max__List(a0, a1):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -612,7 +612,7 @@ def _foreach_clamp_max__List(a0, a1):
 
 def _foreach_clone(a0, *, memory_format=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         key = (k0, memory_format)
@@ -626,7 +626,7 @@ def _foreach_clone(a0, *, memory_format=None):
 
 def _foreach_clone_out(a0, *, memory_format=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -642,7 +642,7 @@ def _foreach_clone_out(a0, *, memory_format=None, out):
 
 def _foreach_copy(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -657,7 +657,7 @@ def _foreach_copy(a0, a1, a2=None):
 
 def _foreach_copy_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -674,7 +674,7 @@ def _foreach_copy_out(a0, a1, a2=None, *, out):
 
 def _foreach_copy_(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -686,10 +686,10 @@ def _foreach_copy_(a0, a1, a2=None):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -699,7 +699,7 @@ def _foreach_copy_(a0, a1, a2=None):
 
 def _foreach_div_Tensor(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         if type(a1) is LazyTensor:
@@ -726,7 +726,7 @@ def _foreach_div_Tensor(a0, a1):
 
 def _foreach_div_Tensor_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -755,7 +755,7 @@ def _foreach_div_Tensor_out(a0, a1, *, out):
 
 def _foreach_div__Tensor(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -779,10 +779,10 @@ def _foreach_div__Tensor(a0, a1):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -792,7 +792,7 @@ def _foreach_div__Tensor(a0, a1):
 
 def _foreach_lerp_List(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -808,7 +808,7 @@ def _foreach_lerp_List(a0, a1, a2):
 
 def _foreach_lerp_List_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -826,7 +826,7 @@ def _foreach_lerp_List_out(a0, a1, a2, *, out):
 
 def _foreach_lerp_Scalar(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -842,7 +842,7 @@ def _foreach_lerp_Scalar(a0, a1, a2):
 
 def _foreach_lerp_ScalarList(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -858,7 +858,7 @@ def _foreach_lerp_ScalarList(a0, a1, a2):
 
 def _foreach_lerp_ScalarList_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -876,7 +876,7 @@ def _foreach_lerp_ScalarList_out(a0, a1, a2, *, out):
 
 def _foreach_lerp_Scalar_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -894,7 +894,7 @@ def _foreach_lerp_Scalar_out(a0, a1, a2, *, out):
 
 def _foreach_lerp__List(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -907,10 +907,10 @@ def _foreach_lerp__List(a0, a1, a2):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -920,7 +920,7 @@ def _foreach_lerp__List(a0, a1, a2):
 
 def _foreach_lerp__Scalar(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -933,10 +933,10 @@ def _foreach_lerp__Scalar(a0, a1, a2):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -946,7 +946,7 @@ def _foreach_lerp__Scalar(a0, a1, a2):
 
 def _foreach_lerp__ScalarList(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
@@ -959,10 +959,10 @@ def _foreach_lerp__ScalarList(a0, a1, a2):
         for x, v in zip(a0, node.outputs):
             if x._lazy_view is None:
                 s = x._lazy_storage
-                s.value = v
-                s.data = None
                 if not s.listed:
                     enlist(s)
+                s.data = None
+                s.value = v
             else:
                 write(x, v)
         return None
@@ -972,7 +972,7 @@ def _foreach_lerp__ScalarList(a0, a1, a2):
 
 def _foreach_norm_Scalar(a0, a1=None, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
@@ -987,7 +987,7 @@ def _foreach_norm_Scalar(a0, a1=None, a2=None):
 
 def _foreach_norm_Scalar_out(a0, a1=None, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -1004,7 +1004,7 @@ def _foreach_norm_Scalar_out(a0, a1=None, a2=None, *, out):
 
 def _foreach_pow_ScalarAndTensor(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         k1 = None if a1 is None else list_values(a1)

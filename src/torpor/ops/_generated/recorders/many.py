@@ -6,7 +6,7 @@
 
 def _batch_norm_no_update(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -124,16 +124,16 @@ def _batch_norm_no_update(a0, a1, a2, a3, a4, a5, a6):
             r3 = make_wrapper(LazyTensor, *t.wrapper)
             r3._lazy_storage = s
             r3._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3)
 
 
 def _batch_norm_with_update_functional(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -273,16 +273,16 @@ def _batch_norm_with_update_functional(a0, a1, a2, a3, a4, a5, a6):
             r5 = make_wrapper(LazyTensor, *t.wrapper)
             r5._lazy_storage = s
             r5._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3, r4, r5)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3, r4, r5)
 
 
 def _cdist_backward(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -349,16 +349,16 @@ def _cdist_backward(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _cslt_sparse_mm(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None, a7=None, a8=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -424,16 +424,16 @@ def _cslt_sparse_mm(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None, a7=None
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _ctc_loss_Tensor(a0, a1, a2, a3, a4=None, a5=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -515,16 +515,16 @@ def _ctc_loss_Tensor(a0, a1, a2, a3, a4=None, a5=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _ctc_loss_backward_Tensor(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -629,16 +629,16 @@ def _ctc_loss_backward_Tensor(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _ctc_loss_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -719,16 +719,16 @@ def _ctc_loss_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _cudnn_ctc_loss_Tensor(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -809,16 +809,16 @@ def _cudnn_ctc_loss_Tensor(a0, a1, a2, a3, a4, a5, a6):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _cudnn_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19, a20, a21):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -965,7 +965,7 @@ def _cudnn_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
 
 def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, *, scale=None, num_splits_key=None, window_size=None, shared_storage_dqdkdv=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1161,16 +1161,16 @@ def _efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
             r3 = make_wrapper(LazyTensor, *t.wrapper)
             r3._lazy_storage = s
             r3._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3)
 
 
 def _embedding_bag(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, a8=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1274,16 +1274,16 @@ def _embedding_bag(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, a8=N
             r3 = make_wrapper(LazyTensor, *t.wrapper)
             r3._lazy_storage = s
             r3._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3)
 
 
 def _embedding_bag_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1388,16 +1388,16 @@ def _embedding_bag_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=Non
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _embedding_bag_dense_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1489,16 +1489,16 @@ def _embedding_bag_dense_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _embedding_bag_per_sample_weights_backward(a0, a1, a2, a3, a4, a5, a6=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1577,16 +1577,16 @@ def _embedding_bag_per_sample_weights_backward(a0, a1, a2, a3, a4, a5, a6=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _fake_quantize_learnable_per_channel_affine_backward(a0, a1, a2, a3, a4, a5, a6, a7=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1679,16 +1679,16 @@ def _fake_quantize_learnable_per_channel_affine_backward(a0, a1, a2, a3, a4, a5,
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _fake_quantize_learnable_per_tensor_affine_backward(a0, a1, a2, a3, a4, a5, a6=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1781,16 +1781,16 @@ def _fake_quantize_learnable_per_tensor_affine_backward(a0, a1, a2, a3, a4, a5, 
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1871,16 +1871,16 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams(a0, a1, a2, a3, a4
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, *, scale=None, window_size_left=None, window_size_right=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2052,16 +2052,16 @@ def _flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _fused_adagrad(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize, grad_scale=None, found_inf=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -2108,7 +2108,7 @@ def _fused_adagrad(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize,
 
 def _fused_adagrad_tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize, grad_scale=None, found_inf=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -2167,7 +2167,7 @@ def _fused_adagrad_tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps,
 
 def _fused_adam(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, grad_scale=None, found_inf=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -2217,7 +2217,7 @@ def _fused_adam(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps, 
 
 def _fused_adam_tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, grad_scale=None, found_inf=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -2279,7 +2279,7 @@ def _fused_adam_tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_de
 
 def _fused_moving_avg_obs_fq_helper_functional(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=None, a12=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2444,16 +2444,16 @@ def _fused_moving_avg_obs_fq_helper_functional(a0, a1, a2, a3, a4, a5, a6, a7, a
             r5 = make_wrapper(LazyTensor, *t.wrapper)
             r5._lazy_storage = s
             r5._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3, r4, r5)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3, r4, r5)
 
 
 def _fused_rms_norm_backward(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2536,16 +2536,16 @@ def _fused_rms_norm_backward(a0, a1, a2, a3, a4, a5):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _fused_sgd(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, grad_scale=None, found_inf=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -2591,7 +2591,7 @@ def _fused_sgd(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, m
 
 def _fused_sgd_tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, grad_scale=None, found_inf=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
@@ -2649,7 +2649,7 @@ def _fused_sgd_tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, n
 
 def _grouped_mm(a0, a1, a2=None, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2715,16 +2715,16 @@ def _grouped_mm(a0, a1, a2=None, a3=None, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _mixed_dtypes_linear(a0, a1, a2, *, bias=None, activation=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2790,16 +2790,16 @@ def _mixed_dtypes_linear(a0, a1, a2, *, bias=None, activation=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _native_batch_norm_legit_functional(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2928,16 +2928,16 @@ def _native_batch_norm_legit_functional(a0, a1, a2, a3, a4, a5, a6, a7):
             r4 = make_wrapper(LazyTensor, *t.wrapper)
             r4._lazy_storage = s
             r4._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3, r4)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3, r4)
 
 
 def _native_batch_norm_legit_no_training(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3044,16 +3044,16 @@ def _native_batch_norm_legit_no_training(a0, a1, a2, a3, a4, a5, a6):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _native_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, a10=None, a11=None, a12=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3186,16 +3186,16 @@ def _native_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, a1
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _nested_from_padded_tensor(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3274,16 +3274,16 @@ def _nested_from_padded_tensor(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _nested_view_from_buffer_copy(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3349,16 +3349,16 @@ def _nested_view_from_buffer_copy(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _nested_view_from_jagged_copy(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3450,16 +3450,16 @@ def _nested_view_from_jagged_copy(a0, a1, a2, a3=None, a4=None, a5=None, a6=None
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _scaled_dot_product_cudnn_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, *, scale=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3644,16 +3644,16 @@ def _scaled_dot_product_cudnn_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7,
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _scaled_dot_product_efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=None, *, scale=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3824,16 +3824,16 @@ def _scaled_dot_product_efficient_attention_backward(a0, a1, a2, a3, a4, a5, a6,
             r3 = make_wrapper(LazyTensor, *t.wrapper)
             r3._lazy_storage = s
             r3._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3)
 
 
 def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, *, scale=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4005,16 +4005,16 @@ def _scaled_dot_product_flash_attention_backward(a0, a1, a2, a3, a4, a5, a6, a7,
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _scaled_dot_product_flash_attention_for_cpu(a0, a1, a2, a3=None, a4=None, *, attn_mask=None, scale=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4097,16 +4097,16 @@ def _scaled_dot_product_flash_attention_for_cpu(a0, a1, a2, a3=None, a4=None, *,
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _scaled_dot_product_flash_attention_for_cpu_backward(a0, a1, a2, a3, a4, a5, a6, a7, *, attn_mask=None, scale=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4239,16 +4239,16 @@ def _scaled_dot_product_flash_attention_for_cpu_backward(a0, a1, a2, a3, a4, a5,
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, *, scale=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4445,16 +4445,16 @@ def _scaled_dot_product_fused_attention_overrideable_backward(a0, a1, a2, a3, a4
             r3 = make_wrapper(LazyTensor, *t.wrapper)
             r3._lazy_storage = s
             r3._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3)
 
 
 def _scaled_grouped_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, a8=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4559,16 +4559,16 @@ def _scaled_grouped_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, a8=No
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _scaled_grouped_mm_v2(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, a9=None, a10=None, a11=None, a12=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4641,16 +4641,16 @@ def _scaled_grouped_mm_v2(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, a9=None, a10=
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _scaled_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4742,16 +4742,16 @@ def _scaled_mm(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _scaled_mm_v2(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10=None, a11=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4811,16 +4811,16 @@ def _scaled_mm_v2(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10=None, a11=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _segment_reduce_backward(a0, a1, a2, a3, *, lengths=None, offsets=None, axis=None, initial=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4900,16 +4900,16 @@ def _segment_reduce_backward(a0, a1, a2, a3, *, lengths=None, offsets=None, axis
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _sparse_mm_reduce_impl_backward(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4991,16 +4991,16 @@ def _sparse_mm_reduce_impl_backward(a0, a1, a2, a3, a4, a5):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _sparse_semi_structured_addmm(a0, a1, a2, a3, *, alpha=None, beta=None, out_dtype=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5068,16 +5068,16 @@ def _sparse_semi_structured_addmm(a0, a1, a2, a3, *, alpha=None, beta=None, out_
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _sparse_semi_structured_linear(a0, a1, a2, *, bias=None, activation=None, out_dtype=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5143,16 +5143,16 @@ def _sparse_semi_structured_linear(a0, a1, a2, *, bias=None, activation=None, ou
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _thnn_fused_gru_cell(a0, a1, a2, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5246,16 +5246,16 @@ def _thnn_fused_gru_cell(a0, a1, a2, a3=None, a4=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _thnn_fused_lstm_cell(a0, a1, a2, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5360,16 +5360,16 @@ def _thnn_fused_lstm_cell(a0, a1, a2, a3=None, a4=None):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _thnn_fused_lstm_cell_backward_impl(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5474,16 +5474,16 @@ def _thnn_fused_lstm_cell_backward_impl(a0, a1, a2, a3, a4, a5):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18=None, a19=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5680,16 +5680,16 @@ def _transformer_encoder_layer_fwd(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, 
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _triton_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5807,16 +5807,16 @@ def _triton_multi_head_attention(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _unsafe_masked_index_put_accumulate(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5870,16 +5870,16 @@ def _unsafe_masked_index_put_accumulate(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _weight_int4pack_mm_with_scales_and_zeros(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5945,16 +5945,16 @@ def _weight_int4pack_mm_with_scales_and_zeros(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _weight_norm_interface_backward(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -6035,16 +6035,16 @@ def _weight_norm_interface_backward(a0, a1, a2, a3, a4):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -6190,16 +6190,16 @@ def batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def batch_norm_backward_elemt(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -6317,16 +6317,16 @@ def batch_norm_backward_elemt(a0, a1, a2, a3, a4, a5, a6, a7):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def batch_norm_backward_reduce(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -6442,16 +6442,16 @@ def batch_norm_backward_reduce(a0, a1, a2, a3, a4, a5, a6, a7):
             r3 = make_wrapper(LazyTensor, *t.wrapper)
             r3._lazy_storage = s
             r3._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3)
 
 
 def batch_norm_elemt(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -6531,16 +6531,16 @@ def batch_norm_elemt(a0, a1, a2, a3, a4, a5):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def batch_norm_gather_stats(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -6636,16 +6636,16 @@ def batch_norm_gather_stats(a0, a1, a2, a3, a4, a5, a6, a7):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def batch_norm_gather_stats_with_counts(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -6754,16 +6754,16 @@ def batch_norm_gather_stats_with_counts(a0, a1, a2, a3, a4, a5, a6, a7):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def binary_cross_entropy_backward(a0, a1, a2, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -6830,16 +6830,16 @@ def binary_cross_entropy_backward(a0, a1, a2, a3=None, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def cudnn_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -6984,16 +6984,16 @@ def cudnn_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def cudnn_convolution_add_relu(a0, a1, a2, a3, a4, a5, a6, a7, a8):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -7063,16 +7063,16 @@ def cudnn_convolution_add_relu(a0, a1, a2, a3, a4, a5, a6, a7, a8):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def glu_backward_jvp(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -7151,16 +7151,16 @@ def glu_backward_jvp(a0, a1, a2, a3, a4, a5):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def lstm_mps_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -7267,7 +7267,7 @@ def lstm_mps_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13
 
 def miopen_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -7399,16 +7399,16 @@ def miopen_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def miopen_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19, a20):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -7555,7 +7555,7 @@ def miopen_rnn_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a
 
 def mkldnn_rnn_layer(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -7698,16 +7698,16 @@ def mkldnn_rnn_layer(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13,
             r3 = make_wrapper(LazyTensor, *t.wrapper)
             r3._lazy_storage = s
             r3._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3)
 
 
 def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19, a20, a21, a22):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -7974,16 +7974,16 @@ def mkldnn_rnn_layer_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, 
             r6 = make_wrapper(LazyTensor, *t.wrapper)
             r6._lazy_storage = s
             r6._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3, r4, r5, r6)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3, r4, r5, r6)
 
 
 def multi_margin_loss_backward(a0, a1, a2, a3, a4, a5=None, a6=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -8051,16 +8051,16 @@ def multi_margin_loss_backward(a0, a1, a2, a3, a4, a5=None, a6=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def multilabel_margin_loss_backward(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -8126,16 +8126,16 @@ def multilabel_margin_loss_backward(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def native_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -8268,16 +8268,16 @@ def native_batch_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def native_group_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -8383,16 +8383,16 @@ def native_group_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def native_layer_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -8512,16 +8512,16 @@ def native_layer_norm_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def nll_loss2d_backward(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -8601,16 +8601,16 @@ def nll_loss2d_backward(a0, a1, a2, a3, a4, a5, a6):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def quantized_batch_norm(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -8691,16 +8691,16 @@ def quantized_batch_norm(a0, a1, a2, a3, a4, a5, a6, a7):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def segment_reduce(a0, a1, *, lengths=None, indices=None, offsets=None, axis=None, unsafe=None, initial=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -8767,11 +8767,11 @@ def segment_reduce(a0, a1, *, lengths=None, indices=None, offsets=None, axis=Non
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 RECORDERS = {

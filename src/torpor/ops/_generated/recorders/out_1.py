@@ -6,7 +6,7 @@
 
 def _efficientzerotensor_out(a0, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -35,7 +35,7 @@ def _efficientzerotensor_out(a0, *, out):
 
 def _empty_affine_quantized_out(a0, *, scale=None, zero_point=None, memory_format=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -65,7 +65,7 @@ def _empty_affine_quantized_out(a0, *, scale=None, zero_point=None, memory_forma
 
 def _sparse_coo_tensor_with_dims_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -94,7 +94,7 @@ def _sparse_coo_tensor_with_dims_out(a0, a1, a2, *, out):
 
 def arange_out(a0, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -123,7 +123,7 @@ def arange_out(a0, *, out):
 
 def arange_start_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -154,7 +154,7 @@ def arange_start_out(a0, a1, a2=None, *, out):
 
 def bartlett_window_out(a0, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -182,7 +182,7 @@ def bartlett_window_out(a0, *, out):
 
 def bartlett_window_periodic_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -210,7 +210,7 @@ def bartlett_window_periodic_out(a0, a1, *, out):
 
 def empty_permuted_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -240,7 +240,7 @@ def empty_permuted_out(a0, a1, *, out):
 
 def fft_fftfreq_out(a0, a1=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -269,7 +269,7 @@ def fft_fftfreq_out(a0, a1=None, *, out):
 
 def from_file_out(a0, a1=None, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -297,7 +297,7 @@ def from_file_out(a0, a1=None, a2=None, *, out):
 
 def full_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -327,7 +327,7 @@ def full_out(a0, a1, *, out):
 
 def hamming_window_periodic_alpha_beta_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -357,7 +357,7 @@ def hamming_window_periodic_alpha_beta_out(a0, a1, a2, a3, *, out):
 
 def hamming_window_periodic_alpha_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -386,7 +386,7 @@ def hamming_window_periodic_alpha_out(a0, a1, a2, *, out):
 
 def linspace_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -416,7 +416,7 @@ def linspace_out(a0, a1, a2, *, out):
 
 def logspace_out(a0, a1, a2, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -447,7 +447,7 @@ def logspace_out(a0, a1, a2, a3=None, *, out):
 
 def range_out_(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -477,7 +477,7 @@ def range_out_(a0, a1, *, out):
 
 def tril_indices_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain

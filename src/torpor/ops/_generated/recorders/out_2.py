@@ -6,7 +6,7 @@
 
 def __lshift___Scalar_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -50,7 +50,7 @@ def __lshift___Scalar_out(a0, a1, *, out):
 
 def _adaptive_avg_pool2d_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -94,7 +94,7 @@ def _adaptive_avg_pool2d_out(a0, a1, *, out):
 
 def _add_relu_Scalar_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -139,7 +139,7 @@ def _add_relu_Scalar_out(a0, a1, a2=None, *, out):
 
 def _chunk_cat_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -170,7 +170,7 @@ def _chunk_cat_out(a0, a1, a2, *, out):
 
 def _coalesce_out(a0, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -213,7 +213,7 @@ def _coalesce_out(a0, *, out):
 
 def _coalesced_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -256,7 +256,7 @@ def _coalesced_out(a0, a1, *, out):
 
 def _convert_indices_from_coo_to_csr_out(a0, a1, *, out_int32=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -299,7 +299,7 @@ def _convert_indices_from_coo_to_csr_out(a0, a1, *, out_int32=None, out):
 
 def _cudnn_rnn_flatten_weight_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -330,7 +330,7 @@ def _cudnn_rnn_flatten_weight_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
 
 def _fft_c2c_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -374,7 +374,7 @@ def _fft_c2c_out(a0, a1, a2, a3, *, out):
 
 def _foobar_out(a0, a1=None, a2=None, *, arg3=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -417,7 +417,7 @@ def _foobar_out(a0, a1=None, a2=None, *, arg3=None, out):
 
 def _log_softmax_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -460,7 +460,7 @@ def _log_softmax_out(a0, a1, a2, *, out):
 
 def _make_per_tensor_quantized_tensor_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -504,7 +504,7 @@ def _make_per_tensor_quantized_tensor_out(a0, a1, a2, *, out):
 
 def _nested_tensor_from_tensor_list_out(a0, a1=None, a2=None, a3=None, a4=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -535,7 +535,7 @@ def _nested_tensor_from_tensor_list_out(a0, a1=None, a2=None, a3=None, a4=None, 
 
 def _pdist_forward_out(a0, a1=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -579,7 +579,7 @@ def _pdist_forward_out(a0, a1=None, *, out):
 
 def _pin_memory_out(a0, a1=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -622,7 +622,7 @@ def _pin_memory_out(a0, a1=None, *, out):
 
 def _reshape_alias_copy_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -667,7 +667,7 @@ def _reshape_alias_copy_out(a0, a1, a2, *, out):
 
 def _resize_output_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -711,7 +711,7 @@ def _resize_output_out(a0, a1, a2, *, out):
 
 def _sparse_csr_prod_dim_dtype_out(a0, a1, a2=None, *, dtype=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -755,7 +755,7 @@ def _sparse_csr_prod_dim_dtype_out(a0, a1, a2=None, *, dtype=None, out):
 
 def _stack_out(a0, a1=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -786,7 +786,7 @@ def _stack_out(a0, a1=None, *, out):
 
 def _test_optional_floatlist_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -830,7 +830,7 @@ def _test_optional_floatlist_out(a0, a1, *, out):
 
 def _to_copy_out(a0, *, non_blocking=None, memory_format=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -873,7 +873,7 @@ def _to_copy_out(a0, *, non_blocking=None, memory_format=None, out):
 
 def _to_dense_out(a0, a1=None, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -916,7 +916,7 @@ def _to_dense_out(a0, a1=None, a2=None, *, out):
 
 def _to_sparse_out(a0, *, layout=None, blocksize=None, dense_dim=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -960,7 +960,7 @@ def _to_sparse_out(a0, *, layout=None, blocksize=None, dense_dim=None, out):
 
 def _to_sparse_bsc_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1004,7 +1004,7 @@ def _to_sparse_bsc_out(a0, a1, a2=None, *, out):
 
 def _upsample_bicubic2d_aa_out(a0, a1, a2, a3=None, a4=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1050,7 +1050,7 @@ def _upsample_bicubic2d_aa_out(a0, a1, a2, a3=None, a4=None, *, out):
 
 def _upsample_bicubic2d_aa_backward_grad_input(a0, a1, a2, a3, a4=None, a5=None, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -1097,7 +1097,7 @@ def _upsample_bicubic2d_aa_backward_grad_input(a0, a1, a2, a3, a4=None, a5=None,
 
 def _upsample_nearest_exact1d_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1142,7 +1142,7 @@ def _upsample_nearest_exact1d_out(a0, a1, a2=None, *, out):
 
 def _upsample_nearest_exact1d_backward_grad_input(a0, a1, a2, a3=None, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -1188,7 +1188,7 @@ def _upsample_nearest_exact1d_backward_grad_input(a0, a1, a2, a3=None, *, grad_i
 
 def _upsample_nearest_exact2d_out(a0, a1, a2=None, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1234,7 +1234,7 @@ def _upsample_nearest_exact2d_out(a0, a1, a2=None, a3=None, *, out):
 
 def _upsample_nearest_exact2d_backward_grad_input(a0, a1, a2, a3=None, a4=None, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -1281,7 +1281,7 @@ def _upsample_nearest_exact2d_backward_grad_input(a0, a1, a2, a3=None, a4=None, 
 
 def _upsample_nearest_exact3d_out(a0, a1, a2=None, a3=None, a4=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1328,7 +1328,7 @@ def _upsample_nearest_exact3d_out(a0, a1, a2=None, a3=None, a4=None, *, out):
 
 def _upsample_nearest_exact3d_backward_grad_input(a0, a1, a2, a3=None, a4=None, a5=None, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -1376,7 +1376,7 @@ def _upsample_nearest_exact3d_backward_grad_input(a0, a1, a2, a3=None, a4=None, 
 
 def all_dims_out(a0, a1=None, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1420,7 +1420,7 @@ def all_dims_out(a0, a1=None, a2=None, *, out):
 
 def all_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1463,7 +1463,7 @@ def all_out(a0, a1, a2=None, *, out):
 
 def as_strided_copy_out(a0, a1, a2, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1508,7 +1508,7 @@ def as_strided_copy_out(a0, a1, a2, a3=None, *, out):
 
 def avg_pool1d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1554,7 +1554,7 @@ def avg_pool1d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
 
 def avg_pool2d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1600,7 +1600,7 @@ def avg_pool2d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None, *, out):
 
 def bitwise_and_Scalar_Tensor_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1644,7 +1644,7 @@ def bitwise_and_Scalar_Tensor_out(a0, a1, *, out):
 
 def block_diag_out(a0, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1675,7 +1675,7 @@ def block_diag_out(a0, *, out):
 
 def bucketize_Scalar_out(a0, a1, *, out_int32=None, right=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1719,7 +1719,7 @@ def bucketize_Scalar_out(a0, a1, *, out_int32=None, right=None, out):
 
 def clamp_out(a0, a1=None, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1764,7 +1764,7 @@ def clamp_out(a0, a1=None, a2=None, *, out):
 
 def clone_out(a0, *, memory_format=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1807,7 +1807,7 @@ def clone_out(a0, *, memory_format=None, out):
 
 def col2im_out(a0, a1, a2, a3, a4, a5, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1855,7 +1855,7 @@ def col2im_out(a0, a1, a2, a3, a4, a5, *, out):
 
 def cudnn_affine_grid_generator_out(a0, a1, a2, a3, a4, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1898,7 +1898,7 @@ def cudnn_affine_grid_generator_out(a0, a1, a2, a3, a4, *, out):
 
 def cumprod_out(a0, a1, *, dtype=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1941,7 +1941,7 @@ def cumprod_out(a0, a1, *, dtype=None, out):
 
 def dequantize_tensors_out(a0, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -1957,7 +1957,7 @@ def dequantize_tensors_out(a0, *, out):
 
 def diag_embed_out(a0, a1=None, a2=None, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2000,7 +2000,7 @@ def diag_embed_out(a0, a1=None, a2=None, a3=None, *, out):
 
 def diagonal_backward_out(a0, a1, a2, a3, a4, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2044,7 +2044,7 @@ def diagonal_backward_out(a0, a1, a2, a3, a4, *, out):
 
 def div_Scalar_mode_out(a0, a1, *, rounding_mode, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2088,7 +2088,7 @@ def div_Scalar_mode_out(a0, a1, *, rounding_mode, out):
 
 def elu_out(a0, a1=None, a2=None, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2134,7 +2134,7 @@ def elu_out(a0, a1=None, a2=None, a3=None, *, out):
 
 def empty_quantized_out(a0, a1, *, memory_format=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2178,7 +2178,7 @@ def empty_quantized_out(a0, a1, *, memory_format=None, out):
 
 def expand_copy_out(a0, a1, *, implicit=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2222,7 +2222,7 @@ def expand_copy_out(a0, a1, *, implicit=None, out):
 
 def floor_divide_Scalar_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2267,7 +2267,7 @@ def floor_divide_Scalar_out(a0, a1, *, out):
 
 def full_like_out(a0, a1, *, memory_format=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2311,7 +2311,7 @@ def full_like_out(a0, a1, *, memory_format=None, out):
 
 def gelu_out(a0, *, approximate=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2354,7 +2354,7 @@ def gelu_out(a0, *, approximate=None, out):
 
 def hash_tensor_out(a0, a1=None, *, keepdim=None, mode=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2398,7 +2398,7 @@ def hash_tensor_out(a0, a1=None, *, keepdim=None, mode=None, out):
 
 def histc_out(a0, a1=None, a2=None, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2444,7 +2444,7 @@ def histc_out(a0, a1=None, a2=None, a3=None, *, out):
 
 def im2col_out(a0, a1, a2, a3, a4, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2491,7 +2491,7 @@ def im2col_out(a0, a1, a2, a3, a4, *, out):
 
 def isin_Scalar_Tensor_out(a0, a1, *, assume_unique=None, invert=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2535,7 +2535,7 @@ def isin_Scalar_Tensor_out(a0, a1, *, assume_unique=None, invert=None, out):
 
 def isin_Tensor_Scalar_out(a0, a1, *, assume_unique=None, invert=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2579,7 +2579,7 @@ def isin_Tensor_Scalar_out(a0, a1, *, assume_unique=None, invert=None, out):
 
 def linalg_vector_norm_out(a0, a1=None, a2=None, a3=None, *, dtype=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2624,7 +2624,7 @@ def linalg_vector_norm_out(a0, a1=None, a2=None, a3=None, *, dtype=None, out):
 
 def linspace_Scalar_Tensor_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2668,7 +2668,7 @@ def linspace_Scalar_Tensor_out(a0, a1, a2, *, out):
 
 def logspace_Scalar_Tensor_out(a0, a1, a2, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2713,7 +2713,7 @@ def logspace_Scalar_Tensor_out(a0, a1, a2, a3=None, *, out):
 
 def logspace_Tensor_Scalar_out(a0, a1, a2, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2758,7 +2758,7 @@ def logspace_Tensor_Scalar_out(a0, a1, a2, a3=None, *, out):
 
 def mean_dtype_out(a0, *, dtype=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2801,7 +2801,7 @@ def mean_dtype_out(a0, *, dtype=None, out):
 
 def mkldnn_max_pool2d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2848,7 +2848,7 @@ def mkldnn_max_pool2d_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
 
 def mkldnn_reorder_conv2d_weight_out(a0, a1=None, a2=None, a3=None, a4=None, a5=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2895,7 +2895,7 @@ def mkldnn_reorder_conv2d_weight_out(a0, a1=None, a2=None, a3=None, a4=None, a5=
 
 def nansum_out(a0, a1=None, a2=None, *, dtype=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2939,7 +2939,7 @@ def nansum_out(a0, a1=None, a2=None, *, dtype=None, out):
 
 def narrow_copy_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2982,7 +2982,7 @@ def narrow_copy_out(a0, a1, a2, a3, *, out):
 
 def native_norm_ScalarOpt_dim_dtype_out(a0, a1, a2, a3, a4, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3027,7 +3027,7 @@ def native_norm_ScalarOpt_dim_dtype_out(a0, a1, a2, a3, a4, *, out):
 
 def new_full_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3072,7 +3072,7 @@ def new_full_out(a0, a1, a2, *, out):
 
 def nonzero_static_out(a0, *, size, fill_value=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3115,7 +3115,7 @@ def nonzero_static_out(a0, *, size, fill_value=None, out):
 
 def norm_ScalarOpt_dtype_out(a0, a1, *, dtype, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3159,7 +3159,7 @@ def norm_ScalarOpt_dtype_out(a0, a1, *, dtype, out):
 
 def norm_dtype_out(a0, a1, a2, a3, *, dtype, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3204,7 +3204,7 @@ def norm_dtype_out(a0, a1, a2, a3, *, dtype, out):
 
 def norm_out(a0, a1, a2, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3249,7 +3249,7 @@ def norm_out(a0, a1, a2, a3=None, *, out):
 
 def polygamma_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3292,7 +3292,7 @@ def polygamma_out(a0, a1, *, out):
 
 def prod_int_out(a0, a1, a2=None, *, dtype=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3335,7 +3335,7 @@ def prod_int_out(a0, a1, a2=None, *, dtype=None, out):
 
 def quantize_per_tensor_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3379,7 +3379,7 @@ def quantize_per_tensor_out(a0, a1, a2, a3, *, out):
 
 def remainder_Scalar_Tensor_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3424,7 +3424,7 @@ def remainder_Scalar_Tensor_out(a0, a1, *, out):
 
 def renorm_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3469,7 +3469,7 @@ def renorm_out(a0, a1, a2, a3, *, out):
 
 def repeat_interleave_Tensor_out(a0, *, output_size=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3512,7 +3512,7 @@ def repeat_interleave_Tensor_out(a0, *, output_size=None, out):
 
 def resize_out(a0, a1, *, memory_format=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3556,7 +3556,7 @@ def resize_out(a0, a1, *, memory_format=None, out):
 
 def roll_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3601,7 +3601,7 @@ def roll_out(a0, a1, a2=None, *, out):
 
 def rot90_out(a0, a1=None, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3645,7 +3645,7 @@ def rot90_out(a0, a1=None, a2=None, *, out):
 
 def round_decimals_out(a0, *, decimals, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3688,7 +3688,7 @@ def round_decimals_out(a0, *, decimals, out):
 
 def set_source_Storage_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3733,7 +3733,7 @@ def set_source_Storage_out(a0, a1, *, out):
 
 def set_source_Storage_storage_offset_out(a0, a1, a2, a3, a4=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3780,7 +3780,7 @@ def set_source_Storage_storage_offset_out(a0, a1, a2, a3, a4=None, *, out):
 
 def slice_backward_out(a0, a1, a2, a3, a4, a5, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3824,7 +3824,7 @@ def slice_backward_out(a0, a1, a2, a3, a4, a5, *, out):
 
 def slice_copy_Tensor_out(a0, a1=None, a2=None, a3=None, a4=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3867,7 +3867,7 @@ def slice_copy_Tensor_out(a0, a1=None, a2=None, a3=None, a4=None, *, out):
 
 def split_copy_Tensor_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         if type(a0) is LazyTensor:
@@ -3895,7 +3895,7 @@ def split_copy_Tensor_out(a0, a1, a2=None, *, out):
 
 def split_with_sizes_copy_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         if type(a0) is LazyTensor:
@@ -3924,7 +3924,7 @@ def split_with_sizes_copy_out(a0, a1, a2=None, *, out):
 
 def std_correction_out(a0, a1=None, *, correction=None, keepdim=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3969,7 +3969,7 @@ def std_correction_out(a0, a1=None, *, correction=None, keepdim=None, out):
 
 def threshold_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4014,7 +4014,7 @@ def threshold_out(a0, a1, a2, *, out):
 
 def to_padded_tensor_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4059,7 +4059,7 @@ def to_padded_tensor_out(a0, a1, a2=None, *, out):
 
 def unbind_copy_int_out(a0, a1=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         if type(a0) is LazyTensor:
@@ -4087,7 +4087,7 @@ def unbind_copy_int_out(a0, a1=None, *, out):
 
 def upsample_bilinear2d_vec_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4132,7 +4132,7 @@ def upsample_bilinear2d_vec_out(a0, a1, a2, a3, *, out):
 
 def upsample_linear1d_out(a0, a1, a2, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4177,7 +4177,7 @@ def upsample_linear1d_out(a0, a1, a2, a3=None, *, out):
 
 def upsample_linear1d_backward_grad_input(a0, a1, a2, a3, a4=None, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -4223,7 +4223,7 @@ def upsample_linear1d_backward_grad_input(a0, a1, a2, a3, a4=None, *, grad_input
 
 def upsample_nearest2d_vec_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4268,7 +4268,7 @@ def upsample_nearest2d_vec_out(a0, a1, a2, *, out):
 
 def upsample_trilinear3d_out(a0, a1, a2, a3=None, a4=None, a5=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4315,7 +4315,7 @@ def upsample_trilinear3d_out(a0, a1, a2, a3=None, a4=None, a5=None, *, out):
 
 def upsample_trilinear3d_backward_grad_input(a0, a1, a2, a3, a4=None, a5=None, a6=None, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain

@@ -6,7 +6,7 @@
 
 def __lshift___Tensor_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -62,7 +62,7 @@ def __lshift___Tensor_out(a0, a1, *, out):
 
 def _add_relu_out(a0, a1, *, alpha=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -119,7 +119,7 @@ def _add_relu_out(a0, a1, *, alpha=None, out):
 
 def _aminmax_dim_out(a0, a1, a2=None, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -177,7 +177,7 @@ def _aminmax_dim_out(a0, a1, a2=None, *, out0, out1):
 
 def _aminmax_out(a0, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -235,7 +235,7 @@ def _aminmax_out(a0, *, out0, out1):
 
 def _cdist_forward_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -292,7 +292,7 @@ def _cdist_forward_out(a0, a1, a2, a3, *, out):
 
 def _cholesky_solve_helper_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -348,7 +348,7 @@ def _cholesky_solve_helper_out(a0, a1, a2, *, out):
 
 def _convert_indices_from_csr_to_coo_out(a0, a1, *, out_int32=None, transpose=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -404,7 +404,7 @@ def _convert_indices_from_csr_to_coo_out(a0, a1, *, out_int32=None, transpose=No
 
 def _copy_from_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -460,7 +460,7 @@ def _copy_from_out(a0, a1, a2=None, *, out):
 
 def _empty_per_channel_affine_quantized_out(a0, *, scales, zero_points, axis, memory_format=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -517,7 +517,7 @@ def _empty_per_channel_affine_quantized_out(a0, *, scales, zero_points, axis, me
 
 def _grid_sampler_2d_cpu_fallback_out(a0, a1, a2, a3, a4, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -573,7 +573,7 @@ def _grid_sampler_2d_cpu_fallback_out(a0, a1, a2, a3, a4, *, out):
 
 def _histogramdd_bin_edges_out(a0, a1, *, range=None, weight=None, density=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         if type(a0) is LazyTensor:
@@ -616,7 +616,7 @@ def _histogramdd_bin_edges_out(a0, a1, *, range=None, weight=None, density=None,
 
 def _histogramdd_from_bin_cts_out(a0, a1, *, range=None, weight=None, density=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -674,7 +674,7 @@ def _histogramdd_from_bin_cts_out(a0, a1, *, range=None, weight=None, density=No
 
 def _linalg_eigh_eigenvalues(a0, a1=None, a2=None, *, eigenvalues, eigenvectors):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(eigenvalues) is not LazyTensor and eigenvalues is not None:
             raise WritesPlain
@@ -732,7 +732,7 @@ def _linalg_eigh_eigenvalues(a0, a1=None, a2=None, *, eigenvalues, eigenvectors)
 
 def _log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -788,7 +788,7 @@ def _log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
 
 def _masked_scale_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -845,7 +845,7 @@ def _masked_scale_out(a0, a1, a2, *, out):
 
 def _masked_softmax_out(a0, a1, a2=None, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -901,7 +901,7 @@ def _masked_softmax_out(a0, a1, a2=None, a3=None, *, out):
 
 def _mps_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -961,7 +961,7 @@ def _mps_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, *, out):
 
 def _new_zeros_with_same_feature_meta_out(a0, a1, *, self_num_batch_dims=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1017,7 +1017,7 @@ def _new_zeros_with_same_feature_meta_out(a0, a1, *, self_num_batch_dims=None, o
 
 def _philox_normal_out(a0, a1, a2=None, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1075,7 +1075,7 @@ def _philox_normal_out(a0, a1, a2=None, a3=None, *, out):
 
 def _softmax_backward_data_out(a0, a1, a2, a3, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -1131,7 +1131,7 @@ def _softmax_backward_data_out(a0, a1, a2, a3, *, grad_input):
 
 def _sparse_coo_tensor_with_dims_and_tensors_out(a0, a1, a2, a3, a4, *, is_coalesced=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1188,7 +1188,7 @@ def _sparse_coo_tensor_with_dims_and_tensors_out(a0, a1, a2, a3, a4, *, is_coale
 
 def _sparse_sum_backward_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1245,7 +1245,7 @@ def _sparse_sum_backward_out(a0, a1, a2, *, out):
 
 def _spdiags_out(a0, a1, a2, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1302,7 +1302,7 @@ def _spdiags_out(a0, a1, a2, a3=None, *, out):
 
 def _unique_out(a0, a1=None, a2=None, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -1360,7 +1360,7 @@ def _unique_out(a0, a1=None, a2=None, *, out0, out1):
 
 def adaptive_avg_pool3d_backward_grad_input(a0, a1, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -1416,7 +1416,7 @@ def adaptive_avg_pool3d_backward_grad_input(a0, a1, *, grad_input):
 
 def adaptive_max_pool2d_out(a0, a1, *, out, indices):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1475,7 +1475,7 @@ def adaptive_max_pool2d_out(a0, a1, *, out, indices):
 
 def aminmax_out(a0, *, dim=None, keepdim=None, min, max):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(min) is not LazyTensor and min is not None:
             raise WritesPlain
@@ -1533,7 +1533,7 @@ def aminmax_out(a0, *, dim=None, keepdim=None, min, max):
 
 def as_strided_scatter_out(a0, a1, a2, a3, a4=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1591,7 +1591,7 @@ def as_strided_scatter_out(a0, a1, a2, a3, a4=None, *, out):
 
 def avg_pool2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -1650,7 +1650,7 @@ def avg_pool2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, *, grad_input
 
 def batch_norm_stats_out(a0, a1, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -1709,7 +1709,7 @@ def batch_norm_stats_out(a0, a1, *, out0, out1):
 
 def bincount_out(a0, a1=None, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1766,7 +1766,7 @@ def bincount_out(a0, a1=None, a2=None, *, out):
 
 def bucketize_Tensor_out(a0, a1, *, out_int32=None, right=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1822,7 +1822,7 @@ def bucketize_Tensor_out(a0, a1, *, out_int32=None, right=None, out):
 
 def cudnn_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1881,7 +1881,7 @@ def cudnn_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
 
 def cudnn_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1941,7 +1941,7 @@ def cudnn_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, o
 
 def cummax_out(a0, a1, *, values, indices):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(values) is not LazyTensor and values is not None:
             raise WritesPlain
@@ -1999,7 +1999,7 @@ def cummax_out(a0, a1, *, values, indices):
 
 def diagonal_scatter_out(a0, a1, a2=None, a3=None, a4=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2055,7 +2055,7 @@ def diagonal_scatter_out(a0, a1, a2=None, a3=None, a4=None, *, out):
 
 def dist_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2112,7 +2112,7 @@ def dist_out(a0, a1, a2=None, *, out):
 
 def div_out_mode(a0, a1, *, rounding_mode, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2168,7 +2168,7 @@ def div_out_mode(a0, a1, *, rounding_mode, out):
 
 def elu_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -2227,7 +2227,7 @@ def elu_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input):
 
 def embedding_out(a0, a1, a2=None, a3=None, a4=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2284,7 +2284,7 @@ def embedding_out(a0, a1, a2=None, a3=None, a4=None, *, out):
 
 def embedding_dense_backward_out(a0, a1, a2, a3, a4, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2341,7 +2341,7 @@ def embedding_dense_backward_out(a0, a1, a2, a3, a4, *, out):
 
 def embedding_renorm_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2399,7 +2399,7 @@ def embedding_renorm_out(a0, a1, a2, a3, *, out):
 
 def fake_quantize_per_tensor_affine_cachemask_out(a0, a1, a2, a3, a4, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -2458,7 +2458,7 @@ def fake_quantize_per_tensor_affine_cachemask_out(a0, a1, a2, a3, a4, *, out0, o
 
 def floor_divide_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2515,7 +2515,7 @@ def floor_divide_out(a0, a1, *, out):
 
 def frexp_Tensor_out(a0, *, mantissa, exponent):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(mantissa) is not LazyTensor and mantissa is not None:
             raise WritesPlain
@@ -2573,7 +2573,7 @@ def frexp_Tensor_out(a0, *, mantissa, exponent):
 
 def gather_out(a0, a1, a2, *, sparse_grad=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2630,7 +2630,7 @@ def gather_out(a0, a1, a2, *, sparse_grad=None, out):
 
 def gelu_backward_grad_input(a0, a1, *, approximate=None, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -2686,7 +2686,7 @@ def gelu_backward_grad_input(a0, a1, *, approximate=None, grad_input):
 
 def geqrf_a(a0, *, a, tau):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a) is not LazyTensor and a is not None:
             raise WritesPlain
@@ -2744,7 +2744,7 @@ def geqrf_a(a0, *, a, tau):
 
 def glu_backward_grad_input(a0, a1, a2, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -2800,7 +2800,7 @@ def glu_backward_grad_input(a0, a1, a2, *, grad_input):
 
 def hardshrink_backward_grad_input(a0, a1, a2, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -2857,7 +2857,7 @@ def hardshrink_backward_grad_input(a0, a1, a2, *, grad_input):
 
 def hardtanh_backward_grad_input(a0, a1, a2, a3, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -2915,7 +2915,7 @@ def hardtanh_backward_grad_input(a0, a1, a2, a3, *, grad_input):
 
 def huber_loss_out(a0, a1, a2=None, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2972,7 +2972,7 @@ def huber_loss_out(a0, a1, a2=None, a3=None, *, out):
 
 def index_Tensor_out(a0, a1, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3017,7 +3017,7 @@ def index_Tensor_out(a0, a1, *, out):
 
 def index_fill_int_Scalar_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3075,7 +3075,7 @@ def index_fill_int_Scalar_out(a0, a1, a2, a3, *, out):
 
 def index_select_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3132,7 +3132,7 @@ def index_select_out(a0, a1, a2, *, out):
 
 def isin_Tensor_Tensor_out(a0, a1, *, assume_unique=None, invert=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3188,7 +3188,7 @@ def isin_Tensor_Tensor_out(a0, a1, *, assume_unique=None, invert=None, out):
 
 def kthvalue_values(a0, a1, a2=None, a3=None, *, values, indices):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(values) is not LazyTensor and values is not None:
             raise WritesPlain
@@ -3246,7 +3246,7 @@ def kthvalue_values(a0, a1, a2=None, a3=None, *, values, indices):
 
 def leaky_relu_backward_grad_input(a0, a1, a2, a3, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -3303,7 +3303,7 @@ def leaky_relu_backward_grad_input(a0, a1, a2, a3, *, grad_input):
 
 def linalg_cholesky_ex_L(a0, *, upper=None, check_errors=None, L, info):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(L) is not LazyTensor and L is not None:
             raise WritesPlain
@@ -3361,7 +3361,7 @@ def linalg_cholesky_ex_L(a0, *, upper=None, check_errors=None, L, info):
 
 def linalg_cross_out(a0, a1, *, dim=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3417,7 +3417,7 @@ def linalg_cross_out(a0, a1, *, dim=None, out):
 
 def linalg_eig_out(a0, *, eigenvalues, eigenvectors):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(eigenvalues) is not LazyTensor and eigenvalues is not None:
             raise WritesPlain
@@ -3475,7 +3475,7 @@ def linalg_eig_out(a0, *, eigenvalues, eigenvectors):
 
 def linalg_inv_ex_inverse(a0, *, check_errors=None, inverse, info):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(inverse) is not LazyTensor and inverse is not None:
             raise WritesPlain
@@ -3533,7 +3533,7 @@ def linalg_inv_ex_inverse(a0, *, check_errors=None, inverse, info):
 
 def linalg_qr_out(a0, a1=None, *, Q, R):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(Q) is not LazyTensor and Q is not None:
             raise WritesPlain
@@ -3591,7 +3591,7 @@ def linalg_qr_out(a0, a1=None, *, Q, R):
 
 def linalg_solve_triangular_out(a0, a1, *, upper, left=None, unitriangular=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3647,7 +3647,7 @@ def linalg_solve_triangular_out(a0, a1, *, upper, left=None, unitriangular=None,
 
 def log_sigmoid_forward_output(a0, *, output, buffer):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(output) is not LazyTensor and output is not None:
             raise WritesPlain
@@ -3705,7 +3705,7 @@ def log_sigmoid_forward_output(a0, *, output, buffer):
 
 def logit_backward_grad_input(a0, a1, a2=None, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -3762,7 +3762,7 @@ def logit_backward_grad_input(a0, a1, a2=None, *, grad_input):
 
 def logspace_Tensor_Tensor_out(a0, a1, a2, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3819,7 +3819,7 @@ def logspace_Tensor_Tensor_out(a0, a1, a2, a3=None, *, out):
 
 def max_dim_max(a0, a1, a2=None, *, max, max_values):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(max) is not LazyTensor and max is not None:
             raise WritesPlain
@@ -3877,7 +3877,7 @@ def max_dim_max(a0, a1, a2=None, *, max, max_values):
 
 def max_pool2d_backward_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3937,7 +3937,7 @@ def max_pool2d_backward_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, o
 
 def max_pool2d_with_indices_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out, indices):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3999,7 +3999,7 @@ def max_pool2d_with_indices_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, o
 
 def max_unpool2d_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4057,7 +4057,7 @@ def max_unpool2d_out(a0, a1, a2, *, out):
 
 def max_unpool3d_out(a0, a1, a2, a3, a4, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4117,7 +4117,7 @@ def max_unpool3d_out(a0, a1, a2, a3, a4, *, out):
 
 def median_dim_values(a0, a1, a2=None, *, values, indices):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(values) is not LazyTensor and values is not None:
             raise WritesPlain
@@ -4175,7 +4175,7 @@ def median_dim_values(a0, a1, a2=None, *, values, indices):
 
 def min_dim_min(a0, a1, a2=None, *, min, min_indices):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(min) is not LazyTensor and min is not None:
             raise WritesPlain
@@ -4233,7 +4233,7 @@ def min_dim_min(a0, a1, a2=None, *, min, min_indices):
 
 def mkldnn_linear_backward_input_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4290,7 +4290,7 @@ def mkldnn_linear_backward_input_out(a0, a1, a2, *, out):
 
 def mode_values(a0, a1=None, a2=None, *, values, indices):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(values) is not LazyTensor and values is not None:
             raise WritesPlain
@@ -4348,7 +4348,7 @@ def mode_values(a0, a1=None, a2=None, *, values, indices):
 
 def reflection_pad1d_backward_grad_input(a0, a1, a2, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -4405,7 +4405,7 @@ def reflection_pad1d_backward_grad_input(a0, a1, a2, *, grad_input):
 
 def resize_as_out(a0, a1, *, memory_format=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4461,7 +4461,7 @@ def resize_as_out(a0, a1, *, memory_format=None, out):
 
 def scatter_value_reduce_out(a0, a1, a2, a3, *, reduce, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4519,7 +4519,7 @@ def scatter_value_reduce_out(a0, a1, a2, a3, *, reduce, out):
 
 def searchsorted_Scalar_out(a0, a1, *, out_int32=None, right=None, side=None, sorter=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4576,7 +4576,7 @@ def searchsorted_Scalar_out(a0, a1, *, out_int32=None, right=None, side=None, so
 
 def slice_scatter_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4632,7 +4632,7 @@ def slice_scatter_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
 
 def sort_values_stable(a0, *, stable, dim=None, descending=None, values, indices):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(values) is not LazyTensor and values is not None:
             raise WritesPlain
@@ -4690,7 +4690,7 @@ def sort_values_stable(a0, *, stable, dim=None, descending=None, values, indices
 
 def std_mean_correction_out(a0, a1=None, *, correction=None, keepdim=None, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -4750,7 +4750,7 @@ def std_mean_correction_out(a0, a1=None, *, correction=None, keepdim=None, out0,
 
 def topk_values(a0, a1, a2=None, a3=None, a4=None, *, values, indices):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(values) is not LazyTensor and values is not None:
             raise WritesPlain

@@ -6,7 +6,7 @@
 
 def _addmm_activation_out(a0, a1, a2, *, beta=None, alpha=None, use_gelu=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -77,7 +77,7 @@ def _addmm_activation_out(a0, a1, a2, *, beta=None, alpha=None, use_gelu=None, o
 
 def _amp_foreach_non_finite_check_and_unscale_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a1) is not LazyTensor and a1 is not None:
             raise WritesPlain
@@ -123,7 +123,7 @@ def _amp_foreach_non_finite_check_and_unscale_out(a0, a1, a2, *, out):
 
 def _amp_update_scale_out(a0, a1, a2, a3, a4, a5, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a1) is not LazyTensor and a1 is not None:
             raise WritesPlain
@@ -196,7 +196,7 @@ def _amp_update_scale_out(a0, a1, a2, a3, a4, a5, *, out):
 
 def _conv_depthwise2d_out(a0, a1, a2, a3, a4, a5, a6, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -269,7 +269,7 @@ def _conv_depthwise2d_out(a0, a1, a2, a3, a4, a5, a6, *, out):
 
 def _convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -342,7 +342,7 @@ def _convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, *, o
 
 def _ctc_loss_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -416,7 +416,7 @@ def _ctc_loss_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
 
 def _cudnn_ctc_loss_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -489,7 +489,7 @@ def _cudnn_ctc_loss_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
 
 def _dirichlet_grad_out(a0, a1, a2, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -558,7 +558,7 @@ def _dirichlet_grad_out(a0, a1, a2, *, out):
 
 def _fake_quantize_learnable_per_channel_affine_out(a0, a1, a2, a3, a4, a5, a6=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -628,7 +628,7 @@ def _fake_quantize_learnable_per_channel_affine_out(a0, a1, a2, a3, a4, a5, a6=N
 
 def _fake_quantize_learnable_per_tensor_affine_out(a0, a1, a2, a3, a4, a5=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -698,7 +698,7 @@ def _fake_quantize_learnable_per_tensor_affine_out(a0, a1, a2, a3, a4, a5=None, 
 
 def _histogramdd_from_bin_tensors_out(a0, a1, *, weight=None, density=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -755,7 +755,7 @@ def _histogramdd_from_bin_tensors_out(a0, a1, *, weight=None, density=None, out)
 
 def _index_put_impl_out(a0, a1, a2, a3=None, a4=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -812,7 +812,7 @@ def _index_put_impl_out(a0, a1, a2, a3=None, a4=None, *, out):
 
 def _linalg_det_result(a0, *, result, LU, pivots):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(result) is not LazyTensor and result is not None:
             raise WritesPlain
@@ -885,7 +885,7 @@ def _linalg_det_result(a0, *, result, LU, pivots):
 
 def _linalg_svd_U(a0, a1=None, a2=None, *, driver=None, U, S, Vh):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(U) is not LazyTensor and U is not None:
             raise WritesPlain
@@ -958,7 +958,7 @@ def _linalg_svd_U(a0, a1=None, a2=None, *, driver=None, U, S, Vh):
 
 def _make_per_channel_quantized_tensor_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1027,7 +1027,7 @@ def _make_per_channel_quantized_tensor_out(a0, a1, a2, a3, *, out):
 
 def _masked_softmax_backward_out(a0, a1, a2, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1096,7 +1096,7 @@ def _masked_softmax_backward_out(a0, a1, a2, a3=None, *, out):
 
 def _mps_convolution_out(a0, a1, a2, a3, a4, a5, a6, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1168,7 +1168,7 @@ def _mps_convolution_out(a0, a1, a2, a3, a4, a5, a6, *, out):
 
 def _nnpack_spatial_convolution_out(a0, a1, a2, a3, a4=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1239,7 +1239,7 @@ def _nnpack_spatial_convolution_out(a0, a1, a2, a3, a4=None, *, out):
 
 def _pack_padded_sequence_out(a0, a1, a2, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -1310,7 +1310,7 @@ def _pack_padded_sequence_out(a0, a1, a2, *, out0, out1):
 
 def _pdist_backward_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1380,7 +1380,7 @@ def _pdist_backward_out(a0, a1, a2, a3, *, out):
 
 def _slow_conv2d_forward_output(a0, a1, a2, a3, a4, a5, *, output):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(output) is not LazyTensor and output is not None:
             raise WritesPlain
@@ -1452,7 +1452,7 @@ def _slow_conv2d_forward_output(a0, a1, a2, a3, a4, a5, *, output):
 
 def _sparse_addmm_out(a0, a1, a2, *, beta=None, alpha=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1523,7 +1523,7 @@ def _sparse_addmm_out(a0, a1, a2, *, beta=None, alpha=None, out):
 
 def _sparse_log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1592,7 +1592,7 @@ def _sparse_log_softmax_backward_data_out(a0, a1, a2, a3, *, out):
 
 def _trilinear_out(a0, a1, a2, a3, a4, a5, a6, a7=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1665,7 +1665,7 @@ def _trilinear_out(a0, a1, a2, a3, a4, a5, a6, a7=None, *, out):
 
 def _unique2_out(a0, a1=None, a2=None, a3=None, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -1738,7 +1738,7 @@ def _unique2_out(a0, a1=None, a2=None, a3=None, *, out0, out1, out2):
 
 def _weight_norm_interface_out(a0, a1, a2=None, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -1809,7 +1809,7 @@ def _weight_norm_interface_out(a0, a1, a2=None, *, out0, out1):
 
 def adaptive_max_pool2d_backward_grad_input(a0, a1, a2, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -1878,7 +1878,7 @@ def adaptive_max_pool2d_backward_grad_input(a0, a1, a2, *, grad_input):
 
 def addcdiv_out(a0, a1, a2, *, value=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1948,7 +1948,7 @@ def addcdiv_out(a0, a1, a2, *, value=None, out):
 
 def addmm_dtype_out(a0, a1, a2, a3, *, beta=None, alpha=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2019,7 +2019,7 @@ def addmm_dtype_out(a0, a1, a2, a3, *, beta=None, alpha=None, out):
 
 def binary_cross_entropy_out(a0, a1, a2=None, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2089,7 +2089,7 @@ def binary_cross_entropy_out(a0, a1, a2=None, a3=None, *, out):
 
 def clamp_Tensor_out(a0, a1=None, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2158,7 +2158,7 @@ def clamp_Tensor_out(a0, a1=None, a2=None, *, out):
 
 def convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2231,7 +2231,7 @@ def convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
 
 def fractional_max_pool2d_output(a0, a1, a2, a3, *, output, indices):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(output) is not LazyTensor and output is not None:
             raise WritesPlain
@@ -2304,7 +2304,7 @@ def fractional_max_pool2d_output(a0, a1, a2, a3, *, output, indices):
 
 def fractional_max_pool2d_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -2375,7 +2375,7 @@ def fractional_max_pool2d_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input)
 
 def histogram_bin_ct_out(a0, a1=None, *, range=None, weight=None, density=None, hist, bin_edges):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(hist) is not LazyTensor and hist is not None:
             raise WritesPlain
@@ -2447,7 +2447,7 @@ def histogram_bin_ct_out(a0, a1=None, *, range=None, weight=None, density=None, 
 
 def huber_loss_backward_out(a0, a1, a2, a3, a4, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -2517,7 +2517,7 @@ def huber_loss_backward_out(a0, a1, a2, a3, a4, *, grad_input):
 
 def index_add_out(a0, a1, a2, a3, *, alpha=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2588,7 +2588,7 @@ def index_add_out(a0, a1, a2, a3, *, alpha=None, out):
 
 def index_copy_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2658,7 +2658,7 @@ def index_copy_out(a0, a1, a2, a3, *, out):
 
 def index_put_out(a0, a1, a2, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2716,7 +2716,7 @@ def index_put_out(a0, a1, a2, a3=None, *, out):
 
 def index_reduce_out(a0, a1, a2, a3, a4, *, include_self=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2786,7 +2786,7 @@ def index_reduce_out(a0, a1, a2, a3, a4, *, include_self=None, out):
 
 def linalg_ldl_factor_ex_out(a0, *, hermitian=None, check_errors=None, LD, pivots, info):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(LD) is not LazyTensor and LD is not None:
             raise WritesPlain
@@ -2859,7 +2859,7 @@ def linalg_ldl_factor_ex_out(a0, *, hermitian=None, check_errors=None, LD, pivot
 
 def linalg_ldl_solve_out(a0, a1, a2, *, hermitian=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2928,7 +2928,7 @@ def linalg_ldl_solve_out(a0, a1, a2, *, hermitian=None, out):
 
 def linalg_lu_out(a0, *, pivot=None, P, L, U):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(P) is not LazyTensor and P is not None:
             raise WritesPlain
@@ -3001,7 +3001,7 @@ def linalg_lu_out(a0, *, pivot=None, P, L, U):
 
 def linalg_lu_factor_ex_out(a0, *, pivot=None, check_errors=None, LU, pivots, info):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(LU) is not LazyTensor and LU is not None:
             raise WritesPlain
@@ -3074,7 +3074,7 @@ def linalg_lu_factor_ex_out(a0, *, pivot=None, check_errors=None, LU, pivots, in
 
 def linalg_lu_solve_out(a0, a1, a2, *, left=None, adjoint=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3143,7 +3143,7 @@ def linalg_lu_solve_out(a0, a1, a2, *, left=None, adjoint=None, out):
 
 def linalg_pinv_atol_rtol_tensor_out(a0, *, atol=None, rtol=None, hermitian=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3212,7 +3212,7 @@ def linalg_pinv_atol_rtol_tensor_out(a0, *, atol=None, rtol=None, hermitian=None
 
 def linear_out(a0, a1, a2=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3281,7 +3281,7 @@ def linear_out(a0, a1, a2=None, *, out):
 
 def max_pool2d_with_indices_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -3354,7 +3354,7 @@ def max_pool2d_with_indices_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, a7, 
 
 def miopen_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3426,7 +3426,7 @@ def miopen_convolution_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
 
 def miopen_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3499,7 +3499,7 @@ def miopen_convolution_transpose_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, 
 
 def mkldnn_max_pool2d_backward_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3572,7 +3572,7 @@ def mkldnn_max_pool2d_backward_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7
 
 def mse_loss_backward_grad_input(a0, a1, a2, a3, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -3641,7 +3641,7 @@ def mse_loss_backward_grad_input(a0, a1, a2, a3, *, grad_input):
 
 def multi_margin_loss_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3713,7 +3713,7 @@ def multi_margin_loss_out(a0, a1, a2=None, a3=None, a4=None, a5=None, *, out):
 
 def multilabel_margin_loss_forward_output(a0, a1, a2, *, output, is_target):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(output) is not LazyTensor and output is not None:
             raise WritesPlain
@@ -3785,7 +3785,7 @@ def multilabel_margin_loss_forward_output(a0, a1, a2, *, output, is_target):
 
 def ormqr_out(a0, a1, a2, a3=None, a4=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3854,7 +3854,7 @@ def ormqr_out(a0, a1, a2, a3=None, a4=None, *, out):
 
 def put_out(a0, a1, a2, a3=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3924,7 +3924,7 @@ def put_out(a0, a1, a2, a3=None, *, out):
 
 def quantize_per_channel_out(a0, a1, a2, a3, a4, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3993,7 +3993,7 @@ def quantize_per_channel_out(a0, a1, a2, a3, a4, *, out):
 
 def quantize_per_tensor_tensors_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
@@ -4035,7 +4035,7 @@ def quantize_per_tensor_tensors_out(a0, a1, a2, a3, *, out):
 
 def rrelu_with_noise_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4106,7 +4106,7 @@ def rrelu_with_noise_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out):
 
 def scatter_reduce_out(a0, a1, a2, a3, *, reduce, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4176,7 +4176,7 @@ def scatter_reduce_out(a0, a1, a2, a3, *, reduce, out):
 
 def searchsorted_Tensor_out(a0, a1, *, out_int32=None, right=None, side=None, sorter=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4245,7 +4245,7 @@ def searchsorted_Tensor_out(a0, a1, *, out_int32=None, right=None, side=None, so
 
 def slow_conv_dilated2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4318,7 +4318,7 @@ def slow_conv_dilated2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, o
 
 def slow_conv_transpose2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4392,7 +4392,7 @@ def slow_conv_transpose2d_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7
 
 def triangular_solve_X(a0, a1, a2=None, a3=None, a4=None, *, X, M):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(X) is not LazyTensor and X is not None:
             raise WritesPlain
@@ -4463,7 +4463,7 @@ def triangular_solve_X(a0, a1, a2=None, a3=None, a4=None, *, X, M):
 
 def unique_dim_out(a0, a1, a2=None, a3=None, a4=None, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -4536,7 +4536,7 @@ def unique_dim_out(a0, a1, a2=None, a3=None, a4=None, *, out0, out1, out2):
 
 def unique_dim_consecutive_out(a0, a1, a2=None, a3=None, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain

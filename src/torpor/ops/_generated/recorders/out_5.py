@@ -6,7 +6,7 @@
 
 def _cdist_backward_out(a0, a1, a2, a3, a4, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -89,7 +89,7 @@ def _cdist_backward_out(a0, a1, a2, a3, a4, *, out):
 
 def _linalg_slogdet_sign(a0, *, sign, logabsdet, LU, pivots):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(sign) is not LazyTensor and sign is not None:
             raise WritesPlain
@@ -177,7 +177,7 @@ def _linalg_slogdet_sign(a0, *, sign, logabsdet, LU, pivots):
 
 def _nested_view_from_buffer_copy_out(a0, a1, a2, a3, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -259,7 +259,7 @@ def _nested_view_from_buffer_copy_out(a0, a1, a2, a3, *, out):
 
 def _transform_bias_rescale_qkv_out(a0, a1, a2, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -345,7 +345,7 @@ def _transform_bias_rescale_qkv_out(a0, a1, a2, *, out0, out1, out2):
 
 def batch_norm_update_stats_out(a0, a1, a2, a3, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -430,7 +430,7 @@ def batch_norm_update_stats_out(a0, a1, a2, a3, *, out0, out1):
 
 def binary_cross_entropy_backward_grad_input(a0, a1, a2, a3=None, a4=None, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -513,7 +513,7 @@ def binary_cross_entropy_backward_grad_input(a0, a1, a2, a3=None, a4=None, *, gr
 
 def binary_cross_entropy_with_logits_out(a0, a1, a2=None, a3=None, a4=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -595,7 +595,7 @@ def binary_cross_entropy_with_logits_out(a0, a1, a2=None, a3=None, a4=None, *, o
 
 def cudnn_convolution_add_relu_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -681,7 +681,7 @@ def cudnn_convolution_add_relu_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out):
 
 def cudnn_grid_sampler_backward_out(a0, a1, a2, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -765,7 +765,7 @@ def cudnn_grid_sampler_backward_out(a0, a1, a2, *, out0, out1):
 
 def fake_quantize_per_channel_affine_cachemask_out(a0, a1, a2, a3, a4, a5, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -849,7 +849,7 @@ def fake_quantize_per_channel_affine_cachemask_out(a0, a1, a2, a3, a4, a5, *, ou
 
 def grid_sampler_2d_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -934,7 +934,7 @@ def grid_sampler_2d_backward_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1):
 
 def histogram_bins_tensor_out(a0, a1, *, weight=None, density=None, hist, bin_edges):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(hist) is not LazyTensor and hist is not None:
             raise WritesPlain
@@ -1018,7 +1018,7 @@ def histogram_bins_tensor_out(a0, a1, *, weight=None, density=None, hist, bin_ed
 
 def lu_unpack_out(a0, a1, a2=None, a3=None, *, P, L, U):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(P) is not LazyTensor and P is not None:
             raise WritesPlain
@@ -1104,7 +1104,7 @@ def lu_unpack_out(a0, a1, a2=None, a3=None, *, P, L, U):
 
 def matmul_backward_out(a0, a1, a2, a3, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -1189,7 +1189,7 @@ def matmul_backward_out(a0, a1, a2, a3, *, out0, out1):
 
 def mkldnn_linear_backward_weights_out(a0, a1, a2, a3, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -1273,7 +1273,7 @@ def mkldnn_linear_backward_weights_out(a0, a1, a2, a3, *, out0, out1):
 
 def mps_convolution_transpose_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -1362,7 +1362,7 @@ def mps_convolution_transpose_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *
 
 def multi_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, a5=None, a6=None, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -1446,7 +1446,7 @@ def multi_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, a5=None, a6=None, 
 
 def multilabel_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -1528,7 +1528,7 @@ def multilabel_margin_loss_backward_grad_input(a0, a1, a2, a3, a4, *, grad_input
 
 def nll_loss2d_forward_output(a0, a1, a2, a3, a4, *, output, total_weight):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(output) is not LazyTensor and output is not None:
             raise WritesPlain
@@ -1613,7 +1613,7 @@ def nll_loss2d_forward_output(a0, a1, a2, a3, a4, *, output, total_weight):
 
 def segment_reduce_out(a0, a1, *, lengths=None, indices=None, offsets=None, axis=None, unsafe=None, initial=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain

@@ -6,7 +6,7 @@
 
 def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, out3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -148,7 +148,7 @@ def _batch_norm_no_update_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2, o
 
 def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, save_invstd, reserve):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a3) is not LazyTensor and a3 is not None:
             raise WritesPlain
@@ -294,7 +294,7 @@ def _batch_norm_with_update_out(a0, a1, a2, a3, a4, a5, a6, *, out, save_mean, s
 
 def _ctc_loss_Tensor_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -392,7 +392,7 @@ def _ctc_loss_Tensor_out(a0, a1, a2, a3, a4=None, a5=None, *, out0, out1):
 
 def _ctc_loss_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -489,7 +489,7 @@ def _ctc_loss_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8=None, *, out):
 
 def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19, a20, a21, *, out0, out1, out2, out3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -685,7 +685,7 @@ def _cudnn_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
 
 def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, a8=None, *, out0, out1, out2, out3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -813,7 +813,7 @@ def _embedding_bag_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None, 
 
 def _embedding_bag_dense_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -921,7 +921,7 @@ def _embedding_bag_dense_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=Non
 
 def _embedding_bag_per_sample_weights_backward_out(a0, a1, a2, a3, a4, a5, a6=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1016,7 +1016,7 @@ def _embedding_bag_per_sample_weights_backward_out(a0, a1, a2, a3, a4, a5, a6=No
 
 def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams_out(a0, a1, a2, a3, a4, a5, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -1113,7 +1113,7 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams_out(a0, a1, a2, a3
 
 def _fused_adagrad_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize, grad_scale=None, found_inf=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a1)
         all_lazy(a2)
@@ -1165,7 +1165,7 @@ def _fused_adagrad_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maxim
 
 def _fused_adagrad_tensor_lr_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize, grad_scale=None, found_inf=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a1)
         all_lazy(a2)
@@ -1228,7 +1228,7 @@ def _fused_adagrad_tensor_lr_out(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, 
 
 def _fused_adam_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, grad_scale=None, found_inf=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a1)
         all_lazy(a2)
@@ -1284,7 +1284,7 @@ def _fused_adam_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, e
 
 def _fused_adam_tensor_lr_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, grad_scale=None, found_inf=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a1)
         all_lazy(a2)
@@ -1352,7 +1352,7 @@ def _fused_adam_tensor_lr_out(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weigh
 
 def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=None, a12=None, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a3) is not LazyTensor and a3 is not None:
             raise WritesPlain
@@ -1497,7 +1497,7 @@ def _fused_moving_avg_obs_fq_helper_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, 
 
 def _fused_sgd_out(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, grad_scale=None, found_inf=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a1)
         all_lazy(a2)
@@ -1547,7 +1547,7 @@ def _fused_sgd_out(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nestero
 
 def _fused_sgd_tensor_lr_out(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, grad_scale=None, found_inf=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a1)
         all_lazy(a2)
@@ -1609,7 +1609,7 @@ def _fused_sgd_tensor_lr_out(a0, a1, a2, *, weight_decay, momentum, lr, dampenin
 
 def _linalg_solve_ex_result(a0, a1, *, left=None, check_errors=None, result, LU, pivots, info):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(result) is not LazyTensor and result is not None:
             raise WritesPlain
@@ -1710,7 +1710,7 @@ def _linalg_solve_ex_result(a0, a1, *, left=None, check_errors=None, result, LU,
 
 def _native_batch_norm_legit_no_stats_out(a0, a1, a2, a3, a4, a5, *, out, save_mean, save_invstd):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -1811,7 +1811,7 @@ def _native_batch_norm_legit_no_stats_out(a0, a1, a2, a3, a4, a5, *, out, save_m
 
 def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, save_invstd):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a3) is not LazyTensor and a3 is not None:
             raise WritesPlain
@@ -1942,7 +1942,7 @@ def _native_batch_norm_legit_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_me
 
 def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -2069,7 +2069,7 @@ def _native_batch_norm_legit_no_training_out(a0, a1, a2, a3, a4, a5, a6, *, out0
 
 def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, a10=None, a11=None, a12=None, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -2218,7 +2218,7 @@ def _native_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
 
 def _nested_view_from_jagged_copy_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2326,7 +2326,7 @@ def _nested_view_from_jagged_copy_out(a0, a1, a2, a3=None, a4=None, a5=None, a6=
 
 def _scaled_mm_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2434,7 +2434,7 @@ def _scaled_mm_out(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None, *, out):
 
 def _scaled_mm_v2_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10=None, a11=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2510,7 +2510,7 @@ def _scaled_mm_v2_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10=None, a11=None
 
 def _segment_reduce_backward_out(a0, a1, a2, a3, *, lengths=None, offsets=None, axis=None, initial=None, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -2606,7 +2606,7 @@ def _segment_reduce_backward_out(a0, a1, a2, a3, *, lengths=None, offsets=None, 
 
 def _slow_conv2d_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input, grad_weight, grad_bias):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -2708,7 +2708,7 @@ def _slow_conv2d_backward_grad_input(a0, a1, a2, a3, a4, a5, *, grad_input, grad
 
 def _slow_conv2d_backward_output_mask_out(a0, a1, a2, a3, a4, a5, a6, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -2811,7 +2811,7 @@ def _slow_conv2d_backward_output_mask_out(a0, a1, a2, a3, a4, a5, a6, *, out0, o
 
 def _thnn_fused_gru_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -2921,7 +2921,7 @@ def _thnn_fused_gru_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1):
 
 def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -3037,7 +3037,7 @@ def _thnn_fused_gru_cell_backward_out(a0, a1, a2, *, out0, out1, out2, out3, out
 
 def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -3162,7 +3162,7 @@ def _thnn_fused_lstm_cell_out(a0, a1, a2, a3=None, a4=None, *, out0, out1, out2)
 
 def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -3287,7 +3287,7 @@ def _thnn_fused_lstm_cell_backward_impl_out(a0, a1, a2, a3, a4, a5, *, out0, out
 
 def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18=None, a19=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3500,7 +3500,7 @@ def _transformer_encoder_layer_fwd_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a
 
 def _triton_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3634,7 +3634,7 @@ def _triton_multi_head_attention_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9=None
 
 def _weight_norm_interface_backward_out(a0, a1, a2, a3, a4, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -3731,7 +3731,7 @@ def _weight_norm_interface_backward_out(a0, a1, a2, a3, a4, *, out0, out1):
 
 def batch_norm_backward_elemt_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -3865,7 +3865,7 @@ def batch_norm_backward_elemt_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
 
 def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, out3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -4005,7 +4005,7 @@ def batch_norm_backward_reduce_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
 
 def batch_norm_elemt_out(a0, a1, a2, a3, a4, a5, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4101,7 +4101,7 @@ def batch_norm_elemt_out(a0, a1, a2, a3, a4, a5, *, out):
 
 def batch_norm_gather_stats_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -4213,7 +4213,7 @@ def batch_norm_gather_stats_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1):
 
 def batch_norm_gather_stats_with_counts_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -4338,7 +4338,7 @@ def batch_norm_gather_stats_with_counts_out(a0, a1, a2, a3, a4, a5, a6, a7, *, o
 
 def convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -4443,7 +4443,7 @@ def convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, *, out
 
 def convolution_backward_overrideable_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -4547,7 +4547,7 @@ def convolution_backward_overrideable_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9
 
 def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, out3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -4689,7 +4689,7 @@ def cudnn_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2, ou
 
 def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -4854,7 +4854,7 @@ def cudnn_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, *, out0, o
 
 def glu_backward_jvp_out(a0, a1, a2, a3, a4, a5, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -4949,7 +4949,7 @@ def glu_backward_jvp_out(a0, a1, a2, a3, a4, a5, *, out):
 
 def linalg_lstsq_out(a0, a1, a2=None, *, driver=None, solution, residuals, rank, singular_values):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(solution) is not LazyTensor and solution is not None:
             raise WritesPlain
@@ -5051,7 +5051,7 @@ def linalg_lstsq_out(a0, a1, a2=None, *, driver=None, solution, residuals, rank,
 
 def linear_backward_out(a0, a1, a2, a3, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -5151,7 +5151,7 @@ def linear_backward_out(a0, a1, a2, a3, *, out0, out1, out2):
 
 def lstm_mps_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -5279,7 +5279,7 @@ def lstm_mps_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12,
 
 def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -5406,7 +5406,7 @@ def miopen_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
 
 def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -5558,7 +5558,7 @@ def miopen_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
 
 def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19, a20, *, out0, out1, out2, out3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -5754,7 +5754,7 @@ def miopen_rnn_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a1
 
 def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, *, out0, out1, out2, out3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -5921,7 +5921,7 @@ def mkldnn_rnn_layer_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, 
 
 def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19, a20, a21, a22, *, out0, out1, out2, out3, out4, out5, out6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -6224,7 +6224,7 @@ def mkldnn_rnn_layer_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a
 
 def mps_convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -6327,7 +6327,7 @@ def mps_convolution_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, 
 
 def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, save_invstd):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain
@@ -6454,7 +6454,7 @@ def native_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out, save_mean, sav
 
 def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -6607,7 +6607,7 @@ def native_batch_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
 
 def native_group_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -6707,7 +6707,7 @@ def native_group_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
 
 def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -6833,7 +6833,7 @@ def native_group_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, *, ou
 
 def native_layer_norm_out(a0, a1, a2, a3, a4, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -6934,7 +6934,7 @@ def native_layer_norm_out(a0, a1, a2, a3, a4, *, out0, out1, out2):
 
 def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1, out2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out0) is not LazyTensor and out0 is not None:
             raise WritesPlain
@@ -7074,7 +7074,7 @@ def native_layer_norm_backward_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out0, out1
 
 def nll_loss2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, *, grad_input):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(grad_input) is not LazyTensor and grad_input is not None:
             raise WritesPlain
@@ -7170,7 +7170,7 @@ def nll_loss2d_backward_grad_input(a0, a1, a2, a3, a4, a5, a6, *, grad_input):
 
 def quantized_batch_norm_out(a0, a1, a2, a3, a4, a5, a6, a7, *, out):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(out) is not LazyTensor and out is not None:
             raise WritesPlain

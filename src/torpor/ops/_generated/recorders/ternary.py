@@ -6,7 +6,7 @@
 
 def _addmm_activation(a0, a1, a2, *, beta=None, alpha=None, use_gelu=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -61,16 +61,16 @@ def _addmm_activation(a0, a1, a2, *, beta=None, alpha=None, use_gelu=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _amp_foreach_non_finite_check_and_unscale(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         if type(a1) is LazyTensor:
@@ -110,7 +110,7 @@ def _amp_foreach_non_finite_check_and_unscale(a0, a1, a2):
 
 def _amp_update_scale(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -180,16 +180,16 @@ def _amp_update_scale(a0, a1, a2, a3, a4, a5):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _conv_depthwise2d(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -246,16 +246,16 @@ def _conv_depthwise2d(a0, a1, a2, a3, a4, a5, a6):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -312,16 +312,16 @@ def _convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _dirichlet_grad(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -374,16 +374,16 @@ def _dirichlet_grad(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _dyn_quant_pack_4bit_weight(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -436,16 +436,16 @@ def _dyn_quant_pack_4bit_weight(a0, a1, a2, a3, a4, a5):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _fake_quantize_learnable_per_channel_affine(a0, a1, a2, a3, a4, a5, a6=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -499,16 +499,16 @@ def _fake_quantize_learnable_per_channel_affine(a0, a1, a2, a3, a4, a5, a6=None)
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _fake_quantize_learnable_per_tensor_affine(a0, a1, a2, a3, a4, a5=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -562,16 +562,16 @@ def _fake_quantize_learnable_per_tensor_affine(a0, a1, a2, a3, a4, a5=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _grid_sampler_2d_cpu_fallback_backward(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -639,16 +639,16 @@ def _grid_sampler_2d_cpu_fallback_backward(a0, a1, a2, a3, a4, a5):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _histogramdd_from_bin_tensors(a0, a1, *, weight=None, density=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -689,16 +689,16 @@ def _histogramdd_from_bin_tensors(a0, a1, *, weight=None, density=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _index_put_impl(a0, a1, a2, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -739,16 +739,16 @@ def _index_put_impl(a0, a1, a2, a3=None, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _make_per_channel_quantized_tensor(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -801,16 +801,16 @@ def _make_per_channel_quantized_tensor(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _masked_softmax_backward(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -863,16 +863,16 @@ def _masked_softmax_backward(a0, a1, a2, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _mps_convolution(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -928,16 +928,16 @@ def _mps_convolution(a0, a1, a2, a3, a4, a5, a6):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _native_batch_norm_legit_no_stats(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1018,16 +1018,16 @@ def _native_batch_norm_legit_no_stats(a0, a1, a2, a3, a4, a5):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _nnpack_spatial_convolution(a0, a1, a2, a3, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1082,16 +1082,16 @@ def _nnpack_spatial_convolution(a0, a1, a2, a3, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _pdist_backward(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1145,16 +1145,16 @@ def _pdist_backward(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _prelu_kernel_backward(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1222,16 +1222,16 @@ def _prelu_kernel_backward(a0, a1, a2):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _slow_conv2d_backward_output_mask(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1314,16 +1314,16 @@ def _slow_conv2d_backward_output_mask(a0, a1, a2, a3, a4, a5, a6):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _slow_conv2d_forward(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1379,16 +1379,16 @@ def _slow_conv2d_forward(a0, a1, a2, a3, a4, a5):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _sparse_addmm(a0, a1, a2, *, beta=None, alpha=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1443,16 +1443,16 @@ def _sparse_addmm(a0, a1, a2, *, beta=None, alpha=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _sparse_log_softmax_backward_data(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1505,16 +1505,16 @@ def _sparse_log_softmax_backward_data(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _sparse_semi_structured_mm(a0, a1, a2, *, out_dtype=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1567,16 +1567,16 @@ def _sparse_semi_structured_mm(a0, a1, a2, *, out_dtype=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _trilinear(a0, a1, a2, a3, a4, a5, a6, a7=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1633,16 +1633,16 @@ def _trilinear(a0, a1, a2, a3, a4, a5, a6, a7=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _unsafe_index_put(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1684,16 +1684,16 @@ def _unsafe_index_put(a0, a1, a2, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _unsafe_masked_index(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1735,16 +1735,16 @@ def _unsafe_masked_index(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def addcdiv(a0, a1, a2, *, value=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1798,16 +1798,16 @@ def addcdiv(a0, a1, a2, *, value=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def addmm_dtype(a0, a1, a2, a3, *, beta=None, alpha=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1862,16 +1862,16 @@ def addmm_dtype(a0, a1, a2, a3, *, beta=None, alpha=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def batch_norm_update_stats(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1940,16 +1940,16 @@ def batch_norm_update_stats(a0, a1, a2, a3):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def binary_cross_entropy(a0, a1, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2003,16 +2003,16 @@ def binary_cross_entropy(a0, a1, a2=None, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def clamp_Tensor(a0, a1=None, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2065,16 +2065,16 @@ def clamp_Tensor(a0, a1=None, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2131,16 +2131,16 @@ def convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def convolution_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2225,16 +2225,16 @@ def convolution_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def convolution_backward_overrideable(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2318,16 +2318,16 @@ def convolution_backward_overrideable(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def fractional_max_pool2d_backward(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2382,16 +2382,16 @@ def fractional_max_pool2d_backward(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def grid_sampler_2d_backward(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2460,16 +2460,16 @@ def grid_sampler_2d_backward(a0, a1, a2, a3, a4, a5, a6):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def histogram_bins_tensor(a0, a1, *, weight=None, density=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2537,16 +2537,16 @@ def histogram_bins_tensor(a0, a1, *, weight=None, density=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def huber_loss_backward(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2600,16 +2600,16 @@ def huber_loss_backward(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def index_add(a0, a1, a2, a3, *, alpha=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2664,16 +2664,16 @@ def index_add(a0, a1, a2, a3, *, alpha=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def index_copy(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2727,16 +2727,16 @@ def index_copy(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def index_reduce(a0, a1, a2, a3, a4, *, include_self=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2790,16 +2790,16 @@ def index_reduce(a0, a1, a2, a3, a4, *, include_self=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def linalg_ldl_solve(a0, a1, a2, *, hermitian=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2852,16 +2852,16 @@ def linalg_ldl_solve(a0, a1, a2, *, hermitian=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def linalg_lu_solve(a0, a1, a2, *, left=None, adjoint=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2914,16 +2914,16 @@ def linalg_lu_solve(a0, a1, a2, *, left=None, adjoint=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def linalg_pinv_atol_rtol_tensor(a0, *, atol=None, rtol=None, hermitian=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2976,16 +2976,16 @@ def linalg_pinv_atol_rtol_tensor(a0, *, atol=None, rtol=None, hermitian=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def linear_backward(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3065,16 +3065,16 @@ def linear_backward(a0, a1, a2, a3):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def matmul_backward(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3143,16 +3143,16 @@ def matmul_backward(a0, a1, a2, a3):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def max_pool2d_with_indices_backward(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3209,16 +3209,16 @@ def max_pool2d_with_indices_backward(a0, a1, a2, a3, a4, a5, a6, a7):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def miopen_convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3274,16 +3274,16 @@ def miopen_convolution(a0, a1, a2, a3, a4, a5, a6, a7, a8):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def miopen_convolution_transpose(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3340,16 +3340,16 @@ def miopen_convolution_transpose(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def mkldnn_linear(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3402,16 +3402,16 @@ def mkldnn_linear(a0, a1, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def mkldnn_linear_backward_weights(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3479,16 +3479,16 @@ def mkldnn_linear_backward_weights(a0, a1, a2, a3):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def mkldnn_max_pool2d_backward(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3545,16 +3545,16 @@ def mkldnn_max_pool2d_backward(a0, a1, a2, a3, a4=None, a5=None, a6=None, a7=Non
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def mps_convolution_backward(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3637,16 +3637,16 @@ def mps_convolution_backward(a0, a1, a2, a3, a4, a5, a6, a7):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def mps_convolution_transpose_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3719,16 +3719,16 @@ def mps_convolution_transpose_backward(a0, a1, a2, a3, a4, a5, a6, a7, a8):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def multi_margin_loss(a0, a1, a2=None, a3=None, a4=None, a5=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3784,16 +3784,16 @@ def multi_margin_loss(a0, a1, a2=None, a3=None, a4=None, a5=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def native_group_norm(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3873,16 +3873,16 @@ def native_group_norm(a0, a1, a2, a3, a4, a5, a6, a7):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def native_layer_norm(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3963,16 +3963,16 @@ def native_layer_norm(a0, a1, a2, a3, a4):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def nll_loss2d_forward(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4041,16 +4041,16 @@ def nll_loss2d_forward(a0, a1, a2, a3, a4):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def ormqr(a0, a1, a2, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4103,16 +4103,16 @@ def ormqr(a0, a1, a2, a3=None, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def put(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4166,16 +4166,16 @@ def put(a0, a1, a2, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def quantize_per_channel(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4228,16 +4228,16 @@ def quantize_per_channel(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def quantize_per_tensor_tensors(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         if type(a1) is LazyTensor:
@@ -4277,7 +4277,7 @@ def quantize_per_tensor_tensors(a0, a1, a2, a3):
 
 def rrelu_with_noise_backward(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4332,16 +4332,16 @@ def rrelu_with_noise_backward(a0, a1, a2, a3, a4, a5, a6):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def scatter_reduce(a0, a1, a2, a3, *, reduce):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4395,16 +4395,16 @@ def scatter_reduce(a0, a1, a2, a3, *, reduce):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def searchsorted_Tensor(a0, a1, *, out_int32=None, right=None, side=None, sorter=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4457,16 +4457,16 @@ def searchsorted_Tensor(a0, a1, *, out_int32=None, right=None, side=None, sorter
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def slow_conv_dilated2d(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4523,16 +4523,16 @@ def slow_conv_dilated2d(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def slow_conv_transpose2d(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4590,16 +4590,16 @@ def slow_conv_transpose2d(a0, a1, a2, a3=None, a4=None, a5=None, a6=None, a7=Non
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def sparse_compressed_tensor_comp_plain_value(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4654,16 +4654,16 @@ def sparse_compressed_tensor_comp_plain_value(a0, a1, a2, *, dtype=None, layout=
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def sparse_compressed_tensor_comp_plain_value_size(a0, a1, a2, a3, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4719,11 +4719,11 @@ def sparse_compressed_tensor_comp_plain_value_size(a0, a1, a2, a3, *, dtype=None
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 RECORDERS = {

@@ -6,7 +6,7 @@
 
 def __lshift___Scalar(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -34,16 +34,16 @@ def __lshift___Scalar(a0, a1):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _adaptive_avg_pool2d(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -71,16 +71,16 @@ def _adaptive_avg_pool2d(a0, a1):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _add_relu_Scalar(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -109,16 +109,16 @@ def _add_relu_Scalar(a0, a1, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _aminmax(a0):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -160,16 +160,16 @@ def _aminmax(a0):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _aminmax_dim(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -211,16 +211,16 @@ def _aminmax_dim(a0, a1, a2=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _assert_tensor_metadata(a0, a1=None, a2=None, a3=None, *, device=None, layout=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -250,7 +250,7 @@ def _assert_tensor_metadata(a0, a1=None, a2=None, a3=None, *, device=None, layou
 
 def _chunk_cat(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         key = (k0, a1, a2)
@@ -265,16 +265,16 @@ def _chunk_cat(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _coalesce(a0):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -301,16 +301,16 @@ def _coalesce(a0):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _coalesced(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -337,16 +337,16 @@ def _coalesced(a0, a1):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _convert_indices_from_coo_to_csr(a0, a1, *, out_int32=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -373,16 +373,16 @@ def _convert_indices_from_coo_to_csr(a0, a1, *, out_int32=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _cudnn_rnn_flatten_weight(a0, a1, a2, a3, a4, a5, a6, a7, a8):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         key = (k0, a1, a2, a3, a4, a5, a6, a7, a8)
@@ -397,16 +397,16 @@ def _cudnn_rnn_flatten_weight(a0, a1, a2, a3, a4, a5, a6, a7, a8):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _fft_c2c(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -434,16 +434,16 @@ def _fft_c2c(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _foobar(a0, a1=None, a2=None, *, arg3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -470,16 +470,16 @@ def _foobar(a0, a1=None, a2=None, *, arg3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _functional_assert_scalar(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         if type(a2) is LazyTensor:
@@ -507,16 +507,16 @@ def _functional_assert_scalar(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _functional_sym_constrain_range(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         if type(a3) is LazyTensor:
@@ -544,16 +544,16 @@ def _functional_sym_constrain_range(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _linalg_det(a0):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -606,16 +606,16 @@ def _linalg_det(a0):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _linalg_eigh(a0, a1=None, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -657,16 +657,16 @@ def _linalg_eigh(a0, a1=None, a2=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def _linalg_slogdet(a0):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -730,16 +730,16 @@ def _linalg_slogdet(a0):
             r3 = make_wrapper(LazyTensor, *t.wrapper)
             r3._lazy_storage = s
             r3._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3)
 
 
 def _linalg_svd(a0, a1=None, a2=None, *, driver=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -792,16 +792,16 @@ def _linalg_svd(a0, a1=None, a2=None, *, driver=None):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _log_softmax(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -828,16 +828,16 @@ def _log_softmax(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _make_per_tensor_quantized_tensor(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -865,16 +865,16 @@ def _make_per_tensor_quantized_tensor(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _nested_tensor_from_tensor_list(a0, a1=None, a2=None, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         key = (k0, a1, a2, a3, a4)
@@ -889,16 +889,16 @@ def _nested_tensor_from_tensor_list(a0, a1=None, a2=None, a3=None, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _pdist_forward(a0, a1=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -926,16 +926,16 @@ def _pdist_forward(a0, a1=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _pin_memory(a0, a1=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -962,16 +962,16 @@ def _pin_memory(a0, a1=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _reshape_alias_copy(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1000,16 +1000,16 @@ def _reshape_alias_copy(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _resize_output(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1037,16 +1037,16 @@ def _resize_output(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _safe_softmax(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1073,16 +1073,16 @@ def _safe_softmax(a0, a1, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _sparse_csr_prod_dim_dtype(a0, a1, a2=None, *, dtype=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1110,16 +1110,16 @@ def _sparse_csr_prod_dim_dtype(a0, a1, a2=None, *, dtype=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _sparse_semi_structured_tile(a0, a1=None, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1194,16 +1194,16 @@ def _sparse_semi_structured_tile(a0, a1=None, a2=None):
             r4 = make_wrapper(LazyTensor, *t.wrapper)
             r4._lazy_storage = s
             r4._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2, r3, r4)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2, r3, r4)
 
 
 def _stack(a0, a1=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         key = (k0, a1)
@@ -1218,16 +1218,16 @@ def _stack(a0, a1=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _test_optional_floatlist(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1255,16 +1255,16 @@ def _test_optional_floatlist(a0, a1):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _to_copy(a0, *, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=None, memory_format=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1293,16 +1293,16 @@ def _to_copy(a0, *, dtype=None, layout=None, device=None, pin_memory=None, non_b
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _to_dense(a0, a1=None, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1329,16 +1329,16 @@ def _to_dense(a0, a1=None, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _to_sparse(a0, *, layout=None, blocksize=None, dense_dim=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1366,16 +1366,16 @@ def _to_sparse(a0, *, layout=None, blocksize=None, dense_dim=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _to_sparse_bsc(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1403,16 +1403,16 @@ def _to_sparse_bsc(a0, a1, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _unique2(a0, a1=None, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1465,16 +1465,16 @@ def _unique2(a0, a1=None, a2=None, a3=None):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def _upsample_bicubic2d_aa(a0, a1, a2, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1504,16 +1504,16 @@ def _upsample_bicubic2d_aa(a0, a1, a2, a3=None, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _upsample_bicubic2d_aa_backward(a0, a1, a2, a3, a4=None, a5=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1544,16 +1544,16 @@ def _upsample_bicubic2d_aa_backward(a0, a1, a2, a3, a4=None, a5=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _upsample_nearest_exact1d(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1582,16 +1582,16 @@ def _upsample_nearest_exact1d(a0, a1, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _upsample_nearest_exact1d_backward(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1621,16 +1621,16 @@ def _upsample_nearest_exact1d_backward(a0, a1, a2, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _upsample_nearest_exact2d(a0, a1, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1660,16 +1660,16 @@ def _upsample_nearest_exact2d(a0, a1, a2=None, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _upsample_nearest_exact2d_backward(a0, a1, a2, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1700,16 +1700,16 @@ def _upsample_nearest_exact2d_backward(a0, a1, a2, a3=None, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _upsample_nearest_exact3d(a0, a1, a2=None, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1740,16 +1740,16 @@ def _upsample_nearest_exact3d(a0, a1, a2=None, a3=None, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def _upsample_nearest_exact3d_backward(a0, a1, a2, a3=None, a4=None, a5=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1781,16 +1781,16 @@ def _upsample_nearest_exact3d_backward(a0, a1, a2, a3=None, a4=None, a5=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def adaptive_max_pool2d(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1833,16 +1833,16 @@ def adaptive_max_pool2d(a0, a1):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def all_dims(a0, a1=None, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1870,16 +1870,16 @@ def all_dims(a0, a1=None, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def aminmax(a0, *, dim=None, keepdim=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1921,16 +1921,16 @@ def aminmax(a0, *, dim=None, keepdim=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def as_strided_copy(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1959,16 +1959,16 @@ def as_strided_copy(a0, a1, a2, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def avg_pool2d(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -1998,16 +1998,16 @@ def avg_pool2d(a0, a1, a2=None, a3=None, a4=None, a5=None, a6=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def batch_norm_stats(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2050,16 +2050,16 @@ def batch_norm_stats(a0, a1):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def bitwise_and_Scalar_Tensor(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         if type(a1) is LazyTensor:
@@ -2087,16 +2087,16 @@ def bitwise_and_Scalar_Tensor(a0, a1):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def block_diag(a0):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         key = (k0,)
@@ -2111,16 +2111,16 @@ def block_diag(a0):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def bucketize_Scalar(a0, a1, *, out_int32=None, right=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         if type(a1) is LazyTensor:
@@ -2148,16 +2148,16 @@ def bucketize_Scalar(a0, a1, *, out_int32=None, right=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def clamp(a0, a1=None, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2186,16 +2186,16 @@ def clamp(a0, a1=None, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def clone(a0, *, memory_format=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2222,16 +2222,16 @@ def clone(a0, *, memory_format=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def col2im(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2263,16 +2263,16 @@ def col2im(a0, a1, a2, a3, a4, a5):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def cudnn_affine_grid_generator(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2299,16 +2299,16 @@ def cudnn_affine_grid_generator(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def cummax(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2350,16 +2350,16 @@ def cummax(a0, a1):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def cumprod(a0, a1, *, dtype=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2386,16 +2386,16 @@ def cumprod(a0, a1, *, dtype=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def dequantize_tensors(a0):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = None if a0 is None else list_values(a0)
         key = (k0,)
@@ -2409,7 +2409,7 @@ def dequantize_tensors(a0):
 
 def diag_embed(a0, a1=None, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2436,16 +2436,16 @@ def diag_embed(a0, a1=None, a2=None, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def diagonal_backward(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2473,16 +2473,16 @@ def diagonal_backward(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def div_Scalar_mode(a0, a1, *, rounding_mode):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2510,16 +2510,16 @@ def div_Scalar_mode(a0, a1, *, rounding_mode):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def elu(a0, a1=None, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2549,16 +2549,16 @@ def elu(a0, a1=None, a2=None, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def empty_like(a0, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2587,16 +2587,16 @@ def empty_like(a0, *, dtype=None, layout=None, device=None, pin_memory=None, mem
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def empty_quantized(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = tuple(a0) if type(a0) is list else a0
         if type(a1) is LazyTensor:
@@ -2626,16 +2626,16 @@ def empty_quantized(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def expand_copy(a0, a1, *, implicit=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2663,16 +2663,16 @@ def expand_copy(a0, a1, *, implicit=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def fake_quantize_per_tensor_affine_cachemask(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2715,16 +2715,16 @@ def fake_quantize_per_tensor_affine_cachemask(a0, a1, a2, a3, a4):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def floor_divide_Scalar(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2753,16 +2753,16 @@ def floor_divide_Scalar(a0, a1):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def full_like(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2792,16 +2792,16 @@ def full_like(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=None, 
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def gelu(a0, *, approximate=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2828,16 +2828,16 @@ def gelu(a0, *, approximate=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def hash_tensor(a0, a1=None, *, keepdim=None, mode=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2865,16 +2865,16 @@ def hash_tensor(a0, a1=None, *, keepdim=None, mode=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def histc(a0, a1=None, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2904,16 +2904,16 @@ def histc(a0, a1=None, a2=None, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def im2col(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -2944,16 +2944,16 @@ def im2col(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def isin_Scalar_Tensor(a0, a1, *, assume_unique=None, invert=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         if type(a1) is LazyTensor:
@@ -2981,16 +2981,16 @@ def isin_Scalar_Tensor(a0, a1, *, assume_unique=None, invert=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def isin_Tensor_Scalar(a0, a1, *, assume_unique=None, invert=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3018,16 +3018,16 @@ def isin_Tensor_Scalar(a0, a1, *, assume_unique=None, invert=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def kthvalue(a0, a1, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3069,16 +3069,16 @@ def kthvalue(a0, a1, a2=None, a3=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def linalg__powsum(a0, a1=None, a2=None, a3=None, *, dtype=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3107,16 +3107,16 @@ def linalg__powsum(a0, a1=None, a2=None, a3=None, *, dtype=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def linalg_cholesky_ex(a0, *, upper=None, check_errors=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3158,16 +3158,16 @@ def linalg_cholesky_ex(a0, *, upper=None, check_errors=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def linalg_inv_ex(a0, *, check_errors=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3209,16 +3209,16 @@ def linalg_inv_ex(a0, *, check_errors=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def linalg_ldl_factor_ex(a0, *, hermitian=None, check_errors=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3271,16 +3271,16 @@ def linalg_ldl_factor_ex(a0, *, hermitian=None, check_errors=None):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def linalg_lu(a0, *, pivot=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3333,16 +3333,16 @@ def linalg_lu(a0, *, pivot=None):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def linalg_lu_factor_ex(a0, *, pivot=None, check_errors=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3395,16 +3395,16 @@ def linalg_lu_factor_ex(a0, *, pivot=None, check_errors=None):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def linalg_qr(a0, a1=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3446,16 +3446,16 @@ def linalg_qr(a0, a1=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def linspace_Scalar_Tensor(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         if type(a1) is LazyTensor:
@@ -3485,16 +3485,16 @@ def linspace_Scalar_Tensor(a0, a1, a2, *, dtype=None, layout=None, device=None, 
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def linspace_Tensor_Scalar(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3524,16 +3524,16 @@ def linspace_Tensor_Scalar(a0, a1, a2, *, dtype=None, layout=None, device=None, 
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def logspace_Scalar_Tensor(a0, a1, a2, a3=None, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         if type(a1) is LazyTensor:
@@ -3564,16 +3564,16 @@ def logspace_Scalar_Tensor(a0, a1, a2, a3=None, *, dtype=None, layout=None, devi
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def logspace_Tensor_Scalar(a0, a1, a2, a3=None, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3604,16 +3604,16 @@ def logspace_Tensor_Scalar(a0, a1, a2, a3=None, *, dtype=None, layout=None, devi
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def max_pool2d_with_indices(a0, a1, a2=None, a3=None, a4=None, a5=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3659,16 +3659,16 @@ def max_pool2d_with_indices(a0, a1, a2=None, a3=None, a4=None, a5=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def mean(a0, *, dtype=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3695,16 +3695,16 @@ def mean(a0, *, dtype=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def mkldnn_max_pool2d(a0, a1, a2=None, a3=None, a4=None, a5=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3735,16 +3735,16 @@ def mkldnn_max_pool2d(a0, a1, a2=None, a3=None, a4=None, a5=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def mkldnn_reorder_conv2d_weight(a0, a1=None, a2=None, a3=None, a4=None, a5=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3775,16 +3775,16 @@ def mkldnn_reorder_conv2d_weight(a0, a1=None, a2=None, a3=None, a4=None, a5=None
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def nansum(a0, a1=None, a2=None, *, dtype=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3812,16 +3812,16 @@ def nansum(a0, a1=None, a2=None, *, dtype=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def narrow_copy(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3848,16 +3848,16 @@ def narrow_copy(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def native_norm_ScalarOpt_dim_dtype(a0, a1, a2, a3, a4):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3886,16 +3886,16 @@ def native_norm_ScalarOpt_dim_dtype(a0, a1, a2, a3, a4):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def new_empty(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3925,16 +3925,16 @@ def new_empty(a0, a1, *, dtype=None, layout=None, device=None, pin_memory=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def new_empty_strided(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -3965,16 +3965,16 @@ def new_empty_strided(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_m
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def new_full(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_memory=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4005,16 +4005,16 @@ def new_full(a0, a1, a2, *, dtype=None, layout=None, device=None, pin_memory=Non
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def nonzero_static(a0, *, size, fill_value=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4041,16 +4041,16 @@ def nonzero_static(a0, *, size, fill_value=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def norm_ScalarOpt_dim(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4079,16 +4079,16 @@ def norm_ScalarOpt_dim(a0, a1, a2, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def norm_ScalarOpt_dim_dtype(a0, a1, a2, a3, *, dtype):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4117,16 +4117,16 @@ def norm_ScalarOpt_dim_dtype(a0, a1, a2, a3, *, dtype):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def norm_ScalarOpt_dtype(a0, a1, *, dtype):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4154,16 +4154,16 @@ def norm_ScalarOpt_dtype(a0, a1, *, dtype):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def one_hot(a0, a1=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4191,16 +4191,16 @@ def one_hot(a0, a1=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def polygamma(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a1) is LazyTensor:
             s1 = a1._lazy_storage
@@ -4227,16 +4227,16 @@ def polygamma(a0, a1):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def prod_dim_int(a0, a1, a2=None, *, dtype=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4263,16 +4263,16 @@ def prod_dim_int(a0, a1, a2=None, *, dtype=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def quantize_per_tensor(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4300,16 +4300,16 @@ def quantize_per_tensor(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def remainder_Scalar_Tensor(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         k0 = a0 if type(a0) is float and a0 == a0 and a0 != 0.0 else number_key(a0)
         if type(a1) is LazyTensor:
@@ -4338,16 +4338,16 @@ def remainder_Scalar_Tensor(a0, a1):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def renorm(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4376,16 +4376,16 @@ def renorm(a0, a1, a2, a3):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def repeat_interleave_Tensor(a0, *, output_size=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4412,16 +4412,16 @@ def repeat_interleave_Tensor(a0, *, output_size=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def resize(a0, a1, *, memory_format=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4449,16 +4449,16 @@ def resize(a0, a1, *, memory_format=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def roll(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4487,16 +4487,16 @@ def roll(a0, a1, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def rot90(a0, a1=None, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4524,16 +4524,16 @@ def rot90(a0, a1=None, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def round_decimals(a0, *, decimals):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4560,16 +4560,16 @@ def round_decimals(a0, *, decimals):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def set_source_Storage(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4598,16 +4598,16 @@ def set_source_Storage(a0, a1):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def set_source_Storage_storage_offset(a0, a1, a2, a3, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4638,16 +4638,16 @@ def set_source_Storage_storage_offset(a0, a1, a2, a3, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def slice_backward(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4675,16 +4675,16 @@ def slice_backward(a0, a1, a2, a3, a4, a5):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def slice_copy_Tensor(a0, a1=None, a2=None, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4711,16 +4711,16 @@ def slice_copy_Tensor(a0, a1=None, a2=None, a3=None, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def sort_stable(a0, *, stable, dim=None, descending=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4762,16 +4762,16 @@ def sort_stable(a0, *, stable, dim=None, descending=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def split_copy_Tensor(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4797,7 +4797,7 @@ def split_copy_Tensor(a0, a1, a2=None):
 
 def split_with_sizes_copy(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4824,7 +4824,7 @@ def split_with_sizes_copy(a0, a1, a2=None):
 
 def std_correction(a0, a1=None, *, correction=None, keepdim=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4853,16 +4853,16 @@ def std_correction(a0, a1=None, *, correction=None, keepdim=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def std_mean_correction(a0, a1=None, *, correction=None, keepdim=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4906,16 +4906,16 @@ def std_mean_correction(a0, a1=None, *, correction=None, keepdim=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def threshold(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4944,16 +4944,16 @@ def threshold(a0, a1, a2):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def to_padded_tensor(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -4982,16 +4982,16 @@ def to_padded_tensor(a0, a1, a2=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def topk(a0, a1, a2=None, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5033,16 +5033,16 @@ def topk(a0, a1, a2=None, a3=None, a4=None):
             r1 = make_wrapper(LazyTensor, *t.wrapper)
             r1._lazy_storage = s
             r1._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1)
 
 
 def unbind_copy_int(a0, a1=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5068,7 +5068,7 @@ def unbind_copy_int(a0, a1=None):
 
 def unique_dim(a0, a1, a2=None, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5121,16 +5121,16 @@ def unique_dim(a0, a1, a2=None, a3=None, a4=None):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def unique_dim_consecutive(a0, a1, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5183,16 +5183,16 @@ def unique_dim_consecutive(a0, a1, a2=None, a3=None):
             r2 = make_wrapper(LazyTensor, *t.wrapper)
             r2._lazy_storage = s
             r2._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return (r0, r1, r2)
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return (r0, r1, r2)
 
 
 def upsample_linear1d(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5221,16 +5221,16 @@ def upsample_linear1d(a0, a1, a2, a3=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def upsample_linear1d_backward(a0, a1, a2, a3, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5260,16 +5260,16 @@ def upsample_linear1d_backward(a0, a1, a2, a3, a4=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def upsample_trilinear3d(a0, a1, a2, a3=None, a4=None, a5=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5300,16 +5300,16 @@ def upsample_trilinear3d(a0, a1, a2, a3=None, a4=None, a5=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 def upsample_trilinear3d_backward(a0, a1, a2, a3, a4=None, a5=None, a6=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is LazyTensor:
             s0 = a0._lazy_storage
@@ -5341,11 +5341,11 @@ def upsample_trilinear3d_backward(a0, a1, a2, a3, a4=None, a5=None, a6=None):
         r0 = make_wrapper(LazyTensor, *t.wrapper)
         r0._lazy_storage = s
         r0._lazy_view = None
-        if len(listed) > config.max_trace_nodes:
-            cut()
-        return r0
     finally:
         release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
 
 
 RECORDERS = {

@@ -6,7 +6,7 @@
 
 def _conj(a0):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -41,7 +41,7 @@ def _conj(a0):
 
 def _fw_primal(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -76,7 +76,7 @@ def _fw_primal(a0, a1):
 
 def _make_dual(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -124,7 +124,7 @@ def _make_dual(a0, a1, a2):
 
 def _nested_view_from_buffer(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -198,7 +198,7 @@ def _nested_view_from_buffer(a0, a1, a2, a3):
 
 def _nested_view_from_jagged(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -298,7 +298,7 @@ def _nested_view_from_jagged(a0, a1, a2, a3=None, a4=None, a5=None, a6=None):
 
 def _reshape_alias(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -335,7 +335,7 @@ def _reshape_alias(a0, a1, a2):
 
 def _sparse_broadcast_to(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -371,7 +371,7 @@ def _sparse_broadcast_to(a0, a1):
 
 def alias(a0):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -406,7 +406,7 @@ def alias(a0):
 
 def as_strided(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -443,7 +443,7 @@ def as_strided(a0, a1, a2, a3=None):
 
 def diagonal(a0, a1=None, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -478,7 +478,7 @@ def diagonal(a0, a1=None, a2=None, a3=None):
 
 def expand(a0, a1, *, implicit=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -514,7 +514,7 @@ def expand(a0, a1, *, implicit=None):
 
 def select_int(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -549,7 +549,7 @@ def select_int(a0, a1, a2):
 
 def slice_Tensor(a0, a1=None, a2=None, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -584,7 +584,7 @@ def slice_Tensor(a0, a1=None, a2=None, a3=None, a4=None):
 
 def slice_inverse(a0, a1, a2=None, a3=None, a4=None, a5=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -632,7 +632,7 @@ def slice_inverse(a0, a1, a2=None, a3=None, a4=None, a5=None):
 
 def split_Tensor(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -660,7 +660,7 @@ def split_Tensor(a0, a1, a2=None):
 
 def split_with_sizes(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -689,7 +689,7 @@ def split_with_sizes(a0, a1, a2=None):
 
 def unbind_int(a0, a1=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -717,7 +717,7 @@ def unbind_int(a0, a1=None):
 
 def unfold(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain

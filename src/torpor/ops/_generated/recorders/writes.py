@@ -6,7 +6,7 @@
 
 def __ilshift___Scalar(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -30,10 +30,10 @@ def __ilshift___Scalar(a0, a1):
             node = miss(key, (a0, a1))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -43,7 +43,7 @@ def __ilshift___Scalar(a0, a1):
 
 def __ilshift___Tensor(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -81,10 +81,10 @@ def __ilshift___Tensor(a0, a1):
             node = miss(key, (a0, a1))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -94,7 +94,7 @@ def __ilshift___Tensor(a0, a1):
 
 def _add_relu__Scalar(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -119,10 +119,10 @@ def _add_relu__Scalar(a0, a1, a2=None):
             node = miss(key, (a0, a1, a2))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -132,7 +132,7 @@ def _add_relu__Scalar(a0, a1, a2=None):
 
 def _add_relu__Tensor(a0, a1, *, alpha=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -171,10 +171,10 @@ def _add_relu__Tensor(a0, a1, *, alpha=None):
             node = miss(key, (a0, a1, alpha))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -184,7 +184,7 @@ def _add_relu__Tensor(a0, a1, *, alpha=None):
 
 def _amp_foreach_non_finite_check_and_unscale_(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         if type(a1) is not LazyTensor and a1 is not None:
@@ -229,7 +229,7 @@ def _amp_foreach_non_finite_check_and_unscale_(a0, a1, a2):
 
 def _amp_update_scale_(a0, a1, a2, a3, a4, a5):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -289,7 +289,7 @@ def _amp_update_scale_(a0, a1, a2, a3, a4, a5):
 
 def _batch_norm_with_update(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a3) is not LazyTensor and a3 is not None:
             raise WritesPlain
@@ -375,7 +375,7 @@ def _batch_norm_with_update(a0, a1, a2, a3, a4, a5, a6):
 
 def _coalesced_(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -398,10 +398,10 @@ def _coalesced_(a0, a1):
             node = miss(key, (a0, a1))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -411,7 +411,7 @@ def _coalesced_(a0, a1):
 
 def _cummax_helper(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a1) is not LazyTensor and a1 is not None:
             raise WritesPlain
@@ -469,7 +469,7 @@ def _cummax_helper(a0, a1, a2, a3):
 
 def _fused_adagrad_(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize, grad_scale=None, found_inf=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         all_lazy(a1)
@@ -520,7 +520,7 @@ def _fused_adagrad_(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize
 
 def _fused_adagrad__tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps, maximize, grad_scale=None, found_inf=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         all_lazy(a1)
@@ -582,7 +582,7 @@ def _fused_adagrad__tensor_lr(a0, a1, a2, a3, *, lr, lr_decay, weight_decay, eps
 
 def _fused_adam_(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, grad_scale=None, found_inf=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         all_lazy(a1)
@@ -637,7 +637,7 @@ def _fused_adam_(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps,
 
 def _fused_adam__tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, grad_scale=None, found_inf=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         all_lazy(a1)
@@ -704,7 +704,7 @@ def _fused_adam__tensor_lr(a0, a1, a2, a3, a4, a5, *, lr, beta1, beta2, weight_d
 
 def _fused_moving_avg_obs_fq_helper(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11=None, a12=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a3) is not LazyTensor and a3 is not None:
             raise WritesPlain
@@ -819,7 +819,7 @@ def _fused_moving_avg_obs_fq_helper(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10,
 
 def _fused_sgd_(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, grad_scale=None, found_inf=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         all_lazy(a1)
@@ -868,7 +868,7 @@ def _fused_sgd_(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, 
 
 def _fused_sgd__tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, grad_scale=None, found_inf=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         all_lazy(a0)
         all_lazy(a1)
@@ -929,7 +929,7 @@ def _fused_sgd__tensor_lr(a0, a1, a2, *, weight_decay, momentum, lr, dampening, 
 
 def _index_put_impl_(a0, a1, a2, a3=None, a4=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -969,10 +969,10 @@ def _index_put_impl_(a0, a1, a2, a3=None, a4=None):
         node.site = site()
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -982,7 +982,7 @@ def _index_put_impl_(a0, a1, a2, a3=None, a4=None):
 
 def _mkldnn_transpose_(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1005,10 +1005,10 @@ def _mkldnn_transpose_(a0, a1, a2):
             node = miss(key, (a0, a1, a2))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1018,7 +1018,7 @@ def _mkldnn_transpose_(a0, a1, a2):
 
 def _native_batch_norm_legit(a0, a1, a2, a3, a4, a5, a6, a7):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a3) is not LazyTensor and a3 is not None:
             raise WritesPlain
@@ -1104,7 +1104,7 @@ def _native_batch_norm_legit(a0, a1, a2, a3, a4, a5, a6, a7):
 
 def _philox_normal_(a0, a1, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1144,10 +1144,10 @@ def _philox_normal_(a0, a1, a2=None, a3=None):
             node = miss(key, (a0, a1, a2, a3))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1157,7 +1157,7 @@ def _philox_normal_(a0, a1, a2=None, a3=None):
 
 def _resize_output_(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1181,10 +1181,10 @@ def _resize_output_(a0, a1, a2):
             node = miss(key, (a0, a1, a2))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1194,7 +1194,7 @@ def _resize_output_(a0, a1, a2):
 
 def abs_(a0):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1217,10 +1217,10 @@ def abs_(a0):
             node = miss(key, (a0,))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1230,7 +1230,7 @@ def abs_(a0):
 
 def addbmm_(a0, a1, a2, *, beta=None, alpha=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1283,10 +1283,10 @@ def addbmm_(a0, a1, a2, *, beta=None, alpha=None):
             node = miss(key, (a0, a1, a2, beta, alpha))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1296,7 +1296,7 @@ def addbmm_(a0, a1, a2, *, beta=None, alpha=None):
 
 def addcdiv_(a0, a1, a2, *, value=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1348,10 +1348,10 @@ def addcdiv_(a0, a1, a2, *, value=None):
             node = miss(key, (a0, a1, a2, value))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1361,7 +1361,7 @@ def addcdiv_(a0, a1, a2, *, value=None):
 
 def celu_(a0, a1=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1385,10 +1385,10 @@ def celu_(a0, a1=None):
             node = miss(key, (a0, a1))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1398,7 +1398,7 @@ def celu_(a0, a1=None):
 
 def clamp__Tensor(a0, a1=None, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1449,10 +1449,10 @@ def clamp__Tensor(a0, a1=None, a2=None):
             node = miss(key, (a0, a1, a2))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1462,7 +1462,7 @@ def clamp__Tensor(a0, a1=None, a2=None):
 
 def clamp_(a0, a1=None, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1487,10 +1487,10 @@ def clamp_(a0, a1=None, a2=None):
             node = miss(key, (a0, a1, a2))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1500,7 +1500,7 @@ def clamp_(a0, a1=None, a2=None):
 
 def copy_(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1536,10 +1536,10 @@ def copy_(a0, a1, a2=None):
             node = miss(key, (a0, a1, a2))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1549,7 +1549,7 @@ def copy_(a0, a1, a2=None):
 
 def copy_sparse_to_sparse_(a0, a1, a2=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1587,10 +1587,10 @@ def copy_sparse_to_sparse_(a0, a1, a2=None):
             node = miss(key, (a0, a1, a2))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1600,7 +1600,7 @@ def copy_sparse_to_sparse_(a0, a1, a2=None):
 
 def cumprod_(a0, a1, *, dtype=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1623,10 +1623,10 @@ def cumprod_(a0, a1, *, dtype=None):
             node = miss(key, (a0, a1, dtype))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1636,7 +1636,7 @@ def cumprod_(a0, a1, *, dtype=None):
 
 def div__Scalar_mode(a0, a1, *, rounding_mode):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1660,10 +1660,10 @@ def div__Scalar_mode(a0, a1, *, rounding_mode):
             node = miss(key, (a0, a1, rounding_mode))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1673,7 +1673,7 @@ def div__Scalar_mode(a0, a1, *, rounding_mode):
 
 def div__Tensor_mode(a0, a1, *, rounding_mode):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1711,10 +1711,10 @@ def div__Tensor_mode(a0, a1, *, rounding_mode):
             node = miss(key, (a0, a1, rounding_mode))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1724,7 +1724,7 @@ def div__Tensor_mode(a0, a1, *, rounding_mode):
 
 def elu_(a0, a1=None, a2=None, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1750,10 +1750,10 @@ def elu_(a0, a1=None, a2=None, a3=None):
             node = miss(key, (a0, a1, a2, a3))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1763,7 +1763,7 @@ def elu_(a0, a1=None, a2=None, a3=None):
 
 def embedding_renorm_(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1803,10 +1803,10 @@ def embedding_renorm_(a0, a1, a2, a3):
             node = miss(key, (a0, a1, a2, a3))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1816,7 +1816,7 @@ def embedding_renorm_(a0, a1, a2, a3):
 
 def floor_divide__Scalar(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1841,10 +1841,10 @@ def floor_divide__Scalar(a0, a1):
         node.site = site()
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1854,7 +1854,7 @@ def floor_divide__Scalar(a0, a1):
 
 def floor_divide__Tensor(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1893,10 +1893,10 @@ def floor_divide__Tensor(a0, a1):
         node.site = site()
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1906,7 +1906,7 @@ def floor_divide__Tensor(a0, a1):
 
 def gelu_(a0, *, approximate=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1929,10 +1929,10 @@ def gelu_(a0, *, approximate=None):
             node = miss(key, (a0, approximate))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -1942,7 +1942,7 @@ def gelu_(a0, *, approximate=None):
 
 def index_add_(a0, a1, a2, a3, *, alpha=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -1995,10 +1995,10 @@ def index_add_(a0, a1, a2, a3, *, alpha=None):
         node.site = site()
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2008,7 +2008,7 @@ def index_add_(a0, a1, a2, a3, *, alpha=None):
 
 def index_copy_(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2060,10 +2060,10 @@ def index_copy_(a0, a1, a2, a3):
         node.site = site()
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2073,7 +2073,7 @@ def index_copy_(a0, a1, a2, a3):
 
 def index_fill__int_Scalar(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2113,10 +2113,10 @@ def index_fill__int_Scalar(a0, a1, a2, a3):
         node.site = site()
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2126,7 +2126,7 @@ def index_fill__int_Scalar(a0, a1, a2, a3):
 
 def index_put_(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2166,10 +2166,10 @@ def index_put_(a0, a1, a2, a3=None):
         node.site = site()
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2179,7 +2179,7 @@ def index_put_(a0, a1, a2, a3=None):
 
 def index_reduce_(a0, a1, a2, a3, a4, *, include_self=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2231,10 +2231,10 @@ def index_reduce_(a0, a1, a2, a3, a4, *, include_self=None):
         node.site = site()
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2244,7 +2244,7 @@ def index_reduce_(a0, a1, a2, a3, a4, *, include_self=None):
 
 def lerp__Scalar(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2283,10 +2283,10 @@ def lerp__Scalar(a0, a1, a2):
             node = miss(key, (a0, a1, a2))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2296,7 +2296,7 @@ def lerp__Scalar(a0, a1, a2):
 
 def lerp__Tensor(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2347,10 +2347,10 @@ def lerp__Tensor(a0, a1, a2):
             node = miss(key, (a0, a1, a2))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2360,7 +2360,7 @@ def lerp__Tensor(a0, a1, a2):
 
 def put_(a0, a1, a2, a3=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2412,10 +2412,10 @@ def put_(a0, a1, a2, a3=None):
         node.site = site()
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2425,7 +2425,7 @@ def put_(a0, a1, a2, a3=None):
 
 def record_stream(a0, a1):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2455,7 +2455,7 @@ def record_stream(a0, a1):
 
 def renorm_(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2480,10 +2480,10 @@ def renorm_(a0, a1, a2, a3):
             node = miss(key, (a0, a1, a2, a3))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2493,7 +2493,7 @@ def renorm_(a0, a1, a2, a3):
 
 def round__decimals(a0, *, decimals):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2516,10 +2516,10 @@ def round__decimals(a0, *, decimals):
             node = miss(key, (a0, decimals))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2529,7 +2529,7 @@ def round__decimals(a0, *, decimals):
 
 def scatter__reduce(a0, a1, a2, a3, *, reduce):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2581,10 +2581,10 @@ def scatter__reduce(a0, a1, a2, a3, *, reduce):
         node.site = site()
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2594,7 +2594,7 @@ def scatter__reduce(a0, a1, a2, a3, *, reduce):
 
 def scatter__value_reduce(a0, a1, a2, a3, *, reduce):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2634,10 +2634,10 @@ def scatter__value_reduce(a0, a1, a2, a3, *, reduce):
         node.site = site()
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2647,7 +2647,7 @@ def scatter__value_reduce(a0, a1, a2, a3, *, reduce):
 
 def sparse_resize_(a0, a1, a2, a3):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2671,10 +2671,10 @@ def sparse_resize_(a0, a1, a2, a3):
             node = miss(key, (a0, a1, a2, a3))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2684,7 +2684,7 @@ def sparse_resize_(a0, a1, a2, a3):
 
 def threshold_(a0, a1, a2):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2709,10 +2709,10 @@ def threshold_(a0, a1, a2):
             node = miss(key, (a0, a1, a2))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0
@@ -2722,7 +2722,7 @@ def threshold_(a0, a1, a2):
 
 def tril_(a0, a1=None):
     cell[0] += 1
-    acquire()
+    -lock
     try:
         if type(a0) is not LazyTensor and a0 is not None:
             raise WritesPlain
@@ -2745,10 +2745,10 @@ def tril_(a0, a1=None):
             node = miss(key, (a0, a1))
         v = node.outputs[0]
         if w0 is None:
-            s0.value = v
-            s0.data = None
             if not s0.listed:
                 enlist(s0)
+            s0.data = None
+            s0.value = v
         else:
             write(a0, v)
         return a0

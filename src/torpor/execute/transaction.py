@@ -1,0 +1,426 @@
+"""A step is a transaction: its results replace what storages hold when all of it has succeeded.
+
+A job knows which handle held what each of its results replaces. If it fails, whatever the reason,
+those results take the old contents over; everybody who holds them, later jobs too, goes on with
+these. Results that replace nothing carry the error. The old contents are kept until then: most are
+arguments of the job, which are there anyway.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from torpor.backend.data import BackendData, Done, Failure
+from torpor.backend.device import BackendDevice
+from torpor.backend.interface import Backend
+from torpor.backend.native import NATIVE
+from torpor.errors import tell_run
+from torpor.execute.donation import protect
+from torpor.execute.events import span
+from torpor.execute.plan import SCALAR_DATA, Making, Outline, Plan
+from torpor.execute.queue import DeviceQueue, Job, queues
+from torpor.execute.results import checked
+from torpor.execute.storage import LOCK, TRACE, LazyStorage
+from torpor.execute.watch import WATCHERS, Run, watched
+from torpor.ir.graph import Graph
+from torpor.ir.lines import recorded_by
+from torpor.ir.node import LEAF, Value
+from torpor.ir.types import TensorType
+from torpor.ops.spec import spec_of
+
+Old = tuple[BackendData, BackendData | int]
+"""A handle, and what held the contents it replaces: data, or the place of an argument."""
+
+
+_ON_FAILURE: list[Callable[[], None]] = []
+
+
+def on_failure(undo: Callable[[], None]) -> None:
+    """Call `undo` whenever somebody is told of a failure."""
+    _ON_FAILURE.append(undo)
+
+
+class StepJob(Job):
+    """One run of a plan, which may still have to be compiled."""
+
+    __slots__ = (
+        "aliases", "backend", "device", "epoch", "lines", "making", "numbers", "outline", "plan",
+        "refused", "replaced", "saved", "types", "undo", "watchers", "written",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        found: Plan | Making,
+        backend: Backend,
+        device: BackendDevice,
+        arguments: list[Any],
+        handles: list[BackendData],
+        types: tuple[TensorType, ...],
+    ) -> None:
+        self.plan = None if type(found) is Making else found
+        self.making = found if type(found) is Making else None
+        self.outline: Outline = found.outline if type(found) is Making else found  # type: ignore[assignment]  # a plan
+        self.backend, self.device = backend, device
+        self.types = types
+        self.lines = [(node, node.site) for node in self.outline.fragile]
+        self.watchers = tuple(WATCHERS)
+        self.numbers = tuple(TRACE.scalars) if WATCHERS else ()
+        self.replaced: list[Old] = []
+        self.aliases: list[tuple[BackendData, int]] = []  # further handles, and their positions
+        self.undo: tuple[Callable[[], None], ...] = ()
+        self.epoch = TRACE.epoch  # of the trace it was cut from
+        self.saved: Saved | None = None  # that trace, in case the graph cannot be compiled
+        self.refused: BaseException | None = None  # it could not be compiled
+        self.written = False  # donated arguments have been written over
+        super().__init__(self._run, handles)
+        self.arguments = arguments
+        if self.plan is not None:
+            self._know(self.plan)
+
+    # -- compiling -----------------------------------------------------------------------------
+
+    def is_ready(self) -> bool:
+        """It is compiled."""
+        return self.plan is not None
+
+    def prepare(self) -> None:
+        """Compile it, or wait for who does."""
+        if self.refused is not None:
+            raise self.refused
+        if self.plan is None:
+            assert self.making is not None, "there is a plan, or one is being made"
+            plan = self.making.result()
+            for position, source, _ in plan.others:
+                if source == SCALAR_DATA:
+                    number = self.arguments[position]
+                    self.arguments[position] = self.backend.data_from_scalar(number, self.device)
+            self._know(plan)
+
+    def _know(self, plan: Plan) -> None:
+        self.plan, self.making, self.saved = plan, None, None
+        self.donates = bool(plan.donated)
+        kept = (*plan.kept_inputs(self.arguments), *plan.kept_outputs(self.results))
+        here = plan.runner.runs_here(plan.computation, plan.in_turn)
+        beside = plan.runner.runs_beside(plan.computation)
+        self.expect(kept, plan.record.usual_seconds, here, beside, plan.kept_bytes)
+
+    def give_up(self, queue: DeviceQueue, error: BaseException) -> None:
+        """It cannot be compiled: all is pending again, unless others have gone on meanwhile."""
+        with LOCK:
+            saved, self.saved = self.saved, None
+            if saved is not None and saved.fits() and queue.withdraw(self, error):
+                saved.restore(self)
+            elif isinstance(error, Exception):  # else the queue's thread may try
+                self.refused = error
+
+    def needs(self, jobs: Collection[Done]) -> bool:
+        """It needs results of `jobs`, or what it replaces is one."""
+        olds = (old for _, old in self.replaced if type(old) is not int)
+        return super().needs(jobs) or any(old.done in jobs for old in olds)  # type: ignore[union-attr]  # data
+
+    # -- running -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self.prepare()
+        plan, arguments = self.plan, self.arguments
+        assert plan is not None, "it is prepared"
+        _wait_for(arguments)
+        seen = ()
+        if self.watchers:
+            seen = watched(self.watchers, Run(plan, self.backend, arguments, self.numbers))
+        results = self._execute(plan, protect(arguments, plan.donated, self.backend))
+        for watch in seen:
+            watch(results)
+        if _assign(self.results, results):
+            self._tell_all(plan, results)
+        for alias, position in self.aliases:
+            alias.assign(self.results[position])
+        self.succeeded = True
+        self.replaced, self.aliases = [], []
+
+    def _execute(self, plan: Plan, given: list[Any]) -> list[BackendData]:
+        start, before = time.perf_counter(), time.thread_time()
+        try:
+            with span("run", plan.record.name), recorded_by(self.lines):
+                results: Any = plan.runner.execute(plan.computation, given, self.device)
+            self.written = bool(plan.donated)  # unless a result has failed: see `Backend.execute`
+            busy = time.thread_time() - before  # and not waiting for Python's lock
+            plan.record.ran(time.perf_counter() - start, busy, plan.draft is not None)
+            if not plan.checked or plan.symbols:
+                results = checked(results, plan, self.backend, self.types)
+        except Exception as error:
+            raise told(error, plan, self.backend) from error.__cause__
+        return results  # type: ignore[no-any-return]  # of a backend
+
+    # -- failing -------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> None:
+        """Let storages hold what they held before; other results carry the error."""
+        for result in self.results:
+            result.error = error
+        for alias, _ in self.aliases:
+            alias.error = error
+        self._roll_back(error)
+        if error is self.refused:  # who asked for it was told at once
+            self.done.failure.note_told()  # type: ignore[union-attr]  # it has failed
+
+    def _tell_all(self, plan: Plan, results: Sequence[BackendData]) -> None:
+        """Some results have failed: those that replace nothing keep what was computed."""
+        errors = [result.error for result in results if result.error is not None]
+        for error in errors:
+            told(error, plan, self.backend)
+        self.written = any(map(_has_written, errors))
+        for alias, position in self.aliases:
+            alias.assign(self.results[position])
+        self.aliases = []
+        self._roll_back(errors[0])
+
+    def _roll_back(self, error: BaseException) -> None:
+        failure = Failure(error, (*self.undo, *_ON_FAILURE))
+        if not (self.written or _has_written(error)):
+            for handle, old in self.replaced:
+                before = self.arguments[old] if type(old) is int else old
+                handle.assign(before)  # type: ignore[arg-type]  # data
+                handle.error = before.error  # type: ignore[union-attr]  # data
+            failure.rolled_back = frozenset(id(handle) for handle, _ in self.replaced)
+        else:
+            for handle, _ in self.replaced:
+                handle.error = handle.error or error
+        self.done.failure = failure
+        self._mend_trace(failure)
+        self.replaced = []
+
+    def _mend_trace(self, failure: Failure) -> None:
+        """If the trace goes on that it was cut from, nothing in that may depend on it."""
+        with LOCK:
+            if TRACE.epoch == self.epoch:
+                mend(self, failure)
+
+
+def _has_written(error: BaseException) -> bool:
+    """Donated arguments were written over before it came (see `Backend.execute`)."""
+    return getattr(error, "inputs_written", False) is True
+
+
+def _assign(handles: Sequence[BackendData], results: Sequence[BackendData]) -> bool:
+    """Let handles take over what others hold; whether one of those has failed."""
+    if NATIVE.library is not None:
+        failed: bool = NATIVE.library.assign(handles, results)
+        return failed
+    for handle, result in zip(handles, results, strict=True):
+        handle.assign(result)
+    return any(result.error is not None for result in results)
+
+
+def _wait_for(arguments: Sequence[Any]) -> None:
+    """Another device's queue may still be at some of them; this one's is not."""
+    if len(queues()) < 2:
+        return
+    for argument in arguments:
+        if isinstance(argument, BackendData):
+            done = argument.done
+            if done is not None and not done.is_set():
+                done.wait()
+
+
+def told(error: BaseException, plan: Plan, backend: Backend) -> BaseException:
+    """`error`, which says now which graph failed on which backend, and whose line that was."""
+    site = next((v.node.site for v in plan.outputs if v.node.site is not None), None)
+    return tell_run(error, plan.computation.name, backend.name, None if site is None else str(site))
+
+
+# -- what a job replaces ---------------------------------------------------------------------------
+
+
+def give_handles(job: StepJob, live: list[LazyStorage], wanted: list[Value]) -> None:
+    """Let pending storages hold the results of `job`, which learns what each one replaces.
+
+    `wanted` are the values of the storages that are computed. A result goes back to one old content
+    only: where storages hold the same value, those that had contents get handles of their own.
+    """
+    positions, places, handles = job.outline.positions, job.outline.places, job.results
+    shared = _repeated(wanted) if len(set(wanted)) < len(wanted) else ()
+    for storage, leaf in TRACE.leaf_storages:
+        value = storage.value
+        if value is leaf or storage.data is not None:
+            continue
+        position = positions.get(value)  # type: ignore[arg-type]  # no data: a value is set
+        if position is not None:
+            handle = handles[position]
+            if value in shared:
+                handle = _alias(job, position)
+                storage.hold(handle)
+            place = places.get(leaf)
+            old = TRACE.leaves[leaf.node.args[0]] if place is None else place
+            job.replaced.append((handle, old))
+    _hold(live, positions, handles)
+
+
+def _repeated(values: list[Value]) -> set[Value]:
+    return {value for value, times in Counter(values).items() if times > 1}
+
+
+def _hold(
+    live: list[LazyStorage], positions: Mapping[Value, int], handles: Sequence[BackendData]
+) -> None:
+    """Give pending storages the handles at the positions of their values."""
+    if NATIVE.library is not None:
+        NATIVE.library.hold(live, positions, handles)
+        return
+    for storage in live:
+        if storage.data is None:
+            position = positions.get(storage.value)  # type: ignore[arg-type]  # no data: a value is set
+            if position is not None:
+                storage.hold(handles[position])
+
+
+def _alias(job: StepJob, position: int) -> BackendData:
+    handle = job.backend.placeholder(job.device, job.types[position])
+    handle.done = job.done
+    job.aliases.append((handle, position))
+    return handle
+
+
+# -- a trace that goes on after a failure ----------------------------------------------------------
+
+
+def mend(job: StepJob, failure: Failure) -> None:
+    """Part of the open trace has failed: what depends on it goes back or fails, the rest stays.
+
+    A storage goes back to what it held when it entered the trace. One that was made in the trace
+    goes back along the writes to it, to the last contents that do not depend on the failure: a
+    gradient keeps what it had accumulated.
+    """
+    lost = _forget_results(job, failure)
+    live = TRACE.live()
+    values = [storage.value for storage in live if storage.value is not None]
+    graph = Graph.of(values, {*TRACE.computed, *lost})
+    for node in graph.nodes:
+        if any(value in lost for value in node.operands):
+            lost.update(node.outputs)
+    entered = dict(TRACE.leaf_storages)
+    changed = False
+    for storage in live:
+        if storage.value in lost:
+            changed = True
+            _send_back(storage, entered.get(storage), lost, job, failure)
+    if changed:
+        failure.undo += tuple(TRACE.undo)
+        TRACE.undo.clear()
+
+
+def _forget_results(job: StepJob, failure: Failure) -> set[Value]:
+    """The values that are not what they were to be; storages that hold them enter anew."""
+    lost: set[Value] = set()
+    for value, position in job.outline.positions.items():
+        handle = job.results[position]
+        if handle.error is not None or id(handle) in failure.rolled_back:
+            lost.add(value)
+            if TRACE.computed.get(value) is handle:
+                del TRACE.computed[value]
+    for reference in list(TRACE.pending):
+        storage = reference()
+        if storage is not None and storage.data is not None and storage.value in lost:
+            storage.value = None
+    return lost
+
+
+def _send_back(
+    storage: LazyStorage, leaf: Value | None, lost: set[Value], job: StepJob, failure: Failure
+) -> None:
+    value: Value | None = storage.value
+    while value is not None and (value in lost or (leaf is not None and not _is_data(value))):
+        value = _written_over(value)
+    value = value or leaf
+    if value is None:
+        failed = job.backend.placeholder(job.device, storage.type.concrete)
+        failed.error = failure.error
+        storage.hold(failed)
+    elif _is_data(value):
+        is_leaf = value.node.op is LEAF
+        storage.hold(TRACE.leaves[value.node.args[0]] if is_leaf else TRACE.computed[value])
+    storage.value = value
+
+
+def _is_data(value: Value) -> bool:
+    return value.node.op is LEAF or value in TRACE.computed
+
+
+def _written_over(value: Value) -> Value | None:
+    """What `value` was written over, as the op that made it tells; None if it is new."""
+    node = value.node
+    if node.op.target is None:
+        return None
+    if node.op.name.partition(".")[2].partition(".")[0].endswith("_scatter"):
+        return node.operands[0]  # through a view
+    written: list[Any] = []
+    for position in spec_of(node.op.target).mutated:
+        argument = node.args[position]
+        written += argument if type(argument) is tuple else () if argument is None else (argument,)
+    place = value.index - (len(node.outputs) - len(written))
+    return written[place] if place >= 0 else None
+
+
+# -- a trace that is cut before its graph can be compiled ------------------------------------------
+
+
+class Saved:
+    """A trace as it was before a cut, to go on with if the graph cannot be compiled."""
+
+    __slots__ = ("_fields", "_values", "epoch", "partial")
+
+    def __init__(self, partial: bool) -> None:
+        self.partial = partial
+        self.epoch = TRACE.epoch
+        storages = [reference() for reference in list(TRACE.pending)]
+        known = {s: s.value for s in storages if s is not None}
+        known |= {storage: storage.value for storage, _ in TRACE.leaf_storages}
+        self._values: Mapping[LazyStorage, Value | None] = known
+        self._fields = {} if partial else {name: _copied(name) for name in _FIELDS}
+
+    def fits(self) -> bool:
+        """Nothing has been recorded since that a step back would undo."""
+        if self.partial:
+            return TRACE.epoch == self.epoch
+        return TRACE.epoch == self.epoch + 1 and not TRACE.is_open()
+
+    def restore(self, job: StepJob) -> None:
+        """Let everything be pending again."""
+        handles = {id(h) for h in (*job.results, *(alias for alias, _ in job.aliases))}
+        for storage, value in self._values.items():
+            if storage.data is not None and id(storage.data) in handles:
+                storage.data = None
+            if not self.partial:
+                storage.value = value
+        if self.partial:
+            for value in [v for v, data in TRACE.computed.items() if id(data) in handles]:
+                del TRACE.computed[value]
+            return
+        for name, content in self._fields.items():
+            _put_back(name, content)
+        for storage in self._values:
+            if storage.data is None:
+                TRACE.enlist(storage)
+
+
+_FIELDS = (
+    "leaves", "leaf_storages", "leaf_values", "scalars", "computed", "sized", "undo", "draws",
+    "misses", "epoch",
+)  # fmt: skip
+
+
+def _copied(name: str) -> Any:
+    content = getattr(TRACE, name)
+    return content if type(content) is int else content.copy()
+
+
+def _put_back(name: str, content: Any) -> None:
+    if type(content) is int:
+        setattr(TRACE, name, content)
+    elif type(content) is dict:
+        getattr(TRACE, name).update(content)
+    else:
+        getattr(TRACE, name)[:] = content

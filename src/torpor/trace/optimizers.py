@@ -1,0 +1,93 @@
+"""What an optimizer keeps outside the trace, and how it goes back when its step has failed.
+
+Parameters, gradients and optimizer state that are lazy go back with the step. Beside them Adam and its
+kin count their steps in plain tensors on the CPU, and what a failed step has made for the first time
+would fail for ever: eager would not have made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+
+from torpor.execute.storage import TRACE
+from torpor.execute.transaction import on_failure
+from torpor.trace.tensor import LazyTensor
+
+_KNOWN: WeakSet[Any] = WeakSet()
+"""Optimizers of lazy parameters that have made a step."""
+
+_KEPT: WeakKeyDictionary[Any, dict[torch.Tensor, torch.Tensor]] = WeakKeyDictionary()
+"""What plain tensors beside `step` held before the step that is being recorded (NAdam, ASGD)."""
+
+
+def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Remember plain state that cannot be computed back."""
+    if optimizer in _KEPT:
+        _KEPT[optimizer] = {t: t.clone() for t in _plain_tensors(optimizer) if t.dim() == 0}
+
+
+def note_step(optimizer: Any) -> None:
+    """A step was recorded: should it fail, all goes back that the trace does not know."""
+    if optimizer not in _KNOWN:
+        _KNOWN.add(optimizer)
+        if _has_plain_tensors_beside_step(optimizer):
+            _KEPT[optimizer] = {}
+    TRACE.undo.append(_Step(optimizer))
+
+
+class _Step:
+    """A step of an optimizer; called, it is undone."""
+
+    __slots__ = ("kept", "optimizer", "stepped")
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.kept = _KEPT.get(optimizer, {})
+        groups = optimizer.param_groups
+        self.stepped = [p for group in groups for p in group["params"] if p.grad is not None]
+
+    def __call__(self) -> None:
+        state = self.optimizer.state
+        for parameter in self.stepped:
+            own = state.get(parameter)
+            if own and any(map(_has_failed, own.values())):
+                del state[parameter]  # it was made by this step
+            elif own and "step" in own and type(own["step"]) is not LazyTensor:
+                own["step"] -= 1
+        with torch.no_grad():
+            for tensor, before in self.kept.items():
+                tensor.copy_(before)
+
+
+def _drop_failed_gradients() -> None:
+    """A gradient that was to be made by what failed does not exist, as in eager."""
+    for optimizer in list(_KNOWN):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if _has_failed(parameter.grad):
+                    parameter.grad = None
+
+
+on_failure(_drop_failed_gradients)
+
+
+def _has_failed(tensor: Any) -> bool:
+    if type(tensor) is not LazyTensor:
+        return False
+    data = tensor._lazy_storage.data
+    return data is not None and data.error is not None
+
+
+def _plain_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+    for own in optimizer.state.values():
+        for name, tensor in own.items() if isinstance(own, dict) else ():
+            if name != "step" and type(tensor) is torch.Tensor:
+                yield tensor
+
+
+def _has_plain_tensors_beside_step(optimizer: Any) -> bool:
+    return any(tensor.dim() == 0 for tensor in _plain_tensors(optimizer))
