@@ -191,11 +191,13 @@ def probe(program: Program) -> Program:
     """The program without lines whose result eager leaves undefined.
 
     Those write to memory that holds an element twice, or that they read in part, and eager raises no
-    error, or raises it when the output has been resized.
+    error; or eager raises one when it has resized the output.
     """
     while True:
         world = _Probe(program, _plain_tensor)
-        world.run()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            world.run()
         if world.undefined is None:
             return program
         program = program.without(len(program.before) + world.undefined)
@@ -208,7 +210,8 @@ class _Probe(World):
         risky = self.undefined is None and self._risky(line)
         before, shapes = len(self.seen), self._shapes(line)
         super()._do(step, place, line)
-        if risky and (len(self.seen) == before or self._shapes(line) != shapes):
+        failed = len(self.seen) > before
+        if self.undefined is None and (self._shapes(line) != shapes if failed else risky):
             self.undefined = place
 
     def _shapes(self, line: Drawn) -> list[Any]:
