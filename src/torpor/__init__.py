@@ -103,17 +103,19 @@ def replay(
     graph: int | None = None,
     data: bool = True,
     allow: _Collection[str] = (),
+    trust: bool = False,
 ) -> Replay:
     """Run every graph of a record file (or the one that ran `graph`-th) and compare the results.
 
     `backend` is a name, or `package.module:factory`; without it the one that was recorded. With
     `data=False`, and for a file without data, leaves get made-up numbers of the same statistics,
     and results are compared with the reference backend's. Ops of other namespaces than torch's
-    own run only if `allow` names them.
+    own run only if `allow` names them; those of torch's own that do not check all that they are
+    given only with `trust`, which is for files of your own.
     """
     from torpor.debug.replay import replay
 
-    return replay(path, backend, graph, data, allow)
+    return replay(path, backend, graph, data, allow, trust)
 
 
 def check(backend: str | None = None, on_difference: str = "raise", **options: _Any) -> Check:

@@ -418,19 +418,23 @@ def typed_storage(tensor: torch.Tensor) -> Any:
 
 def is_held(tensor: torch.Tensor) -> bool:
     """Somebody besides its Python object holds the tensor: a graph of autograd, torch itself."""
-    return tensor._use_count() > 1
+    return _holders(tensor) > 1
+
+
+_holders: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]  # not in the stubs
 
 
 def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Let two tensors change places behind their Python objects, but for hooks of `tensor`.
 
+    `other` is not to be used any more.
     Classes and attributes are the caller's. Hooks of autograd belong to the tensor behind the
     object; the dictionaries that handles remove them from belong to the object.
     """
-    hooks, after_grad = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]  # torch's
+    hooks, after_grad = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     _C._swap_tensor_impl(tensor, other)
     tensor._backward_hooks = hooks
-    tensor._post_accumulate_grad_hooks = after_grad  # type: ignore[attr-defined]  # torch's
+    tensor._post_accumulate_grad_hooks = after_grad
     other._backward_hooks = None
 
 
@@ -439,10 +443,10 @@ def end_gradients(tensor: torch.Tensor, message: str) -> bool:
 
     What accumulates the gradient of a leaf holds the leaf, for as long as a graph needs it.
     """
-    if tensor._use_count() != 2 or not tensor.is_leaf or not tensor.requires_grad:
+    if _holders(tensor) != 2 or not tensor.is_leaf or not tensor.requires_grad:
         return False
     node = torch.autograd.graph.get_gradient_edge(tensor).node
-    if tensor._use_count() != 2:  # it was made by the question
+    if _holders(tensor) != 2:  # it was made by the question
         return False
 
     def refuse(_: Any) -> None:
@@ -497,6 +501,11 @@ def is_compiled(module: torch.nn.Module) -> bool:
         return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def is_plain_class(cls: type[torch.Tensor]) -> bool:
+    """Tensors of the class have memory as every plain tensor, whatever else they do."""
+    return cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def is_data_worker() -> bool:
@@ -893,8 +902,9 @@ def _watch_states() -> None:
 
 def accept_lazy_states(plain: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Let the states of generators be set to what `plain` makes of a tensor: they read memory."""
-    for module in (torch.random, torch, torch.cuda.random, torch.cuda):
-        setattr(module, "set_rng_state", _with_plain_state(module.set_rng_state, plain))
+    places: list[Any] = [torch.random, torch, torch.cuda.random, torch.cuda]
+    for place in places:
+        place.set_rng_state = _with_plain_state(place.set_rng_state, plain)
 
 
 def _with_plain_state(original: Any, plain: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -82,6 +82,14 @@ def test_the_mode_ends_with_an_exception() -> None:
     assert not torpor.is_lazy(torch.ones(2))
 
 
+def test_tensors_on_borrowed_memory_or_without_elements_stay_plain_inside_the_mode() -> None:
+    memory = bytearray(8)
+    with torpor.mode():
+        assert type(torch.frombuffer(memory, dtype=torch.float32)) is Tensor
+        assert type(torch.empty(0)) is type(torch.tensor([])) is type(torch.ones(0, 2)) is Tensor
+        assert torpor.is_lazy(torch.cat([torch.empty(0), torch.ones(2)]))
+
+
 def test_the_mode_nests() -> None:
     with torpor.mode():
         with torpor.mode():
@@ -121,19 +129,27 @@ def test_a_training_script_inside_the_mode_gives_eagers_losses() -> None:
 
 def test_enable_holds_until_disable() -> None:
     torpor.enable()
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    assert torpor.is_lazy(first(X))
+    torpor.disable()
+    assert torpor.is_lazy(first.weight)
+    assert not torpor.is_lazy(second(X))
+
+
+def test_enable_leaves_data_alone() -> None:
+    torpor.enable()
     try:
-        assert torpor.is_lazy(torch.ones(2))
-        assert torpor.is_lazy(nn.Linear(2, 2).weight)
+        assert type(torch.ones(2)) is Tensor
+        assert type(X + 1) is Tensor
     finally:
         torpor.disable()
-    assert not torpor.is_lazy(torch.ones(2))
 
 
 def test_enable_holds_in_other_threads() -> None:
     seen = []
     torpor.enable()
     try:
-        thread = threading.Thread(target=lambda: seen.append(torpor.is_lazy(torch.ones(2))))
+        thread = threading.Thread(target=lambda: seen.append(torpor.is_lazy(nn.Linear(3, 2)(X))))
         thread.start()
         thread.join(30)
     finally:
@@ -146,14 +162,15 @@ def test_enabling_and_disabling_twice_is_harmless() -> None:
     torpor.enable()
     torpor.disable()
     torpor.disable()
-    assert not torpor.is_lazy(torch.ones(2))
+    assert not torpor.is_lazy(nn.Linear(3, 2)(X))
 
 
-def test_tensors_made_while_enabled_live_on() -> None:
+def test_tensors_made_lazy_while_enabled_live_on() -> None:
     torpor.enable()
-    x = torch.ones(2) * 3
+    module = nn.Linear(3, 2)
+    x = module(X)
     torpor.disable()
-    assert_same(x + 1, torch.full((2,), 4.0))
+    assert_same(plain(x.detach()) + 1, plain((module(X) + 1).detach()))
 
 
 # --- backends --------------------------------------------------------------------------------

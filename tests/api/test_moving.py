@@ -438,3 +438,106 @@ def test_swapping_module_parameters_on_conversion_works(put: Put) -> None:
         assert all(torpor.is_lazy(p) for p in moved.parameters())
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+# --- what a module keeps when it moves ---------------------------------------------------------
+
+
+JOURNEYS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "to": lambda m: m.to("lazy"),
+    "lazy": torpor.lazy,
+    "and back": lambda m: m.to("lazy").cpu(),
+    "twice": lambda m: m.to("lazy").cpu().to("lazy"),
+    "lazy and back": lambda m: torpor.eager(torpor.lazy(m)),
+    "from one to the other": lambda m: torpor.lazy(m).to("lazy"),
+    "casts": lambda m: m.to("lazy").double().float(),
+    "casts at once": lambda m: m.double().to("lazy", torch.float32),
+    "lazy casts": lambda m: torpor.lazy(m).double().float(),
+    "casts on the way back": lambda m: m.double().to("lazy").to("cpu", torch.float32),
+}
+
+
+def journey(module: nn.Module, name: str) -> tuple[nn.Module, Tensor]:
+    """The module at its end, and data for it."""
+    moved = JOURNEYS[name](module)
+    return moved, X.to(next(moved.parameters()).device)
+
+
+@pytest.mark.parametrize("name", JOURNEYS)
+def test_hooks_stay_when_a_module_moves(name: str) -> None:
+    module, calls = nn.Linear(3, 1), []
+    handle = module.weight.register_hook(lambda g: (calls.append("hook"), g * 0)[1])
+    after = module.weight.register_post_accumulate_grad_hook(lambda p: calls.append("grad"))
+    moved, x = journey(module, name)
+    moved(x).sum().backward()
+    assert calls == ["hook", "grad"]
+    assert moved.weight.grad.abs().sum().item() == 0
+    handle.remove()
+    after.remove()
+    moved(x).sum().backward()
+    assert calls == ["hook", "grad"]
+    assert_same(plain(moved.weight.grad), X.sum(0, keepdim=True))
+
+
+@pytest.mark.parametrize("name", JOURNEYS)
+def test_parameters_stay_the_optimizers_when_a_module_moves(name: str) -> None:
+    module = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    module.weight.tag = "mine"
+    before, held, grad = module.weight.tolist(), module.weight, torch.full((1, 3), 2.0)
+    module.weight.grad = grad.clone()
+    moved, _ = journey(module, name)
+    assert moved.weight is held is optimizer.param_groups[0]["params"][0]
+    assert isinstance(held, nn.Parameter)
+    assert held.requires_grad
+    assert held.tag == "mine"
+    assert_same(plain(held.grad), grad)
+    optimizer.step()
+    assert_same(plain(held), torch.tensor(before) - grad)
+
+
+def test_a_module_that_moved_back_is_a_plain_one() -> None:
+    module = nn.BatchNorm1d(3)
+    before = set(vars(module.weight))
+    torpor.eager(torpor.lazy(module))
+    assert type(module.weight) is nn.Parameter
+    assert set(vars(module.weight)) == before
+    assert {type(buffer) for buffer in module.buffers()} == {Tensor}
+
+
+def test_a_module_moves_while_a_finished_graph_lives(put: Put) -> None:
+    module = nn.Linear(3, 1)
+    loss = module(X).sum()
+    loss.backward()
+    module = put.module(module)
+    assert_same(plain(module.weight.grad), X.sum(0, keepdim=True))
+    module(put(X)).sum().backward()
+    assert_same(plain(module.weight.grad), 2 * X.sum(0, keepdim=True))
+    assert loss.grad_fn is not None
+
+
+def test_a_graph_recorded_before_a_move_refuses_to_go_backward(put: Put) -> None:
+    """Its gradients would go to tensors that nobody has."""
+    module = nn.Linear(3, 1, bias=False)
+    loss = module(X.clone().requires_grad_()).exp().sum()
+    error = raised_by(lambda: (put.module(module), loss.backward()))
+    assert isinstance(error, RuntimeError)
+    assert "graph" in message(error)
+
+
+def test_a_plain_module_moves_as_torch_moves_it() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    weight = module[0].weight
+    assert module.double() is module
+    assert module[0].weight is weight
+    assert {t.dtype for t in module.parameters()} == {torch.float64}
+    assert module.float().to("meta")[0].weight.is_meta
+
+
+def test_a_module_with_plain_and_lazy_parameters_moves() -> None:
+    module = nn.Linear(3, 1)
+    torpor.lazy(nn.ParameterList([module.weight]))
+    assert (torpor.is_lazy(module.weight), torpor.is_lazy(module.bias)) == (True, False)
+    assert [name for name, _ in module.double().named_parameters()] == ["weight", "bias"]
+    assert {p.dtype for p in module.parameters()} == {torch.float64}
+    assert (torpor.is_lazy(module.weight), torpor.is_lazy(module.bias)) == (True, False)

@@ -73,7 +73,7 @@ def _train(steps: int = 2) -> None:
         indices = torch.tensor([1, 2, 3, 4]).to("lazy")
         torpor.sync(wait=True)
         made = nn.functional.embedding(indices, table) @ matrix
-        mean.copy_(made.mean(0, keepdim=True))
+        mean.copy_(mean.flip(1) + made.mean(0, keepdim=True))
         table.sub_(table * made.sum(), alpha=0.1)
         matrix.mul_(0.9).add_(made.t() @ made)
         del indices, made

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import torpor
-from tests.comparison import Put
+from tests.comparison import Put, agree
 from torpor.execute.sizes import SIZES
 from torpor.execute.sync import PLANS
 from torpor.ir import sizes as ir_sizes
@@ -341,3 +341,24 @@ def test_a_held_window_does_not_keep_sizes_from_settling(put: Put) -> None:
         torpor.sync()
         known.append(graphs())
     assert known[-1] == known[5]
+
+
+def test_a_view_keeps_its_sizes_when_two_symbols_change_places(put: Put) -> None:
+    for shape in ((5, 3), (3, 4), (7, 2)):
+        x = put(torch.randn(shape))
+        torpor.sync()
+        y = x.clone()
+        torpor.sync()
+        y.tolist()
+
+    def program(base: Tensor) -> list[Tensor]:
+        columns = base.t().contiguous().t()
+        between = columns[None]
+        view = between[0]
+        torpor.sync()
+        columns.mT.clone()
+        after = view + 1
+        view[0].mul_(10)
+        return [after, view, between, columns]
+
+    agree(put, program, torch.arange(24.0).view(4, 6))

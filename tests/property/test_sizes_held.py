@@ -215,6 +215,12 @@ def _plain_view(author: Author) -> Any:
     return author.random.choice(
         [
             ("t()", lambda t, s: t.transpose(0, -1)),
+            ("[None][0]", lambda t, s: t[None][0]),
+            ("[None].t()[..., 0]", lambda t, s: t[None].transpose(0, -1)[..., 0]),
+            ("columns", lambda t, s: t.transpose(0, -1).contiguous().transpose(0, -1)),
+            ("columns[None][0]", lambda t, s: t.transpose(0, -1).clone().transpose(0, -1)[None][0]),
+            ("permute", lambda t, s: t.permute(*reversed(range(t.dim())))),
+            ("view_as", lambda t, s: t.view_as(t)),
             ("flatten()", lambda t, s: t.flatten()),
             ("detach()", lambda t, s: t.detach()),
             ("unsqueeze(1)", lambda t, s: t.unsqueeze(1)),
@@ -487,6 +493,9 @@ class Program:
         self.steps = [(author.number(low, 12), author.number(low, 7)) for _ in range(8)]
         if author.random.random() < 0.3:
             self.steps = [(n, 4) for n, _ in self.steps]
+        elif author.random.random() < 0.4:  # two sizes change places, or are the same number
+            (a, b), (c, d) = self.steps[:2]
+            self.steps = [(a, b), (c, d), (b, a), (d, c), (a, a), (d, d), (b, a), (c, d)]
         self.left_out = {
             (author.number(2, 7), author.number(0, length)) for _ in range(author.number(0, 3))
         }

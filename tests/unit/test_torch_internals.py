@@ -1444,3 +1444,183 @@ def test_fakes_by_decomposition() -> None:
     assert _torch.fakes_by_decomposition(aten.upsample_bilinear2d.default)
     assert not _torch.fakes_by_decomposition(aten.mm.default)
     assert not _torch.fakes_by_decomposition(aten.convolution.default)
+
+
+# -- parameters that become lazy in place ----------------------------------------------------------
+
+
+def test_is_held_by_a_graph_and_by_what_accumulates_gradients() -> None:
+    x = torch.ones(2).requires_grad_()
+    assert not _torch.is_held(x)
+    loss = (x * x).sum()
+    assert _torch.is_held(x)
+    loss.backward()
+    assert _torch.is_held(x)
+    del loss
+    assert not _torch.is_held(x)
+
+
+def test_swap_keeps_hooks_with_the_object() -> None:
+    x, y, calls = torch.ones(2).requires_grad_(), torch.zeros(2).requires_grad_(), []
+    handle = x.register_hook(lambda g: calls.append("before"))
+    x.register_post_accumulate_grad_hook(lambda t: calls.append("after"))
+    _torch.swap(x, y)
+    assert (x.tolist(), y.tolist()) == ([0.0, 0.0], [1.0, 1.0])
+    x.sum().backward()
+    handle.remove()
+    x.sum().backward()
+    assert calls == ["before", "after", "after"]
+
+
+def test_end_gradients_of_what_a_finished_graph_holds_alone() -> None:
+    x = torch.ones(2).requires_grad_()
+    assert not _torch.end_gradients(x, "too late")
+    loss = (x * 2).sum()
+    assert _torch.end_gradients(x, "too late")
+    with pytest.raises(RuntimeError, match="too late"):
+        loss.backward()
+    other = (y := torch.ones(2).requires_grad_()) * y
+    assert not _torch.end_gradients(y, "saved")
+    assert other.requires_grad
+
+
+def test_on_move_goes_around_every_move_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "_apply", nn.Module._apply)
+    seen: list[str] = []
+
+    def around(original: Any) -> Any:
+        def apply(self: Any, fn: Any, recurse: bool = True) -> Any:
+            seen.append(type(self).__name__)
+            return original(self, fn, recurse)
+
+        return apply
+
+    _torch.on_move(around)
+    nn.Sequential(nn.Linear(1, 1)).double()
+    assert seen == ["Sequential", "Linear"]
+
+
+def test_on_parameter_groups_goes_around_what_every_optimizer_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        torch.optim.Optimizer, "add_param_group", torch.optim.Optimizer.add_param_group
+    )
+    seen: list[int] = []
+
+    def around(original: Any) -> Any:
+        def add(self: Any, group: Any) -> None:
+            original(self, group)
+            seen.append(len(self.param_groups[-1]["params"]))
+
+        return add
+
+    _torch.on_parameter_groups(around)
+    torch.optim.Adam(nn.Linear(1, 1).parameters())
+    assert seen == [2]
+
+
+def test_on_compile_is_told_of_modules_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "compile", nn.Module.compile)
+    seen: list[nn.Module] = []
+    _torch.on_compile(seen.append)
+    module = nn.Linear(1, 1)
+    module.compile(backend="eager")
+    assert seen == [module]
+    assert _torch.is_compiled(module)
+
+
+def test_register_before_step_hook_is_called_before_a_step() -> None:
+    x, seen = torch.ones(1).requires_grad_(), []
+    handle = _torch.register_before_step_hook(lambda *_: seen.append(x.item()))
+    try:
+        optimizer = torch.optim.SGD([x], lr=1.0)
+        x.sum().backward()
+        optimizer.step()
+    finally:
+        handle.remove()
+    assert seen == [1.0]
+
+
+def test_on_registration_is_told_of_parameters_buffers_and_modules() -> None:
+    seen: list[str] = []
+    hooks = nn.modules.module
+    tables = (
+        hooks._global_parameter_registration_hooks, hooks._global_buffer_registration_hooks,
+        hooks._global_module_registration_hooks,
+    )  # fmt: skip
+    before = [dict(table) for table in tables]
+    _torch.on_registration(lambda module, name, value: seen.append(name))
+    try:
+        module = nn.Module()
+        module.a = nn.Parameter(torch.ones(1))
+        module.register_buffer("b", torch.ones(1))
+        module.b = torch.zeros(1)
+        module.c = nn.Identity()
+    finally:
+        for table, old in zip(tables, before, strict=True):
+            for key in set(table) - set(old):
+                del table[key]
+    assert seen == ["a", "b", "b", "c"]
+
+
+def test_is_compiled_tells_modules_that_torch_compile_runs() -> None:
+    module = nn.Linear(1, 1)
+    assert not _torch.is_compiled(module)
+    assert _torch.is_compiled(torch.compile(module, backend="eager"))
+
+
+def test_is_tracing_inside_a_transform() -> None:
+    seen = []
+    torch.func.vmap(lambda x: (seen.append(_torch.is_tracing()), x)[1])(torch.ones(2))
+    assert seen == [True]
+    assert not _torch.is_tracing()
+
+
+def test_modes_are_those_that_are_active() -> None:
+    with torpor.mode():
+        assert [type(mode).__name__ for mode in _torch.modes()] == ["LazyMode"]
+    assert _torch.modes() == []
+
+
+def test_users_besides_are_tensors_and_storages_on_the_same_memory() -> None:
+    x = torch.ones(4)
+    half = x[:2]
+    assert _torch.users_besides([x])
+    assert not _torch.users_besides([x, half])
+    del half
+    assert not _torch.users_besides([x])
+    memory = x.untyped_storage()
+    assert _torch.users_besides([x])
+    del memory
+    assert not _torch.users_besides([x])
+
+
+def test_is_plain_class_tells_who_has_memory() -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    assert _torch.is_plain_class(Mine)
+    assert _torch.is_plain_class(nn.Parameter)
+    assert not _torch.is_plain_class(LazyTensor)
+
+
+def test_is_data_worker_only_in_workers() -> None:
+    loader = torch.utils.data.DataLoader(_AsksForWorkers(), num_workers=1)
+    assert [bool(batch) for batch in loader] == [True]
+    assert not _torch.is_data_worker()
+
+
+class _AsksForWorkers(torch.utils.data.Dataset[bool]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, i: int) -> bool:
+        return _torch.is_data_worker()
+
+
+def test_accept_lazy_states_of_generators() -> None:
+    state = torch.get_rng_state()
+    expected = torch.rand(1)
+    torch.set_rng_state(torpor.lazy(state))
+    assert torch.equal(torch.rand(1), expected)

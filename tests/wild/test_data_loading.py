@@ -84,7 +84,7 @@ def test_a_data_set_of_tensors_gives_plain_batches_and_eagers_losses(backend: st
     assert train() == pytest.approx(expected, rel=0 if backend == "reference" else 1e-6)
 
 
-# -- what data loading asks of tensors ---------------------------------------------------------------
+# -- what data loading asks of tensors ----------------------------------------------------------
 
 
 class Marked(Tensor):
@@ -149,6 +149,27 @@ def test_a_state_of_the_generator_is_set_inside_the_mode() -> None:
             torch.Generator().set_state(state.clone())
 
 
-def test_a_lazy_tensor_refuses_to_be_a_subclass() -> None:
-    with torpor.mode(), pytest.raises(RuntimeError, match="torpor.eager"):
-        torch.ones(2).as_subclass(Marked)
+def test_a_lazy_tensor_as_a_subclass_is_a_plain_one_with_eagers_gradients() -> None:
+    with torpor.mode():
+        x = torch.ones(2).requires_grad_()
+        marked = (x * 3).as_subclass(Marked)
+        assert type(marked) is Marked
+        assert marked.tolist() == [3.0, 3.0]
+        (marked * 2).sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [6.0, 6.0]
+
+
+def test_tensors_of_a_subclass_go_through_a_model(backend: str) -> None:
+    def run() -> tuple[list[float], str, list[list[float]]]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+        out = net(torch.arange(6.0).view(2, 3).as_subclass(Marked))
+        out.sum().backward()
+        return out.flatten().tolist(), type(out).__name__, net[0].weight.grad.tolist()
+
+    expected = run()
+    torpor.enable()
+    got = run()
+    assert got[0] == pytest.approx(expected[0])
+    assert got[1:] == expected[1:]

@@ -103,7 +103,7 @@ def test_an_array_of_a_lazy_tensor_is_a_snapshot_that_cannot_be_written() -> Non
         array[0] = 3.0
 
 
-# -- ways into a graph: what the owner writes later is not seen --------------------------------------
+# -- ways into a graph: what the owner writes later is not seen ---------------------------------
 
 F = nn.functional
 WAYS_IN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -166,7 +166,7 @@ def test_an_index_array_is_taken_as_it_is() -> None:
     assert [g.tolist() for g in got] == [[3.0, 1.0], [0.0, 9.0, 2.0, 9.0, 4.0, 5.0]]
 
 
-# -- ways out: writes to plain tensors happen at once ------------------------------------------------
+# -- ways out: writes to plain tensors happen at once -------------------------------------------
 
 
 def _write_each(plain: torch.Tensor, w: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torpor.cli import terminal
+from torpor.debug.plain_text import printable
 
 if TYPE_CHECKING:
     from torpor.debug.bisect import Fault
@@ -44,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--import", metavar="MODULE", action="append", default=[], dest="modules",
         help="import this first: it brings ops or a backend",
     )  # fmt: skip
+    parser.add_argument(
+        "--trust", action="store_true",
+        help="the file is your own: run ops too that do not check all that they are given",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -53,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             importlib.import_module(module)
         return _bisect(arguments) if arguments.bisect else _replay(arguments)
     except (RuntimeError, IndexError, TypeError, ValueError, ImportError) as error:
-        print(f"torpor replay: {error}", file=sys.stderr)
+        print(printable(f"torpor replay: {error}"), file=sys.stderr)
         return 2
 
 
@@ -62,7 +67,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     from torpor.debug.replay import chosen, replay_record
 
     data = not arguments.no_data
-    with open_record(arguments.file, arguments.allow) as record:
+    with open_record(arguments.file, arguments.allow, arguments.trust) as record:
         runs = chosen(record, arguments.graph)
         with terminal.progress("runs", max(len(runs), 1)) as advance:
             report = replay_record(record, arguments.backend, runs, data, advance)
@@ -76,7 +81,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 def _show(report: Replay) -> None:
     terminal.heading(f"{report.path} on {report.backend}")
     for note in report.notes:
-        print(note)
+        print(printable(note))
     rows = [
         (str(run.number), str(len(run.graph)), str(len(run.results)), run.kind, run.against)
         for run in report.runs
@@ -85,7 +90,7 @@ def _show(report: Replay) -> None:
         terminal.table(("run", "nodes", "results", "verdict", "against"), rows)
     for run in report.runs:
         if "\n" in str(run):
-            print(run)
+            print(printable(str(run)))
     if not report.ok:
         print("find the node: torpor replay FILE --bisect reference", report.backend)
 
@@ -95,7 +100,7 @@ def _bisect(arguments: argparse.Namespace) -> int:
     from torpor.debug.replay import bisect_record
 
     trusted, suspect = _names(arguments)
-    with open_record(arguments.file, arguments.allow) as record:
+    with open_record(arguments.file, arguments.allow, arguments.trust) as record:
         runs = len(record.runs) if arguments.graph is None else 1
         found: Fault | None = None
         number = -1
@@ -141,5 +146,5 @@ def _tell(arguments: argparse.Namespace, found: Fault, number: int) -> None:
         }
         print(json.dumps(facts, indent=2))
         return
-    print(f"run {number}: {found}")
+    print(printable(f"run {number}: {found}"))
     print(f"  reproduce:   python {out}" if written else "  no part of the graph shows it alone")

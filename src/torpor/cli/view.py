@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torpor.debug.plain_text import printable
+
 if TYPE_CHECKING:
     from torpor.debug.view.model import Source
 
@@ -37,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return _of_programs(arguments) if arguments.file is None else _of_file(arguments)
     except (RuntimeError, OSError, ValueError, OverflowError) as error:
-        print(f"torpor view: {error}", file=sys.stderr)
+        print(printable(f"torpor view: {error}"), file=sys.stderr)
         return 2
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from torpor.backend.interface import Backend
 from torpor.debug.file_format import Reader
+from torpor.debug.plain_text import one_line, printable
 from torpor.execute.events import EVENTS
 from torpor.execute.history import GraphRecord
 from torpor.execute.plan import Plan
@@ -24,6 +25,7 @@ MAX_CODE: Final = 4 << 20
 """Characters of generated code that are kept of one graph."""
 
 _LONGEST: Final = 1000  # of other texts in a file
+_SEVERAL_LINES: Final = ("code", "failure", "why")
 _MOST_EVENTS: Final = 100_000
 
 
@@ -186,7 +188,8 @@ def _checked(reader: Reader, name: str, kind: type, within: Any, where: str) -> 
         within = {**within, name: float(min(within[name], 1 << 60))}
     found = reader.field(name, kind, within, where)
     if kind is str:
-        return found[: MAX_CODE if name == "code" else _LONGEST]
+        text = found[: MAX_CODE if name == "code" else _LONGEST]
+        return printable(text) if name in _SEVERAL_LINES else one_line(text)
     if kind in (int, float) and not 0 <= found < 1 << 60:
         reader.fail(f"{where}: {name!r} cannot be {found}")
     return found
@@ -199,7 +202,7 @@ def _read_scopes(reader: Reader, entry: Any, graph: Graph, where: str) -> list[S
     for scope in reader.list_of("scopes", table, where):
         match scope:
             case [str(phase), str(path)]:
-                known.append((phase[:_LONGEST], path[:_LONGEST]))
+                known.append((one_line(phase[:_LONGEST]), one_line(path[:_LONGEST])))
             case _:
                 reader.fail(f"{where}: a scope is two texts")
     places = reader.list_of("nodes", table, where)

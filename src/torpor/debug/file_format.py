@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NoReturn
 
+from torpor.debug.plain_text import printable
 from torpor.errors import RecordFileError
 
 MAGIC: Final = b"torpor record 1\n"
@@ -120,7 +121,7 @@ class Reader:
 
     def fail(self, what: str) -> NoReturn:
         """Raise `RecordFileError` for this file."""
-        raise RecordFileError(f"{self.path}: {what}") from None
+        raise RecordFileError(f"{self.path}: {printable(what)}") from None
 
     # -- reading -------------------------------------------------------------------------------
 

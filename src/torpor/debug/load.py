@@ -1,7 +1,8 @@
 """Record files read back: graphs of private nodes, tensors, and what the file says of a run.
 
 Reading runs nothing. An op that does more than compute tensors from tensors is refused, and so is
-one that this torch does not have.
+one that this torch does not have. A graph that is to be run is checked first (`torpor.debug.trust`).
+Text of a file is shown without control characters.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from torpor.debug.file_format import Reader
+from torpor.debug.plain_text import one_line, printable
 from torpor.debug.record import FORMAT, VERSION
 from torpor.debug.subgraph import moved, private_node
 from torpor.debug.tensors import (
@@ -26,6 +28,7 @@ from torpor.debug.tensors import (
     statistics,
     synthetic,
 )
+from torpor.debug.trust import check_graph
 from torpor.errors import GraphError
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node
@@ -84,8 +87,11 @@ class RecordedRun:
 class Record:
     """A record file, open."""
 
-    def __init__(self, path: str | os.PathLike[str], allow: Collection[str] = ()) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], allow: Collection[str] = (), trust: bool = False
+    ) -> None:
         self.reader = Reader(path)
+        self.trust = trust
         try:
             self.allowed = NAMESPACES.union(allow)
             self._read()
@@ -131,16 +137,16 @@ class Record:
 
     def _words(self, name: str, within: Any, where: str) -> dict[str, str]:
         words = self.reader.field(name, dict, within, where)
-        return {key: str(value)[:1000] for key, value in words.items()}
+        return {one_line(key): one_line(str(value)[:1000]) for key, value in words.items()}
 
     def _run(self, entry: Any, number: int) -> RecordedRun:
         reader, where = self.reader, f"run {number}"
         found = RecordedRun(
             number,
             reader.index(reader.field("graph", int, entry, where), self._graphs, where),
-            reader.field("backend", str, entry, where)[:200],
+            one_line(reader.field("backend", str, entry, where)[:200]),
             self._words("options", entry, where),
-            reader.field("device", str, entry, where)[:200],
+            one_line(reader.field("device", str, entry, where)[:200]),
             reader.field("interpreted", bool, entry, where),
             reader.field("exact", bool, entry, where),
             entry,
@@ -155,6 +161,10 @@ class Record:
     def graph(self, run: RecordedRun) -> Graph:
         """The graph of a run, on devices this machine has, with the lines that recorded it."""
         graph, sites = self._graph(run.graph)
+        try:
+            check_graph(graph, self.trust)
+        except GraphError as error:
+            self.reader.fail(f"graph {run.graph}: {error}")
         return moved(graph, available_device, sites)
 
     def graphs(self) -> list[Graph]:
@@ -205,7 +215,7 @@ class Record:
         where = f"{where}: lines"
         reader = self.reader
         table = reader.json(reader.field("lines", int, entry, where), where)
-        lines = [str(line)[:1000] for line in reader.list_of("lines", table, where)]
+        lines = [one_line(str(line)[:1000]) for line in reader.list_of("lines", table, where)]
         places = reader.list_of("nodes", table, where)
         if len(places) != len(graph.nodes):
             reader.fail(f"{where}: {len(places)} for {len(graph.nodes)} nodes")
@@ -279,7 +289,7 @@ class Record:
 
     def _output(self, entry: Any, type_: TensorType, where: str) -> Output:
         if isinstance(entry, dict) and "failed" in entry:
-            return Output(None, failed=str(entry["failed"])[:1000])
+            return Output(None, failed=printable(str(entry["failed"])[:1000]))
         reader = self.reader
         facts = read_statistics(reader, reader.field("statistics", dict, entry, where), where)
         found = self._layout(entry, type_, where)
@@ -309,6 +319,11 @@ def _facts(tensor: torch.Tensor) -> dict[str, float]:
     return {name: float(found[name]) for name in ("nan", "inf", "min", "max", "mean", "std")}
 
 
-def open_record(path: str | os.PathLike[str], allow: Collection[str] = ()) -> Record:
-    """Open a record file; `RecordFileError` says what is wrong with one that is not whole."""
-    return Record(path, allow)
+def open_record(
+    path: str | os.PathLike[str], allow: Collection[str] = (), trust: bool = False
+) -> Record:
+    """Open a record file; `RecordFileError` says what is wrong with one that is not whole.
+
+    With `trust` its graphs may hold ops that do not check what they are given.
+    """
+    return Record(path, allow, trust)

@@ -111,8 +111,9 @@ class StepJob(Job):
         """It cannot be compiled: all is pending again, unless others have gone on meanwhile."""
         with LOCK:
             saved, self.saved = self.saved, None
+            handles = (*self.results, *(alias for alias, _ in self.aliases))
             if saved is not None and saved.fits() and queue.withdraw(self, error):
-                saved.restore(self)
+                saved.restore({id(handle) for handle in handles})
             elif isinstance(error, Exception):  # else the queue's thread may try
                 self.refused = error
 
@@ -387,9 +388,8 @@ class Saved:
             return TRACE.epoch == self.epoch
         return TRACE.epoch == self.epoch + 1 and not TRACE.is_open()
 
-    def restore(self, job: StepJob) -> None:
-        """Let everything be pending again."""
-        handles = {id(h) for h in (*job.results, *(alias for alias, _ in job.aliases))}
+    def restore(self, handles: set[int]) -> None:
+        """Let everything be pending again that got one of `handles`, told by their ids."""
         for storage, value in self._values.items():
             if storage.data is not None and id(storage.data) in handles:
                 storage.data = None

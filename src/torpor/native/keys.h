@@ -275,6 +275,7 @@ inline Ref known_leaf(const World& w, PyObject* storage) {
   if (node == nullptr || Py_TYPE(node) != w.node) return Ref();
   Ref value = Ref::to(PyTuple_GET_ITEM(w.node_outputs.of(node), 0));
   Ref entry = checked(PyTuple_Pack(2, storage, value.get()));
+  if (PyList_GET_SIZE(w.leaves) != slot) return Ref();  // a finalizer has recorded something
   if (PyDict_SetItem(w.leaf_values, data, value.get()) < 0 ||
       PyList_Append(w.leaves, data) < 0 || PyList_Append(w.leaf_storages, entry.get()) < 0) {
     fail();
@@ -297,6 +298,7 @@ inline bool Call::enter_leaves() {
     if (PyErr_Occurred()) fail();
     *leaf.slot = PyObject_CallOneArg(w_.leaf_value, storage);
     if (*leaf.slot == nullptr) {
+      if (!PyErr_ExceptionMatches(PyExc_Exception)) fail();  // an interrupt comes only once
       PyErr_Clear();  // Python meets the same error, and says so
       return false;
     }

@@ -106,9 +106,9 @@ static at::Tensor as_lazy_tensor(
 
 // Let the trace know a storage that it may have to compute.
 static void enlist(const World& w, PyObject* storage) {
-  w.storage_listed.set(storage, Py_True);
   Ref reference = checked(PyWeakref_NewRef(storage, w.forget));
   if (PyDict_SetItem(w.pending, reference.get(), Py_None) < 0) fail();
+  w.storage_listed.set(storage, Py_True);
 }
 
 static at::Tensor fresh_tensor(World& w, PyObject* value) {
@@ -134,11 +134,13 @@ static at::Tensor bare_view(World& w, const Operand& operand, PyObject* type) {
 
 // A view of `operand`, which by `node` shows `value`.
 static at::Tensor view_tensor(World& w, const Operand& operand, PyObject* node, PyObject* value) {
-  at::Tensor tensor = bare_view(w, operand, w.value_type.of(value));
+  PyObject* type = w.value_type.of(value);
+  at::Tensor tensor = bare_view(w, operand, type);
   Ref view = checked(w.view->tp_alloc(w.view, 0));
   w.view_parent.set(view.get(), operand.view.get());
   w.view_node.set(view.get(), node);
   w.view_index.set(view.get(), w.value_index.of(value));
+  w.view_type.set(view.get(), w.type_concrete.of(type));
   w.view_value.set(view.get(), value);
   w.view_base.set(view.get(), w.storage_value.of(operand.storage.get()));
   return as_lazy_tensor(w, std::move(tensor), operand.storage.get(), view.get());
@@ -151,9 +153,9 @@ static at::Tensor alias_tensor(World& w, const Operand& operand, PyObject* value
 
 static void write(const World& w, const Operand& operand, PyObject* value) {
   PyObject* storage = operand.storage.get();
-  w.storage_value.set(storage, value);
-  w.storage_data.set(storage, Py_None);
   if (w.storage_listed.of(storage) != Py_True) enlist(w, storage);
+  w.storage_data.set(storage, Py_None);
+  w.storage_value.set(storage, value);
 }
 
 // -- hits -----------------------------------------------------------------------------------------
@@ -730,6 +732,7 @@ static void find_slots(World& w, PyObject* names) {
   find(w.view_index, "View", "index");
   find(w.view_node, "View", "node");
   find(w.view_parent, "View", "parent");
+  find(w.view_type, "View", "type");
   find(w.view_value, "View", "value");
   find(w.node_outputs, "Node", "outputs");
   find(w.node_passing, "Node", "passing");

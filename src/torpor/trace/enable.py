@@ -93,7 +93,8 @@ class Laziness:
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """State that came from a file, or was made without looking at the parameter, follows it."""
         if self.on and _has_plain_state(optimizer):
-            convert_state(optimizer, lambda tensor: wrap_data(tensor.clone(), tensor.device))
+            with _torch.as_on_another_thread(), torch.no_grad():
+                convert_state(optimizer, _lazy_copy, of=LazyTensor)
 
     def got_parameters(self, tensors: Iterable[Any]) -> None:
         """An optimizer got parameters."""
@@ -168,7 +169,7 @@ def convert(tensors: Iterable[Any]) -> bool:
         if _can_be_lazy(tensor):
             groups.setdefault(_torch.memory_of(tensor), []).append(tensor)
         else:
-            waits |= isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+            waits |= torch.nn.parameter.is_lazy(tensor)
     if not groups:
         return waits
     del found
@@ -201,18 +202,22 @@ def _convert_together(tensors: list[torch.Tensor]) -> bool:
     del memory
     lazies = [adoption.adopt(tensor, tensor.device) for tensor in tensors]
     for tensor, lazy in zip(tensors, lazies, strict=True):
-        move(tensor, lazy, _lazy_gradient)
+        move(tensor, lazy, _lazy_copy)
     return True
 
 
 def _is_bound(tensor: torch.Tensor) -> bool:
-    """A graph of autograd or torch itself holds it, or its gradient is no strided one."""
+    """A graph of autograd or torch itself holds it, or its gradient cannot be lazy."""
     grad = tensor.grad
-    return _torch.is_held(tensor) or (grad is not None and not _can_be_lazy(grad))
+    return _torch.is_held(tensor) or not (
+        grad is None or type(grad) is LazyTensor or _can_be_lazy(grad)
+    )
 
 
-def _lazy_gradient(grad: torch.Tensor) -> torch.Tensor:
-    return wrap_data(grad.detach().clone(), grad.device)
+def _lazy_copy(tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) is LazyTensor:
+        return tensor
+    return wrap_data(tensor.detach().clone(), tensor.device)
 
 
 # -- optimizers --------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ Convert = Callable[[torch.Tensor], torch.Tensor]
 _OWN = ("_lazy_storage", "_lazy_view", "_is_param")
 """Attributes that say what a lazy tensor is; all others are the user's."""
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 _OLD_GRAPH = (
     "backward through a graph that was recorded before its parameters were moved to or from a lazy "
     "device; move a module before forward, or after forward and backward"
@@ -45,14 +47,13 @@ def _swap(held: torch.Tensor, new: torch.Tensor) -> None:
     new = _alone(new)
     attributes = {name: value for name, value in vars(held).items() if name not in _OWN}
     is_parameter = isinstance(held, torch.nn.Parameter)
-    becomes_lazy = isinstance(new, LazyTensor)
+    cls = LazyTensor if isinstance(new, LazyTensor) else _PLAIN[is_parameter]
     new.requires_grad_(held.requires_grad)
-    if becomes_lazy:
-        own = {"_lazy_storage": new._lazy_storage, "_lazy_view": new._lazy_view}
-        attributes |= own | ({"_is_param": True} if is_parameter else {})
+    if isinstance(new, LazyTensor):
+        attributes |= {"_lazy_storage": new._lazy_storage, "_lazy_view": new._lazy_view}
+        attributes |= {"_is_param": True} if is_parameter else {}
     _torch.swap(held, new)
-    held.__class__ = _class(held, becomes_lazy, is_parameter)
-    held.__dict__ = attributes
+    held.__class__, held.__dict__ = cls, attributes
     new.__class__, new.__dict__ = torch.Tensor, {}
 
 
@@ -61,17 +62,12 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     return same_storage(tensor) if isinstance(tensor, LazyTensor) else tensor.detach()
 
 
-def _class(held: torch.Tensor, becomes_lazy: bool, is_parameter: bool) -> type[torch.Tensor]:
-    if becomes_lazy:
-        return LazyTensor
-    return torch.nn.Parameter if is_parameter else torch.Tensor
-
-
 def replace(held: torch.Tensor, new: torch.Tensor) -> None:
     """Let `held` be what `new` is: one of them is lazy, or both."""
     if new is held:
         return
-    if isinstance(held, LazyTensor) and isinstance(new, LazyTensor):
+    both_lazy = isinstance(held, LazyTensor) and isinstance(new, LazyTensor)
+    if both_lazy and held.device.type == new.device.type:
         held.data = new
     else:
         exchange(held, new)
@@ -95,10 +91,12 @@ def move(tensor: torch.Tensor, new: torch.Tensor, convert: Convert) -> None:
 
 def _moved(grad: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """`grad` as `new`: the same object where nothing else holds the tensor behind it."""
-    if isinstance(grad, LazyTensor) or isinstance(new, LazyTensor):
-        if new is grad or (not _torch.is_held(grad) and grad.grad_fn is None):
-            replace(grad, new)
-            return grad
+    if new is grad:
+        return grad
+    any_lazy = isinstance(grad, LazyTensor) or isinstance(new, LazyTensor)
+    if any_lazy and grad.is_leaf and not _torch.is_held(grad):
+        replace(grad, new)
+        return grad
     return new.requires_grad_(grad.requires_grad)
 
 

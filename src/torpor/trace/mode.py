@@ -98,9 +98,16 @@ def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return real.requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
-def convert_state(optimizer: torch.optim.Optimizer, convert: Convert) -> torch.optim.Optimizer:
-    """Convert the state that has the shape of a parameter; counters stay what they are."""
+def convert_state(
+    optimizer: torch.optim.Optimizer, convert: Convert, of: type[torch.Tensor] = torch.Tensor
+) -> torch.optim.Optimizer:
+    """Convert the state that has the shape of a parameter; counters stay what they are.
+
+    Only that of parameters which are tensors `of` that class.
+    """
     for parameter, state in optimizer.state.items():
+        if not isinstance(parameter, of) or not isinstance(state, dict):
+            continue
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim():
                 state[name] = convert(value)

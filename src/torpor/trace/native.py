@@ -145,7 +145,9 @@ class Front:
     def use(self, library: Any) -> None:
         """Put `library` to work, unless it does other things than Python does."""
         library.setup(_names() | {"config": {"max_trace_nodes": sys.maxsize}})
-        check(library)
+        # `torch.tensor` of a list, which may bring the first op, asks no tensor subclass meanwhile
+        with _torch.as_on_another_thread(), _torch.python_on():
+            check(library)
         library.setup(_names())
         self.library = NATIVE.library = library
         for op, rule, kernel in above_autograd():
@@ -357,7 +359,7 @@ def _fact(tensor: LazyTensor) -> tuple[Any, ...]:
         TensorType.of_tensor(tensor), _torch.dispatch_keys(tensor), sorted(vars(tensor)),
         tensor.requires_grad, tensor.is_inference(),
         storage.type, storage.value, storage.data, storage.listed, listed,
-        view and (view.parent, view.node, view.index, view.base, view.value),
+        view and (view.parent, view.node, view.index, view.base, view.type, view.value),
     )  # fmt: skip
 
 

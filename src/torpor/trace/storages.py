@@ -1,7 +1,7 @@
 """The memory of lazy tensors as torch's storage objects, and the way back from these.
 
 `y.untyped_storage()` is a storage object on the buffer that `y` has now. It knows whose memory that
-is, so that `x.set_(y.untyped_storage(), ...)` makes `x` another look at the same lazy storage. It owns
+is: `x.set_(y.untyped_storage(), ...)` makes `x` another look at the same lazy storage. It owns
 nothing: buffers are replaced by every write, and the object must not keep one from being donated
 longer than its user holds it.
 """

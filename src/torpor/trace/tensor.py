@@ -27,9 +27,12 @@ class View:
 
     A view whose size is not the storage's but one of the step's (`table[:length]`) is right in that
     step only: its `base` is `InThisTrace`, which no storage holds, so that it is looked at closer.
+
+    `type` is that of `value` in numbers: those of the trace that made it, and of its tensor. Symbols
+    in the type of `value` are other numbers in another trace.
     """
 
-    __slots__ = ("base", "index", "node", "parent", "value")
+    __slots__ = ("base", "index", "node", "parent", "type", "value")
 
     def __init__(
         self, parent: View | None, node: Node, index: int, base: Value, value: Value
@@ -38,6 +41,7 @@ class View:
         self.node = node
         self.index = index
         self.value = value
+        self.type = value.type.concrete
         # of a view that is right in this trace only, so is every view
         passing = value.node.passing or (parent is not None and type(parent.base) is InThisTrace)
         self.base: Any = InThisTrace(base, TRACE.epoch) if passing else base

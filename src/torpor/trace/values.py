@@ -107,19 +107,19 @@ def value_of(tensor: LazyTensor) -> Value:
     view = tensor._lazy_view
     if view is None:
         return root
-    return view.value if view.shows(root) else replay(view, root, tensor)
+    return view.value if view.shows(root) else replay(view, root)
 
 
 def view_value(view: View, storage: LazyStorage, tensor: LazyTensor) -> Value:
     """What `tensor`, a view of `storage`, shows in this trace."""
     root = root_value(storage)
-    return view.value if view.shows(root) else replay(view, root, tensor)
+    return view.value if view.shows(root) else replay(view, root)
 
 
-def replay(view: View, root: Value, tensor: LazyTensor) -> Value:
-    """Bring the view of `tensor` up to date, and the views between it and its storage."""
+def replay(view: View, root: Value) -> Value:
+    """Bring `view` up to date, and the views between it and its storage."""
     if SIZES.active and _had_other_sizes(view, root):
-        return _look_again(view, root, TensorType.of_tensor(tensor))
+        return _look_again(view, root)
     stale: list[View] = []
     current: View | None = view
     while current is not None and not current.shows(root):
@@ -130,24 +130,29 @@ def replay(view: View, root: Value, tensor: LazyTensor) -> Value:
         node = link.node
         source = _view_operand(node)
         if value.type is not node.args[source].type:
-            value = _look_again(link, root, link.value.type)
+            value = _look_again(link, root)
             continue
         key = (*node.key[:source], value, *node.key[source + 1 :])
         bound = [*node.args[:source], value, *node.args[source + 1 :]]
         node = node.op.nodes.get(key) or make_node(spec_of(node.op.target), key, bound, again=True)
         value = node.outputs[link.index]
-        link.move(root, value)
+        if value.type.concrete is link.type:
+            link.move(root, value)
+        else:
+            value = _look_again(link, root)
     return value
 
 
 def _had_other_sizes(view: View, root: Value) -> bool:
-    """It has symbols that may have been other numbers when it was made."""
+    """It, or a view it is of, has symbols that may have been other numbers when it was made."""
     base = view.base
     if type(base) is InThisTrace and base.epoch == TRACE.epoch:
         return False
     met: set[Symbol] = set()
     link: View | None = view
     while link is not None:
+        if link.value.type.concrete is not link.type:  # they were, for all to see
+            return True
         node = link.node
         met |= symbols_met(node)
         link = link.parent
@@ -156,9 +161,9 @@ def _had_other_sizes(view: View, root: Value) -> bool:
     return node.args[_view_operand(node)].type is not root.type or not are_own(met, root.type)
 
 
-def _look_again(view: View, root: Value, type_: TensorType) -> Value:
-    """Let `view` be a window of `type_` onto `root`, whatever it was made by."""
-    found = window_onto(root, type_)
+def _look_again(view: View, root: Value) -> Value:
+    """Let `view` be a window onto `root` of the sizes it always had, whatever it was made by."""
+    found = window_onto(root, view.type)
     view.base = None  # it shows nothing, should the next lines be interrupted
     view.parent, view.index, view.node = found.parent, 0, found.node
     view.move(root, found.value)
@@ -198,7 +203,7 @@ def write(tensor: LazyTensor, new: Value) -> None:
     storage = tensor._lazy_storage
     view = tensor._lazy_view
     before = root_value(storage)
-    root, written = (new, []) if view is None else scatter(before, view, new, tensor)
+    root, written = (new, []) if view is None else scatter(before, view, new)
     if not storage.listed:
         TRACE.enlist(storage)
     storage.data = None
@@ -216,15 +221,13 @@ def _move_on(view: View, root: Value, new: Value) -> None:
         view.base = InThisTrace(root, TRACE.epoch)
 
 
-def scatter(
-    root: Value, view: View, new: Value, tensor: LazyTensor
-) -> tuple[Value, list[tuple[View, Value]]]:
-    """The contents of a storage after `new` was written through the view of `tensor`.
+def scatter(root: Value, view: View, new: Value) -> tuple[Value, list[tuple[View, Value]]]:
+    """The contents of a storage after `new` was written through `view`.
 
     And what the views show then that the write went through.
     """
     if not view.shows(root):
-        replay(view, root, tensor)
+        replay(view, root)
     written: list[tuple[View, Value]] = []
     current: View | None = view
     while current is not None:

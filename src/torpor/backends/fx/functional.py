@@ -43,6 +43,7 @@ def call(spec: OpSpec, args: list[Any], types: list[Any], operand_types: list[An
         return form(spec, args, types)
     if spec.target._opname in STRIDED:
         args = [_with_promised_strides(args[0], operand_types[0]), *args[1:]]
+        _check_bounds(spec, args)
     if spec.mutated:
         return _call_twin(spec, args, types)
     return outputs(spec, call_op(spec.target, spec, args))
@@ -156,6 +157,19 @@ def _with_promised_strides(tensor: torch.Tensor, type_: TensorType) -> torch.Ten
     if type_.offset or not type_.is_dense:
         raise NotTraceable(f"depends on the memory behind {type_!r}")
     return with_strides(tensor, type_)
+
+
+def _check_bounds(spec: OpSpec, args: list[Any]) -> None:
+    """Refuse a window that leaves the memory of its tensor: compiled code does not look."""
+    named = {a.name: value for a, value in zip(spec.arguments, args, strict=True)}
+    tensor, size, stride = named["self"], named["size"], named["stride"]
+    offset = named["storage_offset"]
+    numbers = (*size, *stride, tensor.storage_offset() if offset is None else offset)
+    if any(type(number) is not int for number in numbers) or 0 in size:
+        return  # sizes that are symbols: recording has looked at them
+    last = sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + numbers[-1]
+    if min(numbers) < 0 or last * tensor.itemsize >= tensor.untyped_storage().nbytes():
+        raise NotTraceable(f"{spec.name} leaves the memory of its tensor")
 
 
 def with_strides(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
