@@ -190,8 +190,8 @@ def _noted(value: Any) -> Any:
 def probe(program: Program) -> Program:
     """The program without lines whose result eager leaves undefined.
 
-    Those write to memory that holds an element twice, or that they read in part, and eager raises no
-    error; or eager raises one when it has resized the output.
+    Those write to memory that holds an element twice, or that they read in part, and eager raises
+    no error; or eager raises one when it has resized the output.
     """
     while True:
         world = _Probe(program, _plain_tensor)
