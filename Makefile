@@ -11,10 +11,10 @@ STEPS_ARGS ?=
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.torpor-installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
-QUICK  := -m "not slow and not gpu"
+QUICK  := -m "not slow and not gpu and not sweep"
 
 # All test folders but those with a target of their own, so that no new folder is forgotten.
-OTHER_TESTS = tests/ops/ tests/models/ tests/backends/ tests/browser/ tests/native/
+OTHER_TESTS = tests/ops/ tests/models/ tests/backends/ tests/browser/ tests/native/ tests/wild/
 CORE_TESTS = $(filter-out $(OTHER_TESTS),$(sort $(dir $(wildcard tests/*/test_*.py))))
 
 # What people install: the default backend, its cache on disk, the native library, two threads.
@@ -26,6 +26,9 @@ DEFAULT_PYTEST = TORPOR_TEST_DEFAULTS=1 TORPOR_NATIVE=on TORPOR_CACHE_DIR=$(DEFA
 DEFAULT_PART = 3/16
 DEFAULT_MODELS = bert or resnet or lstm-concrete or gpt2 or mamba-concrete or vae
 
+# The first seed of `make sweep-drawn`.
+DRAWN_SEED ?= 100000
+
 # Backends that run eager's own kernels: they give eager's bits.
 EXACT_BACKENDS = reference torchscript
 # What `make sweep-backends` runs on.
@@ -33,8 +36,8 @@ BACKENDS ?= $(EXACT_BACKENDS) inductor
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-defaults test-browser test-slow test-gpu \
-        bench-gpu check codegen page format bench bench-steps bench-recording sweep sweep-ops sweep-kits sweep-defaults sweep-backends clean
+.PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-defaults test-wild test-browser test-slow test-gpu \
+        bench-gpu check codegen page format bench bench-steps bench-recording sweep sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +57,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train a small character GPT lazily and eagerly, side by side
 	@$(PY) -m torpor demo $(ARGS)
 
-test: test-core test-native test-ops test-models test-backends test-defaults test-browser ## all tests but the slow ones and the GPU's
+test: test-core test-native test-ops test-models test-backends test-defaults test-wild test-browser ## all tests but the slow ones and the GPU's
 
 test-core: $(STAMP) ## units, IR, laziness, API, properties, command line
 	@printf '\n== core: %s ==\n' '$(CORE_TESTS)'
@@ -106,6 +109,10 @@ sweep-defaults: $(STAMP) ## the same with all of op_db and all models, and more 
 sweep-kits: $(STAMP) ## the conformance kit on all of op_db, on both exact backends and both kinds of tensors
 	@$(call run_kits)
 
+test-wild: $(STAMP) ## programs as people write them, under enable() in the default configuration
+	@printf '\n== wild: programs as people write them ==\n'
+	@$(PYTEST) $(QUICK) tests/wild $(ARGS)
+
 test-browser: $(STAMP) ## the page of `torpor view` in a headless Chromium
 	@printf '\n== browser: the page of torpor view in Chromium ==\n'
 	@$(PYTEST) $(QUICK) tests/browser $(ARGS)
@@ -156,13 +163,20 @@ bench-recording: $(STAMP) ## what recording a step costs, and where it goes
 bench-gpu: $(STAMP) ## whole steps, memory and cold compiles on a CUDA device
 	@$(PY) -m benchmarks.gpu $(ARGS)
 
-sweep: sweep-ops sweep-kits sweep-defaults sweep-backends ## all of it, surviving crashes and hangs: hours with inductor
+sweep: sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn ## all of it, surviving crashes and hangs: hours with inductor
 
 sweep-ops: $(STAMP) ## op_db against eager as one table
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m tests.ops.sweep --jobs $(WORKERS) $(ARGS)
 
 sweep-backends: $(STAMP) ## kit and models on BACKENDS, into docs/sweeps/; goes on where it was stopped
 	@$(PY) -m scripts.sweep_backends $(BACKENDS) --jobs $(WORKERS)
+
+sweep-wild: $(STAMP) ## every program alone, in every way, on the default backend and on reference
+	@$(PYTEST) -m sweep tests/wild $(ARGS)
+
+sweep-drawn: $(STAMP) ## 2,000 drawn programs on reference and on inductor, into docs/sweeps/drawn.md
+	@$(PY) -m scripts.drawn_programs --count 2000 --seed $(DRAWN_SEED) --jobs $(WORKERS) --write
+	@$(PY) -m scripts.drawn_programs --count 2000 --seed $(DRAWN_SEED) --jobs $(WORKERS) --write --backend inductor
 
 clean: ## remove caches (not .venv)
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
