@@ -143,6 +143,13 @@ def without_modes() -> AbstractContextManager[Any]:
 
 
 @contextmanager
+def without_dispatch_modes() -> Iterator[None]:
+    """Runs the body as if no dispatch mode were active; modes of `__torch_function__` stay."""
+    with _disable_current_modes():
+        yield
+
+
+@contextmanager
 def _modes_aside() -> Iterator[None]:
     with _C.DisableTorchFunction(), _disable_current_modes():
         yield
@@ -1409,3 +1416,154 @@ def _rounded_down(expression: Any, names: dict[Any, str]) -> Any:
         return None
     inside, divisor = _formula(expression.args[0], names), int(expression.args[1])
     return None if inside is None or divisor < 1 else (inside[0], divisor)
+
+
+# -- parts of torch that meet lazy tensors without an op -------------------------------------------
+
+
+class _Imports:
+    """Calls functions with modules right after they are imported; a finder of Python's."""
+
+    def __init__(self) -> None:
+        self.hooks: dict[str, list[Callable[[Any], None]]] = {}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The spec that the other finders have for `name`, if somebody waits for it."""
+        if name not in self.hooks:
+            return None
+        others = (f for f in sys.meta_path if f is not self)
+        spec = next(filter(None, (f.find_spec(name, path, target) for f in others)), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self.hooks.pop(name))  # type: ignore[assignment]  # used like one
+        return spec
+
+
+class _Loader:
+    """A loader of Python's that calls functions with what it has loaded."""
+
+    def __init__(self, loader: Any, hooks: list[Callable[[Any], None]]) -> None:
+        self.loader = loader
+        self.hooks = hooks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def exec_module(self, module: Any) -> None:
+        """Run the module, then the functions."""
+        module.__loader__ = module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        for hook in self.hooks:
+            hook(module)
+
+
+_imports = _Imports()
+
+
+def after_import(name: str, hook: Callable[[Any], None]) -> None:
+    """Call `hook` with a module of torch's: now, or when somebody imports it."""
+    if name in sys.modules:
+        hook(sys.modules[name])
+        return
+    _imports.hooks.setdefault(name, []).append(hook)
+    if _imports not in sys.meta_path:
+        sys.meta_path.insert(0, _imports)  # type: ignore[arg-type]  # used like one
+
+
+def replace_function(
+    name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Let the function `module.function` of torch's be what `around` makes of it.
+
+    It is replaced wherever torch shows it under that name; nothing happens if torch has none.
+    """
+    module_name, _, attribute = name.rpartition(".")
+
+    def replace(module: Any) -> None:
+        original = getattr(module, attribute, None)
+        if original is None:
+            return
+        made = around(original)
+        for key, other in list(sys.modules.items()):
+            if _is_torchs(key) and vars(other).get(attribute) is original:
+                setattr(other, attribute, made)
+
+    after_import(module_name, replace)
+
+
+def _is_torchs(module: str) -> bool:
+    return module == "torch" or module.startswith("torch.")
+
+
+class MetLazy(BaseException):
+    """TorchDynamo has met a lazy tensor; `source` is the expression that leads to it.
+
+    No `Exception`: TorchDynamo turns those into errors of its own.
+    """
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.source = source
+
+
+def on_dynamo_frame(
+    meets_lazy: Callable[[Any], bool],
+    is_lazy: Callable[[object], bool],
+    remember: Callable[[Any, str], None],
+) -> None:
+    """Let a frame run uncompiled, with all it calls, where TorchDynamo would meet a lazy tensor.
+
+    `meets_lazy` is asked before a frame is traced; what it does not find is found when TorchDynamo
+    makes a variable of it, and `remember` is called with the frame and the way to the tensor. What
+    was compiled for plain tensors stays.
+    """
+
+    def watch_frames(module: Any) -> None:
+        wrapper = module.CatchErrorsWrapper
+        convert = wrapper.__call__
+
+        @functools.wraps(convert)
+        def __call__(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+            if meets_lazy(frame):
+                return _uncompiled()
+            try:
+                return convert(self, frame, *args, **kwargs)
+            except MetLazy as met:
+                remember(frame, met.source)
+                return _uncompiled()
+
+        wrapper.__call__ = __call__
+
+    def watch_variables(module: Any) -> None:
+        builder = module.VariableBuilder
+        wrap = builder.wrap_tensor
+
+        @functools.wraps(wrap)
+        def wrap_tensor(self: Any, value: Any) -> Any:
+            if is_lazy(value):
+                name = getattr(self.source, "name", "")  # a method before it became a property
+                raise MetLazy(str(name() if callable(name) else name))
+            return wrap(self, value)
+
+        builder.wrap_tensor = wrap_tensor
+
+    after_import("torch._dynamo.convert_frame", watch_frames)
+    after_import("torch._dynamo.variables.builder", watch_variables)
+
+
+def _uncompiled() -> Any:
+    """What tells TorchDynamo to run one frame, and all it calls, as it is; others are compiled."""
+    from torch._dynamo import types
+
+    skip = types.FrameAction.SKIP
+    strategy = types.FrameExecStrategy(skip, skip)
+    count = getattr(_C._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", None)
+    if count is not None:
+        count(-1)  # do not count: `fullgraph=True` is an error where no frame was compiled
+    return types.ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
+
+
+def dispatch_modes() -> list[Any]:
+    """The dispatch modes that are active on this thread."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return list(_get_current_dispatch_mode_stack())

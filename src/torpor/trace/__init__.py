@@ -14,6 +14,7 @@ from torpor.trace import (  # noqa: F401  # register their ops, give LazyTensor 
     values,
     whole,
 )  # fmt: skip
+from torpor.trace import compiled, foreign
 from torpor.trace.devices import register_device
 from torpor.trace.sharing import register_location
 from torpor.trace.tensor import LazyTensor, is_lazy
@@ -22,6 +23,8 @@ register_device()
 register_location()
 hooks.install()
 whole.install()
+foreign.install()
+compiled.install()
 _torch.accept_lazy_autocast()
 _torch.on_default_dtype(values.finish, values.forget_types)
 custom.on_change(values.finish, values.forget_types)

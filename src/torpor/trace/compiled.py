@@ -1,0 +1,89 @@
+"""Where TorchDynamo meets a lazy tensor: the function runs uncompiled, recorded op by op.
+
+That is what torpor is for: the ops of the function join those before and after it in one graph,
+which torpor's backend compiles. What was compiled for plain tensors stays compiled for them.
+"""
+
+from __future__ import annotations
+
+from types import CodeType, MethodType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from torpor import _torch
+from torpor.trace.foreign import as_plain, warn_once
+from torpor.trace.mode import LazyMode
+from torpor.trace.tensor import LazyTensor
+
+_sources: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()
+"""Where a function holds lazy tensors that its arguments and closure do not show at once."""
+
+
+def _meets_lazy(frame: Any) -> bool:
+    """TorchDynamo would meet a lazy tensor in this frame, as far as can be told without tracing."""
+    found = any(map(_holds_lazy, frame.f_locals.values())) or _in_mode() or _in_known_place(frame)
+    if found:
+        _tell(frame.f_code)
+    return found
+
+
+def _holds_lazy(thing: Any, depth: int = 2) -> bool:
+    if isinstance(thing, torch.Tensor):
+        return isinstance(thing, LazyTensor)
+    if isinstance(thing, torch.nn.Module):
+        return any(isinstance(p, LazyTensor) for p in thing.parameters())
+    if isinstance(thing, MethodType):
+        return isinstance(thing.__self__, torch.nn.Module) and _holds_lazy(thing.__self__)
+    if depth and isinstance(thing, (list, tuple)):
+        return any(_holds_lazy(item, depth - 1) for item in thing)
+    if depth and isinstance(thing, dict):
+        return any(_holds_lazy(item, depth - 1) for item in thing.values())
+    return False
+
+
+def _in_mode() -> bool:
+    return any(isinstance(mode, LazyMode) for mode in _torch.dispatch_modes())
+
+
+def _in_known_place(frame: Any) -> bool:
+    """A lazy tensor is where TorchDynamo has met one in this code before."""
+    sources = _sources.get(frame.f_code, ())
+    return any(isinstance(_look_up(source, frame), LazyTensor) for source in sources)
+
+
+def _look_up(source: str, frame: Any) -> Any:
+    try:
+        return eval(source, {"L": frame.f_locals, "G": frame.f_globals})  # TorchDynamo's expression
+    except Exception:
+        return None  # the way does not lead there any more
+
+
+def _remember(frame: Any, source: str) -> None:
+    if source:
+        _sources.setdefault(frame.f_code, set()).add(source)
+    _tell(frame.f_code)
+
+
+def _tell(code: CodeType) -> None:
+    warn_once(
+        "torch.compile",
+        f"torch.compile: {code.co_name} meets lazy tensors, so it is not compiled by TorchDynamo: "
+        "its ops are recorded one by one and compiled by torpor together with the rest of the "
+        "step. Leave torch.compile away, or call the function with plain tensors "
+        "(`torpor.eager`)",
+    )
+
+
+def _coerce(tensor: LazyTensor, metadata: Any, expected: type | None = None) -> Any:
+    """A gradient on its way into the backward of a compiled function: plain, where that was."""
+    return as_plain(tensor) if expected is torch.Tensor else tensor
+
+
+LazyTensor.__coerce_same_metadata_as_tangent__ = _coerce  # type: ignore[attr-defined]  # AOTAutograd asks for it
+
+
+def install() -> None:
+    """Watch what TorchDynamo is given, from when it is imported."""
+    _torch.on_dynamo_frame(_meets_lazy, lambda value: isinstance(value, LazyTensor), _remember)
