@@ -20,6 +20,7 @@ from torpor import _torch, metrics
 from torpor.errors import TorporWarning
 from torpor.execute import sync
 from torpor.trace.eager import wrap_result
+from torpor.trace.mode import LazyMode
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import is_traceable, plain_copy
@@ -40,6 +41,11 @@ def warn_once(what: str, text: str) -> None:
         warnings.warn(text, TorporWarning, stacklevel=2)
     else:
         warnings.warn_explicit(text, TorporWarning, where.file, where.line)
+
+
+def in_mode() -> bool:
+    """Everything made on this thread now is lazy."""
+    return any(isinstance(mode, LazyMode) for mode in _torch.dispatch_modes())
 
 
 # -- tensors -----------------------------------------------------------------------------------
@@ -276,11 +282,12 @@ def fall_back_to_plain(entry: Entry, function: Callable[..., Any]) -> Callable[.
         if is_compiling():
             return function(*args, **kwargs)
         lazy = next(lazy_tensors((args, kwargs)), None)
-        if lazy is None:
+        if lazy is None and not in_mode():
             return function(*args, **kwargs)
         if entry.advice is not None:
             tell_fallback(entry.name.rpartition(".")[2], entry.advice)
-        return run_plainly(function, args, kwargs, lazy.device, entry.makes)
+        device = torch.device("cpu") if lazy is None else lazy.device
+        return run_plainly(function, args, kwargs, device, entry.makes)
 
     return call
 
