@@ -1562,8 +1562,8 @@ def _uncompiled() -> Any:
     return types.ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
 
 
-def dispatch_modes() -> list[Any]:
-    """The dispatch modes that are active on this thread."""
+def modes() -> list[Any]:
+    """The dispatch modes that are active on this thread, outermost first."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     return list(_get_current_dispatch_mode_stack())
@@ -1653,6 +1653,15 @@ def on_subclass(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> N
     tensor: Any = torch.Tensor
     for name in ("_make_subclass", "__new__"):
         setattr(tensor, name, staticmethod(around(getattr(tensor, name))))
+    as_subclass = around(lambda cls, tensor: original(tensor, cls))
+    original = tensor.as_subclass
+    tensor.as_subclass = functools.wraps(original)(lambda self, cls: as_subclass(cls, self))
+
+
+def on_higher_order_op(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let every call of a higher-order op go through what `around` makes of `dispatch(op, key)`."""
+    kind: Any = torch._ops.HigherOrderOperator
+    kind.dispatch = around(kind.dispatch)
 
 
 def has_own_dispatch(kind: type[torch.Tensor]) -> bool:

@@ -15,7 +15,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torpor import _torch
 from torpor.ir.types import TensorType
-from torpor.trace.foreign import as_plain, in_mode, warn_once
+from torpor.trace.foreign import as_plain, in_mode
+from torpor.trace.site import warn_once
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import set_bits
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Iterator, MutableMapping
 from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -17,35 +16,16 @@ from typing import Any, NamedTuple
 import torch
 
 from torpor import _torch, metrics
-from torpor.errors import TorporWarning
 from torpor.execute import sync
 from torpor.trace.eager import wrap_result
 from torpor.trace.mode import LazyMode
-from torpor.trace.site import site
+from torpor.trace.site import site, warn_once
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import is_traceable, plain_copy
 
-# -- one warning for each kind of thing ----------------------------------------------------------
-
-WARNED: set[str] = set()
-"""What the user was told of; clear it to be told again."""
-
-
-def warn_once(what: str, text: str) -> None:
-    """Warn, with the user's line, unless this process has been told of `what`."""
-    if what in WARNED:
-        return
-    WARNED.add(what)
-    where = site()
-    if where is None:
-        warnings.warn(text, TorporWarning, stacklevel=2)
-    else:
-        warnings.warn_explicit(text, TorporWarning, where.file, where.line)
-
-
 def in_mode() -> bool:
     """Everything made on this thread now is lazy."""
-    return any(isinstance(mode, LazyMode) for mode in _torch.dispatch_modes())
+    return any(isinstance(mode, LazyMode) for mode in _torch.modes())
 
 
 # -- tensors -----------------------------------------------------------------------------------
@@ -250,8 +230,8 @@ class Entry(NamedTuple):
 
 _PLAIN_FIRST = "its result holds plain copies of lazy parameters. To choose when they are made, "
 _PLAIN_FIRST += "call it with `torpor.eager(copy.deepcopy(model))`"
-_CONTROL_FLOW = "it runs at once, and its results are lazy. Python's own `if` and `for` are "
-_CONTROL_FLOW += "recorded without it"
+_AT_ONCE = "it runs at once, and its results are lazy"
+_CONTROL_FLOW = f"{_AT_ONCE}. Python's own `if` and `for` are recorded without it"
 
 ENTRIES = (
     Entry("torch._higher_order_ops.cond.cond", _CONTROL_FLOW),
@@ -261,13 +241,16 @@ ENTRIES = (
     Entry("torch._higher_order_ops.map.map", _CONTROL_FLOW),
     Entry(
         "torch.nn.attention.flex_attention.flex_attention",
-        "it runs at once, and its results are lazy. `scaled_dot_product_attention` is recorded",
+        f"{_AT_ONCE}. `scaled_dot_product_attention` is recorded",
     ),
     Entry("torch.export.export", _PLAIN_FIRST, makes=True),
     Entry("torch.export.draft_export", _PLAIN_FIRST, makes=True),
     Entry("torch.jit._trace.trace", _PLAIN_FIRST, makes=True),
     Entry("torch.jit._trace.trace_module", _PLAIN_FIRST, makes=True),
     Entry("torch.jit._trace._get_trace_graph", _PLAIN_FIRST, makes=True),
+    Entry("torch.export.load", None, makes=True),
+    Entry("torch.export.save", None, makes=True),
+    Entry("torch.jit._serialization.load", None, makes=True),
     Entry("torch.utils.dlpack.to_dlpack", None, makes=True),
 )
 """All of them."""
@@ -327,7 +310,26 @@ def lazily(result: Any, device: torch.device) -> Any:
     return _torch.tree_map(convert, result)
 
 
+def _in_front_of_ops(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """Higher-order ops that are called as such, by backward passes for one."""
+
+    @functools.wraps(dispatch)
+    def call(op: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+        modes = _torch.modes()
+        if modes and not isinstance(modes[-1], LazyMode):  # somebody traces
+            return dispatch(op, key, *args, **kwargs)
+        lazy = next(lazy_tensors((args, kwargs)), None)
+        if lazy is None and not modes:
+            return dispatch(op, key, *args, **kwargs)
+        tell_fallback(op.name(), _AT_ONCE)
+        device = torch.device("cpu") if lazy is None else lazy.device
+        return run_plainly(op, args, kwargs, device)
+
+    return call
+
+
 def install() -> None:
     """Stand in front of the functions, those of modules to be imported included."""
     for entry in ENTRIES:
         _torch.replace_function(entry.name, functools.partial(fall_back_to_plain, entry))
+    _torch.on_higher_order_op(_in_front_of_ops)

@@ -93,11 +93,12 @@ def _script(script: Callable[..., Any]) -> Callable[..., Any]:
 def _with_plain_tensors(module: Any) -> Iterator[None]:
     """A module of TorchScript has plain tensors in the place of lazy ones inside the block."""
     found = [one for one in _torch.script_tensors(module) if isinstance(one[2], LazyTensor)]
-    copies = {id(tensor): plain_copy(tensor) for _, _, tensor in found}  # shared ones stay shared
-    for owner, name, tensor in found:
-        owner.setattr(name, copies[id(tensor)].requires_grad_(tensor.requires_grad))
     try:
-        yield
+        with _torch.without_dispatch_modes():
+            copies = {id(t): plain_copy(t) for _, _, t in found}  # shared ones stay shared
+            for owner, name, tensor in found:
+                owner.setattr(name, copies[id(tensor)].requires_grad_(tensor.requires_grad))
+            yield
     finally:
         for owner, name, tensor in found:
             owner.setattr(name, tensor)

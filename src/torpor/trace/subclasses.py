@@ -14,10 +14,24 @@ from typing import Any
 import torch
 
 from torpor import _torch
-from torpor.trace.foreign import as_plain, tell_fallback
+from torpor.trace.foreign import as_plain, in_mode, tell_fallback
 from torpor.trace.tensor import LazyTensor
 
-_as_subclass = torch.Tensor.as_subclass
+def _made_plainly(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch that makes a tensor of another class: `make(cls, tensor, ...)`."""
+
+    @functools.wraps(make)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not args or issubclass(LazyTensor, args[0]):
+            return make(*args, **kwargs)
+        if len(args) > 1 and isinstance(args[1], LazyTensor):
+            args = args[0], _plain_for(args[1], args[0]), *args[2:]
+        if not in_mode():
+            return make(*args, **kwargs)
+        with _torch.without_dispatch_modes():
+            return make(*args, **kwargs)
+
+    return call
 
 
 def _plain_for(tensor: LazyTensor, cls: type) -> torch.Tensor:
@@ -30,28 +44,6 @@ def _plain_for(tensor: LazyTensor, cls: type) -> torch.Tensor:
     return made
 
 
-def as_subclass(self: LazyTensor, cls: type) -> Any:
-    """This tensor as one of another class: a plain one, unless that is a base of lazy ones."""
-    if issubclass(LazyTensor, cls):
-        return _as_subclass(self, cls)
-    return _plain_for(self, cls).as_subclass(cls)
-
-
-LazyTensor.as_subclass = as_subclass  # type: ignore[assignment,method-assign]  # typed by overloads
-
-
-def _made_plain(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of torch that makes a tensor of another class: `make(cls, tensor, ...)`."""
-
-    @functools.wraps(make)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > 1 and type(args[1]) is LazyTensor and not issubclass(LazyTensor, args[0]):
-            return make(args[0], _plain_for(args[1], args[0]), *args[2:], **kwargs)
-        return make(*args, **kwargs)
-
-    return call
-
-
 def install() -> None:
     """Stand in front of what makes tensors of other classes."""
-    _torch.on_subclass(_made_plain)
+    _torch.on_subclass(_made_plainly)
