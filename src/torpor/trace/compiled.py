@@ -6,6 +6,7 @@ which torpor's backend compiles. What was compiled for plain tensors stays compi
 
 from __future__ import annotations
 
+import itertools
 from types import CodeType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,10 +16,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torpor import _torch
 from torpor.ir.types import TensorType
-from torpor.trace.foreign import as_plain, in_mode
+from torpor.trace.foreign import as_plain, in_mode, tensors_of
 from torpor.trace.site import warn_once
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import set_bits
+
+_AT_MOST = 64
+"""How many items of a container are looked at before TorchDynamo does."""
 
 _sources: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()
 """Where a function holds lazy tensors that its arguments and closure do not show at once."""
@@ -36,13 +40,12 @@ def _holds_lazy(thing: Any, depth: int = 2) -> bool:
     if isinstance(thing, torch.Tensor):
         return isinstance(thing, LazyTensor)
     if isinstance(thing, torch.nn.Module):
-        return any(isinstance(p, LazyTensor) for p in thing.parameters())
+        return any(isinstance(table[name], LazyTensor) for table, name in tensors_of(thing))
     if isinstance(thing, MethodType):
         return isinstance(thing.__self__, torch.nn.Module) and _holds_lazy(thing.__self__)
-    if depth and isinstance(thing, (list, tuple)):
-        return any(_holds_lazy(item, depth - 1) for item in thing)
-    if depth and isinstance(thing, dict):
-        return any(_holds_lazy(item, depth - 1) for item in thing.values())
+    if depth and isinstance(thing, (list, tuple, dict)):
+        items = thing.values() if isinstance(thing, dict) else thing
+        return any(_holds_lazy(item, depth - 1) for item in itertools.islice(items, _AT_MOST))
     return False
 
 

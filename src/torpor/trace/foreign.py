@@ -97,7 +97,7 @@ def lazy_tensors(thing: Any, depth: int = 4) -> Iterator[LazyTensor]:
 def _parts(thing: Any) -> list[Any]:
     """What is behind a value that is neither a tensor nor a container."""
     if isinstance(thing, torch.nn.Module):
-        return [tensor for table, name in _tensors_of(thing) if (tensor := table[name]) is not None]
+        return [table[name] for table, name in tensors_of(thing)]
     if isinstance(thing, functools.partial):
         return [thing.func, thing.args, thing.keywords]
     if isinstance(thing, MethodType):
@@ -107,13 +107,22 @@ def _parts(thing: Any) -> list[Any]:
     return list(vars(thing).values()) if _is_torchs_own(thing) else []
 
 
-def _tensors_of(module: torch.nn.Module) -> Iterator[tuple[MutableMapping[str, Any], str]]:
-    """Where a module and those in it keep tensors: parameters, buffers, attributes."""
-    for part in module.modules():
-        if not isinstance(part, torch.jit.ScriptModule):
-            for table in (part._parameters, part._buffers, vars(part)):
-                for name in [n for n, t in table.items() if isinstance(t, torch.Tensor)]:
-                    yield table, name
+def tensors_of(module: torch.nn.Module) -> Iterator[tuple[MutableMapping[str, Any], str]]:
+    """Where a module and those in it keep tensors: parameters, buffers, attributes.
+
+    It may be about to be made: nothing is taken to be there. TorchScript's have no such places.
+    """
+    waiting, met = [module], {id(module)}
+    while waiting:
+        part = vars(waiting.pop())
+        for table in (part.get("_parameters", {}), part.get("_buffers", {}), part):
+            if isinstance(table, dict):
+                names = [name for name, value in table.items() if isinstance(value, torch.Tensor)]
+                yield from ((table, name) for name in names)
+        inner = part.get("_modules", {})
+        new = [m for m in inner.values() if m is not None and id(m) not in met]
+        met.update(map(id, new))
+        waiting.extend(new)
 
 
 def _cells(function: FunctionType) -> dict[str, Any]:
@@ -191,7 +200,7 @@ class Plainly:
             return made.requires_grad_(tensor.requires_grad)
 
     def _module(self, module: torch.nn.Module) -> torch.nn.Module:
-        for table, name in list(_tensors_of(module)):
+        for table, name in list(tensors_of(module)):
             if isinstance(tensor := table[name], LazyTensor):
                 self.swapped.append((table, name, tensor))
                 table[name] = self(tensor)
@@ -247,7 +256,7 @@ ENTRIES = (
     Entry("torch.export.draft_export", _PLAIN_FIRST, makes=True),
     Entry("torch.jit._trace.trace", _PLAIN_FIRST, makes=True),
     Entry("torch.jit._trace.trace_module", _PLAIN_FIRST, makes=True),
-    Entry("torch.jit._trace._get_trace_graph", _PLAIN_FIRST, makes=True),
+    Entry("torch.onnx.export", _PLAIN_FIRST, makes=True),
     Entry("torch.export.load", None, makes=True),
     Entry("torch.export.save", None, makes=True),
     Entry("torch.jit._serialization.load", None, makes=True),

@@ -8,12 +8,14 @@ and nested tensors are, is not concerned.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torpor import _torch
+from torpor.errors import UnsupportedError
 from torpor.trace.foreign import as_plain, in_mode, tell_fallback
 from torpor.trace.tensor import LazyTensor
 
@@ -44,6 +46,24 @@ def _plain_for(tensor: LazyTensor, cls: type) -> torch.Tensor:
     return made
 
 
+# -- kernels of Triton: they get addresses, and write to them -----------------------------------
+
+
+def _address(data_ptr: Callable[[LazyTensor], int]) -> Callable[[LazyTensor], int]:
+    @functools.wraps(data_ptr)
+    def call(self: LazyTensor) -> int:
+        if str(sys._getframe(1).f_globals.get("__name__")).startswith("triton."):
+            raise UnsupportedError(
+                "a Triton kernel cannot be given lazy tensors: what it writes would be lost. Make "
+                "it an op with `torch.library.triton_op` or `torch.library.custom_op`, or give it "
+                "`torpor.eager(tensor)`"
+            )
+        return data_ptr(self)
+
+    return call
+
+
 def install() -> None:
     """Stand in front of what makes tensors of other classes."""
     _torch.on_subclass(_made_plainly)
+    LazyTensor.data_ptr = _address(LazyTensor.data_ptr)  # type: ignore[method-assign]  # the purpose
