@@ -41,8 +41,19 @@ class Job:
     """Something to run in order, the handles it fills, and the data it keeps alive till then."""
 
     __slots__ = (
-        "arguments", "bytes", "done", "donates", "here", "kept", "must_be_here", "results", "run",
-        "short", "submitted", "succeeded", "threads",
+        "arguments",
+        "bytes",
+        "donates",
+        "done",
+        "here",
+        "kept",
+        "must_be_here",
+        "results",
+        "run",
+        "short",
+        "submitted",
+        "succeeded",
+        "threads",
     )  # fmt: skip
 
     def __init__(

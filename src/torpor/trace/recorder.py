@@ -68,7 +68,7 @@ def other_value(arg: Any) -> Any:
     if type(arg) not in _PLAIN_TYPES:
         if type(arg) is LazyTensor:
             raise AssertionError("lazy tensors are read by the recorder itself")
-        if not _torch.is_plain_class(type(arg)):
+        if _torch.has_own_dispatch(type(arg)):
             raise ForeignTensor
     if not is_traceable(arg) or arg.device.type == "meta":
         raise NotRecordable(f"an argument has layout {arg.layout} on {arg.device}", fallback=True)
