@@ -1709,13 +1709,6 @@ def _uncompiled() -> Any:
     return types.ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
 
 
-def modes() -> list[Any]:
-    """The dispatch modes that are active on this thread, outermost first."""
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    return list(_get_current_dispatch_mode_stack())
-
-
 def make_fakes_with(type_of: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
     """Let fake tensors be made of the tensor on `meta` that `type_of` gives for one, if any.
 

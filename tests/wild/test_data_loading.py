@@ -149,6 +149,7 @@ def test_a_state_of_the_generator_is_set_inside_the_mode() -> None:
             torch.Generator().set_state(state.clone())
 
 
+@pytest.mark.filterwarnings("ignore:as_subclass")  # which is told once
 def test_a_lazy_tensor_as_a_subclass_is_a_plain_one_with_eagers_gradients() -> None:
     with torpor.mode():
         x = torch.ones(2).requires_grad_()
@@ -160,6 +161,7 @@ def test_a_lazy_tensor_as_a_subclass_is_a_plain_one_with_eagers_gradients() -> N
         assert x.grad.tolist() == [6.0, 6.0]
 
 
+@pytest.mark.filterwarnings("ignore:as_subclass")  # which is told once
 def test_tensors_of_a_subclass_go_through_a_model(backend: str) -> None:
     def run() -> tuple[list[float], str, list[list[float]]]:
         torch.manual_seed(0)
