@@ -469,6 +469,13 @@ def on_move(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     module._apply = functools.wraps(module._apply)(around(module._apply))
 
 
+def on_set_data(hook: Callable[[torch.Tensor, Any, Callable[..., None]], None]) -> None:
+    """Call `hook(tensor, value, set)` for `tensor.data = value`; reading it stays as it is."""
+    base: Any = _C.TensorBase.data
+    tensor: Any = torch.Tensor
+    tensor.data = property(base.__get__, lambda self, value: hook(self, value, base.__set__))
+
+
 def on_parameter_groups(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace `Optimizer.add_param_group`, which every parameter of an optimizer passes."""
     optimizer: Any = torch.optim.Optimizer

@@ -541,3 +541,24 @@ def test_a_module_with_plain_and_lazy_parameters_moves() -> None:
     assert [name for name, _ in module.double().named_parameters()] == ["weight", "bias"]
     assert {p.dtype for p in module.parameters()} == {torch.float64}
     assert (torpor.is_lazy(module.weight), torpor.is_lazy(module.bias)) == (True, False)
+
+
+def test_a_plain_tensor_whose_data_are_set_to_lazy_ones_becomes_lazy() -> None:
+    """As in averages of parameters: `q.data = 0.9 * q.data + 0.1 * p.data`."""
+    held = nn.Parameter(torch.zeros(2))
+    held.grad = torch.ones(2)
+    held.data = torpor.lazy(torch.ones(2)) * 2
+    assert torpor.is_lazy(held)
+    assert (held.requires_grad, held.tolist(), held.grad.tolist()) == (True, [2, 2], [1, 1])
+    with pytest.raises(RuntimeError, match=r"cannot set \.data"):
+        torch.zeros(2).data = torch.zeros(2).to("lazy")
+
+
+def test_data_set_inside_a_graph_of_autograd_stay_plain() -> None:
+    held = nn.Parameter(torch.ones(2))
+    loss = (held * 2).sum()
+    held.data = torpor.lazy(torch.full((2,), 3.0))
+    assert (torpor.is_lazy(held), held.tolist()) == (False, [3.0, 3.0])
+    loss.backward()
+    assert held.grad is not None
+    assert held.grad.tolist() == [2.0, 2.0]

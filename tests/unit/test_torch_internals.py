@@ -1761,3 +1761,10 @@ def test_on_higher_order_op_is_asked() -> None:
     from torch._ops import HigherOrderOperator
 
     assert HigherOrderOperator.dispatch.__code__.co_filename.endswith("foreign.py")
+
+
+def test_on_set_data_leaves_plain_tensors_as_they_are() -> None:
+    x, y = torch.ones(2).requires_grad_(), torch.zeros(3)
+    x.data = y
+    assert (x.tolist(), x.requires_grad, x.data.requires_grad) == ([0, 0, 0], True, False)
+    assert x.data_ptr() == y.data_ptr()

@@ -15,6 +15,7 @@ import torch
 from torpor import _torch
 from torpor.trace.methods import same_storage
 from torpor.trace.tensor import LazyTensor
+from torpor.trace.wrap import plain_copy, wrap_data
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
@@ -149,6 +150,25 @@ def _around_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     return _apply
 
 
+# -- plain.data = lazy -------------------------------------------------------------------------
+
+
+def _set_data(tensor: torch.Tensor, new: Any, set_plainly: Callable[..., None]) -> None:
+    """`tensor.data = new` for a plain tensor: it becomes lazy; inside a graph, it gets a copy."""
+    if not isinstance(new, LazyTensor):
+        set_plainly(tensor, new)
+    elif new.device != tensor.device:
+        raise RuntimeError(
+            f"cannot set .data of a plain tensor on {tensor.device} to a lazy one on {new.device}; "
+            f"use `.to('{tensor.device}')` first"
+        )
+    elif type(tensor) not in _PLAIN or not tensor.is_leaf or _torch.is_held(tensor):
+        set_plainly(tensor, plain_copy(new))
+    else:
+        move(tensor, new, lambda grad: wrap_data(grad.detach().clone(), grad.device))
+
+
 def install() -> None:
     """Let modules that move keep the identity of their parameters where one is lazy."""
     _torch.on_move(_around_apply)
+    _torch.on_set_data(_set_data)
