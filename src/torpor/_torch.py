@@ -1562,8 +1562,108 @@ def _uncompiled() -> Any:
     return types.ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
 
 
-def dispatch_modes() -> list[Any]:
-    """The dispatch modes that are active on this thread."""
+def modes() -> list[Any]:
+    """The dispatch modes that are active on this thread, outermost first."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     return list(_get_current_dispatch_mode_stack())
+
+
+def make_fakes_with(type_of: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    """Let fake tensors be made of the tensor on `meta` that `type_of` gives for one, if any.
+
+    The fake has the device of the tensor itself; whether it is a parameter is seen too.
+    """
+
+    def watch(module: Any) -> None:
+        convert = module.FakeTensorConverter.from_real_tensor
+
+        @functools.wraps(convert)
+        def from_real_tensor(self: Any, mode: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
+            stand_in = type_of(t)
+            if stand_in is None:
+                return convert(self, mode, t, *args, **kwargs)
+            kwargs.pop("make_constant", None)  # there are no numbers to keep
+            made = convert(self, mode, stand_in, False, *args[1:], **kwargs)
+            made.fake_device = t.device
+            return made
+
+        module.FakeTensorConverter.from_real_tensor = from_real_tensor
+
+    after_import("torch._subclasses.fake_tensor", watch)
+
+
+def on_script_call(
+    around: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
+    """Let calls of TorchScript's functions and methods go through what `around` makes of them."""
+    for kind in (_C.ScriptFunction, _C.ScriptMethod):
+        kind.__call__ = around(kind.__call__)  # type: ignore[method-assign]  # the purpose
+
+
+def script_owner(called: Any) -> Any:
+    """The module that a method of TorchScript belongs to; None for a function."""
+    return getattr(called, "owner", None)
+
+
+_SCRIPT_WRITERS = (
+    "save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile",
+)  # fmt: skip
+
+
+def on_script_save(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let what writes modules of TorchScript to files be what `around` makes of it."""
+    for name in _SCRIPT_WRITERS:
+        writer = getattr(_C.ScriptModule, name, None)
+        if writer is not None:
+            setattr(_C.ScriptModule, name, around(writer))
+
+
+def script_tensors(module: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
+    """Parameters and buffers of a module of TorchScript and of those in it: owner, name, tensor."""
+    for table in (_C.ParameterDict, _C.BufferDict):
+        for name, tensor in table(module).items():
+            if tensor is not None:
+                yield module, name, tensor
+    for _, part in _C.ModuleDict(module).items():
+        yield from script_tensors(part)
+
+
+def script_has_constants(function: Any) -> bool:
+    """There are tensors among the constants of a function of TorchScript."""
+    graph = function.inlined_graph
+    return any(
+        node.output().type().kind() == "TensorType" for node in graph.findAllNodes("prim::Constant")
+    )
+
+
+def on_script_move(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let how the tensors of a TorchScript module are converted be what `around` makes of it."""
+    kind: Any = torch.jit.RecursiveScriptModule
+    kind._apply = around(kind._apply)
+
+
+def script_module(module: Any) -> Any:
+    """The part in C++ of a module of TorchScript."""
+    return module._c
+
+
+def on_subclass(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let what makes a tensor of another class of a tensor be what `around` makes of it."""
+    tensor: Any = torch.Tensor
+    for name in ("_make_subclass", "__new__"):
+        setattr(tensor, name, staticmethod(around(getattr(tensor, name))))
+    as_subclass = around(lambda cls, tensor: original(tensor, cls))
+    original = tensor.as_subclass
+    tensor.as_subclass = functools.wraps(original)(lambda self, cls: as_subclass(cls, self))
+
+
+def on_higher_order_op(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let every call of a higher-order op go through what `around` makes of `dispatch(op, key)`."""
+    kind: Any = torch._ops.HigherOrderOperator
+    kind.dispatch = around(kind.dispatch)
+
+
+def has_own_dispatch(kind: type[torch.Tensor]) -> bool:
+    """Tensors of a class have a `__torch_dispatch__` that sees the ops on them."""
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__

@@ -14,7 +14,7 @@ from torpor.trace import (  # noqa: F401  # register their ops, give LazyTensor 
     values,
     whole,
 )  # fmt: skip
-from torpor.trace import compiled, foreign
+from torpor.trace import compiled, foreign, scripts, subclasses
 from torpor.trace.devices import register_device
 from torpor.trace.sharing import register_location
 from torpor.trace.tensor import LazyTensor, is_lazy
@@ -25,6 +25,8 @@ hooks.install()
 whole.install()
 foreign.install()
 compiled.install()
+scripts.install()
+subclasses.install()
 _torch.accept_lazy_autocast()
 _torch.on_default_dtype(values.finish, values.forget_types)
 custom.on_change(values.finish, values.forget_types)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Iterator, MutableMapping
 from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -17,29 +16,16 @@ from typing import Any, NamedTuple
 import torch
 
 from torpor import _torch, metrics
-from torpor.errors import TorporWarning
 from torpor.execute import sync
 from torpor.trace.eager import wrap_result
-from torpor.trace.site import site
+from torpor.trace.mode import LazyMode
+from torpor.trace.site import site, warn_once
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import is_traceable, plain_copy
 
-# -- one warning for each kind of thing ----------------------------------------------------------
-
-WARNED: set[str] = set()
-"""What the user was told of; clear it to be told again."""
-
-
-def warn_once(what: str, text: str) -> None:
-    """Warn, with the user's line, unless this process has been told of `what`."""
-    if what in WARNED:
-        return
-    WARNED.add(what)
-    where = site()
-    if where is None:
-        warnings.warn(text, TorporWarning, stacklevel=2)
-    else:
-        warnings.warn_explicit(text, TorporWarning, where.file, where.line)
+def in_mode() -> bool:
+    """Everything made on this thread now is lazy."""
+    return any(isinstance(mode, LazyMode) for mode in _torch.modes())
 
 
 # -- tensors -----------------------------------------------------------------------------------
@@ -111,7 +97,7 @@ def lazy_tensors(thing: Any, depth: int = 4) -> Iterator[LazyTensor]:
 def _parts(thing: Any) -> list[Any]:
     """What is behind a value that is neither a tensor nor a container."""
     if isinstance(thing, torch.nn.Module):
-        return [tensor for table, name in _tensors_of(thing) if (tensor := table[name]) is not None]
+        return [table[name] for table, name in tensors_of(thing)]
     if isinstance(thing, functools.partial):
         return [thing.func, thing.args, thing.keywords]
     if isinstance(thing, MethodType):
@@ -121,13 +107,22 @@ def _parts(thing: Any) -> list[Any]:
     return list(vars(thing).values()) if _is_torchs_own(thing) else []
 
 
-def _tensors_of(module: torch.nn.Module) -> Iterator[tuple[MutableMapping[str, Any], str]]:
-    """Where a module and those in it keep tensors: parameters, buffers, attributes."""
-    for part in module.modules():
-        if not isinstance(part, torch.jit.ScriptModule):
-            for table in (part._parameters, part._buffers, vars(part)):
-                for name in [n for n, t in table.items() if isinstance(t, torch.Tensor)]:
-                    yield table, name
+def tensors_of(module: torch.nn.Module) -> Iterator[tuple[MutableMapping[str, Any], str]]:
+    """Where a module and those in it keep tensors: parameters, buffers, attributes.
+
+    It may be about to be made: nothing is taken to be there. TorchScript's have no such places.
+    """
+    waiting, met = [module], {id(module)}
+    while waiting:
+        part = vars(waiting.pop())
+        for table in (part.get("_parameters", {}), part.get("_buffers", {}), part):
+            if isinstance(table, dict):
+                names = [name for name, value in table.items() if isinstance(value, torch.Tensor)]
+                yield from ((table, name) for name in names)
+        inner = part.get("_modules", {})
+        new = [m for m in inner.values() if m is not None and id(m) not in met]
+        met.update(map(id, new))
+        waiting.extend(new)
 
 
 def _cells(function: FunctionType) -> dict[str, Any]:
@@ -205,7 +200,7 @@ class Plainly:
             return made.requires_grad_(tensor.requires_grad)
 
     def _module(self, module: torch.nn.Module) -> torch.nn.Module:
-        for table, name in list(_tensors_of(module)):
+        for table, name in list(tensors_of(module)):
             if isinstance(tensor := table[name], LazyTensor):
                 self.swapped.append((table, name, tensor))
                 table[name] = self(tensor)
@@ -244,8 +239,8 @@ class Entry(NamedTuple):
 
 _PLAIN_FIRST = "its result holds plain copies of lazy parameters. To choose when they are made, "
 _PLAIN_FIRST += "call it with `torpor.eager(copy.deepcopy(model))`"
-_CONTROL_FLOW = "it runs at once, and its results are lazy. Python's own `if` and `for` are "
-_CONTROL_FLOW += "recorded without it"
+_AT_ONCE = "it runs at once, and its results are lazy"
+_CONTROL_FLOW = f"{_AT_ONCE}. Python's own `if` and `for` are recorded without it"
 
 ENTRIES = (
     Entry("torch._higher_order_ops.cond.cond", _CONTROL_FLOW),
@@ -255,13 +250,16 @@ ENTRIES = (
     Entry("torch._higher_order_ops.map.map", _CONTROL_FLOW),
     Entry(
         "torch.nn.attention.flex_attention.flex_attention",
-        "it runs at once, and its results are lazy. `scaled_dot_product_attention` is recorded",
+        f"{_AT_ONCE}. `scaled_dot_product_attention` is recorded",
     ),
     Entry("torch.export.export", _PLAIN_FIRST, makes=True),
     Entry("torch.export.draft_export", _PLAIN_FIRST, makes=True),
     Entry("torch.jit._trace.trace", _PLAIN_FIRST, makes=True),
     Entry("torch.jit._trace.trace_module", _PLAIN_FIRST, makes=True),
-    Entry("torch.jit._trace._get_trace_graph", _PLAIN_FIRST, makes=True),
+    Entry("torch.onnx.export", _PLAIN_FIRST, makes=True),
+    Entry("torch.export.load", None, makes=True),
+    Entry("torch.export.save", None, makes=True),
+    Entry("torch.jit._serialization.load", None, makes=True),
     Entry("torch.utils.dlpack.to_dlpack", None, makes=True),
 )
 """All of them."""
@@ -276,11 +274,12 @@ def fall_back_to_plain(entry: Entry, function: Callable[..., Any]) -> Callable[.
         if is_compiling():
             return function(*args, **kwargs)
         lazy = next(lazy_tensors((args, kwargs)), None)
-        if lazy is None:
+        if lazy is None and not in_mode():
             return function(*args, **kwargs)
         if entry.advice is not None:
             tell_fallback(entry.name.rpartition(".")[2], entry.advice)
-        return run_plainly(function, args, kwargs, lazy.device, entry.makes)
+        device = torch.device("cpu") if lazy is None else lazy.device
+        return run_plainly(function, args, kwargs, device, entry.makes)
 
     return call
 
@@ -320,7 +319,26 @@ def lazily(result: Any, device: torch.device) -> Any:
     return _torch.tree_map(convert, result)
 
 
+def _in_front_of_ops(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """Higher-order ops that are called as such, by backward passes for one."""
+
+    @functools.wraps(dispatch)
+    def call(op: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+        modes = _torch.modes()
+        if modes and not isinstance(modes[-1], LazyMode):  # somebody traces
+            return dispatch(op, key, *args, **kwargs)
+        lazy = next(lazy_tensors((args, kwargs)), None)
+        if lazy is None and not modes:
+            return dispatch(op, key, *args, **kwargs)
+        tell_fallback(op.name(), _AT_ONCE)
+        device = torch.device("cpu") if lazy is None else lazy.device
+        return run_plainly(op, args, kwargs, device)
+
+    return call
+
+
 def install() -> None:
     """Stand in front of the functions, those of modules to be imported included."""
     for entry in ENTRIES:
         _torch.replace_function(entry.name, functools.partial(fall_back_to_plain, entry))
+    _torch.on_higher_order_op(_in_front_of_ops)

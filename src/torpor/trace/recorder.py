@@ -67,7 +67,8 @@ def other_value(arg: Any) -> Any:
     if type(arg) not in _PLAIN_TYPES:
         if type(arg) is LazyTensor:
             raise AssertionError("lazy tensors are read by the recorder itself")
-        raise ForeignTensor
+        if _torch.has_own_dispatch(type(arg)):
+            raise ForeignTensor
     if not is_traceable(arg) or arg.device.type == "meta":
         raise NotRecordable(f"an argument has layout {arg.layout} on {arg.device}", fallback=True)
     # its owner may write to it before the graph runs, and torpor would not know: take a copy
