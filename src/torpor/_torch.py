@@ -1630,11 +1630,11 @@ def script_tensors(module: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
 
 
 def script_has_constants(function: Any) -> bool:
-    """There are tensors among the constants of a function of TorchScript."""
-    graph = function.inlined_graph
-    return any(
-        node.output().type().kind() == "TensorType" for node in graph.findAllNodes("prim::Constant")
-    )
+    """There are tensors among the constants of a function of TorchScript; numbers do not count."""
+    graph = function.inlined_graph  # its nodes live as long as it does
+    constants = graph.findAllNodes("prim::Constant")
+    tensors = (node for node in constants if node.output().type().kind() == "TensorType")
+    return any(not node.hasAttribute("value") or node.t("value").dim() for node in tensors)
 
 
 def on_script_move(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, MutableMapping
+import math
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -337,8 +338,27 @@ def _in_front_of_ops(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+# -- ops that are parts of others in eager -------------------------------------------------------
+
+
+def _count_flops(counter: Any) -> None:
+    """Tell `torch.utils.flop_counter` of gradients that torpor records whole."""
+
+    def flops(result: tuple[int, ...], inner: int, mask: Sequence[bool]) -> int:
+        return 2 * math.prod(result) * inner * sum(mask[:2]) if len(result) > 1 else 0
+
+    @counter.register_flop_formula(torch.ops.aten.linear_backward)  # type: ignore[untyped-decorator]  # torch's
+    def linear_backward(input: Any, grad: Any, weight: Any, mask: Any, **_: Any) -> int:
+        return flops(grad, input[-1], mask)
+
+    @counter.register_flop_formula(torch.ops.aten.matmul_backward)  # type: ignore[untyped-decorator]  # torch's
+    def matmul_backward(grad: Any, one: Any, other: Any, mask: Any, **_: Any) -> int:
+        return flops(grad, one[-1], mask) if len(one) > 1 < len(other) else 0
+
+
 def install() -> None:
     """Stand in front of the functions, those of modules to be imported included."""
     for entry in ENTRIES:
         _torch.replace_function(entry.name, functools.partial(fall_back_to_plain, entry))
     _torch.on_higher_order_op(_in_front_of_ops)
+    _torch.after_import("torch.utils.flop_counter", _count_flops)

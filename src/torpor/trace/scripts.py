@@ -76,8 +76,10 @@ def _script(script: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.jit.script`, which takes over the tensors of a module."""
 
     @functools.wraps(script)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        made = script(*args, **kwargs)
+    def call(obj: Any, *args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
+        if not args:  # it looks for names in the frame that calls it
+            kwargs["_frames_up"] = _frames_up + 1
+        made = script(obj, *args, **kwargs)
         if isinstance(made, torch.jit.ScriptModule):
             tensors = _torch.script_tensors(_torch.script_module(made))
             _Scripted.any |= any(isinstance(t, LazyTensor) for _, _, t in tensors)
