@@ -1466,12 +1466,10 @@ def after_import(name: str, hook: Callable[[Any], None]) -> None:
         return
     _imports.hooks.setdefault(name, []).append(hook)
     if _imports not in sys.meta_path:
-        sys.meta_path.insert(0, _imports)  # type: ignore[arg-type]  # used like one
+        sys.meta_path.insert(0, _imports)
 
 
-def replace_function(
-    name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> None:
+def replace_function(name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Let the function `module.function` of torch's be what `around` makes of it.
 
     It is replaced wherever torch shows it under that name; nothing happens if torch has none.
@@ -1621,7 +1619,8 @@ def on_script_save(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -
 
 def script_tensors(module: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
     """Parameters and buffers of a module of TorchScript and of those in it: owner, name, tensor."""
-    for table in (_C.ParameterDict, _C.BufferDict):
+    tables: tuple[Any, ...] = (_C.ParameterDict, _C.BufferDict)
+    for table in tables:
         for name, tensor in table(module).items():
             if tensor is not None:
                 yield module, name, tensor

@@ -14,6 +14,7 @@ import torpor
 from torpor.errors import TorporWarning
 from torpor.trace.site import WARNED
 
+
 def plain(thing: Any) -> Any:
     """As it is, for eager."""
     return thing

@@ -1481,7 +1481,8 @@ def test_on_dynamo_frame_is_what_torchdynamo_calls() -> None:
     assert "meets_lazy" in convert_frame.CatchErrorsWrapper.__call__.__code__.co_freevars
     assert "is_lazy" in builder.VariableBuilder.wrap_tensor.__code__.co_freevars
     made = _torch._uncompiled()
-    assert made.guarded_code is None and made.apply_to_code is False
+    assert made.guarded_code is None
+    assert made.apply_to_code is False
     assert made.frame_exec_strategy.recursive_action == types.FrameAction.SKIP
 
 
@@ -1500,30 +1501,38 @@ def _script(module: nn.Module) -> Any:
         return torch.jit.script(module)
 
 
-def test_on_script_call_on_script_save_on_script_move_are_asked() -> None:
-    for call in (torch._C.ScriptFunction.__call__, torch._C.ScriptMethod.__call__):
-        assert call.__code__.co_filename.endswith("scripts.py")
-    for name in _torch._SCRIPT_WRITERS:
-        assert getattr(torch._C.ScriptModule, name).__code__.co_filename.endswith("scripts.py")
-    assert torch.jit.RecursiveScriptModule._apply.__code__.co_filename.endswith("scripts.py")
+def _is_torpors(function: Any) -> bool:
+    return "torpor" in function.__code__.co_filename
 
 
-test_on_script_save = test_on_script_move = test_on_script_call_on_script_save_on_script_move_are_asked
+def test_on_script_call() -> None:
+    assert _is_torpors(torch._C.ScriptFunction.__call__)
+    assert _is_torpors(torch._C.ScriptMethod.__call__)
 
 
-def test_script_owner_script_module_and_script_tensors() -> None:
+def test_on_script_save() -> None:
+    writers = [getattr(torch._C.ScriptModule, name, None) for name in _torch._SCRIPT_WRITERS]
+    assert all(_is_torpors(writer) for writer in writers[:2])
+
+
+def test_on_script_move() -> None:
+    assert _is_torpors(torch.jit.RecursiveScriptModule._apply)
+
+
+def test_script_module_and_its_tensors() -> None:
     module = _script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     inside = _torch.script_module(module)
     names = [name for _, name, _ in _torch.script_tensors(inside)]
-    assert names[:2] == ["weight", "bias"] and "running_mean" in names
-    owner = _torch.script_owner(module.forward)
-    assert [name for _, name, _ in _torch.script_tensors(owner)] == names
+    assert names[:2] == ["weight", "bias"]
+    assert "running_mean" in names
     holder, name, tensor = next(_torch.script_tensors(inside))
     holder.setattr(name, torch.zeros_like(tensor))
     assert not next(module.parameters()).any()
 
 
-test_script_module = test_script_tensors = test_script_owner_script_module_and_script_tensors
+def test_script_tensors() -> None:
+    tensors = list(_torch.script_tensors(_torch.script_module(_script(nn.Linear(2, 2)))))
+    assert [name for _, name, _ in tensors] == ["weight", "bias"]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.:DeprecationWarning")
@@ -1531,9 +1540,14 @@ def test_script_has_constants() -> None:
     weight = torch.ones(2)
     given = (torch.ones(2),)
     assert _torch.script_has_constants(torch.jit.trace(lambda a: a * weight, given))
-    function = torch.jit.trace(lambda a: a * 2, given)
-    assert not _torch.script_has_constants(function)
-    assert _torch.script_owner(function) is None
+    assert not _torch.script_has_constants(torch.jit.trace(lambda a: a * 2, given))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.:DeprecationWarning")
+def test_script_owner_of_a_method_and_of_a_function() -> None:
+    module = _script(nn.Linear(2, 2))
+    assert _torch.script_owner(module.forward).hasattr("weight")
+    assert _torch.script_owner(torch.jit.trace(torch.sin, (torch.ones(2),))) is None
 
 
 def test_on_subclass_is_asked() -> None:

@@ -4,17 +4,20 @@ from torpor import _torch
 from torpor.backend.registry import backends
 from torpor.ops import custom
 from torpor.trace import (  # noqa: F401  # register their ops, give LazyTensor its methods
+    compiled,
     composites,
     device_module,
+    foreign,
     fused,
     gradients,
     hooks,
     methods,
     native,
+    scripts,
+    subclasses,
     values,
     whole,
 )  # fmt: skip
-from torpor.trace import compiled, foreign, scripts, subclasses
 from torpor.trace.devices import register_device
 from torpor.trace.sharing import register_location
 from torpor.trace.tensor import LazyTensor, is_lazy

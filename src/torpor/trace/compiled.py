@@ -86,7 +86,7 @@ def _coerce(tensor: LazyTensor, metadata: Any, expected: type | None = None) -> 
 LazyTensor.__coerce_same_metadata_as_tangent__ = _coerce  # type: ignore[attr-defined]  # AOTAutograd asks for it
 
 
-# -- fake tensors see the type of a lazy tensor, and compute nothing --------------------------------
+# -- fake tensors see the type of a lazy tensor, and compute nothing -------------------------------
 
 _types: Any = WeakIdKeyDictionary()
 

@@ -24,6 +24,7 @@ from torpor.trace.site import site, warn_once
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import is_traceable, plain_copy
 
+
 def in_mode() -> bool:
     """Everything made on this thread now is lazy."""
     return any(isinstance(mode, LazyMode) for mode in _torch.modes())

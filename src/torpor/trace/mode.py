@@ -200,11 +200,7 @@ def _in_optimizer() -> bool:
 
 
 def _is_traceable(tensor: torch.Tensor) -> bool:
-    return (
-        type(tensor) in _PLAIN_TYPES
-        and is_traceable(tensor)
-        and tensor.device.type != "meta"
-    )
+    return type(tensor) in _PLAIN_TYPES and is_traceable(tensor) and tensor.device.type != "meta"
 
 
 @contextmanager

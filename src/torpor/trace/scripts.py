@@ -94,7 +94,8 @@ def _script(script: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def _with_plain_tensors(module: Any) -> Iterator[None]:
     """A module of TorchScript has plain tensors in the place of lazy ones inside the block."""
-    found = [one for one in _torch.script_tensors(module) if isinstance(one[2], LazyTensor)]
+    tensors = _torch.script_tensors(module)
+    found = [(owner, name, t) for owner, name, t in tensors if isinstance(t, LazyTensor)]
     try:
         with _torch.without_dispatch_modes():
             copies = {id(t): plain_copy(t) for _, _, t in found}  # shared ones stay shared

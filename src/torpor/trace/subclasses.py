@@ -19,6 +19,7 @@ from torpor.errors import UnsupportedError
 from torpor.trace.foreign import as_plain, in_mode, tell_fallback
 from torpor.trace.tensor import LazyTensor
 
+
 def _made_plainly(make: Callable[..., Any]) -> Callable[..., Any]:
     """A function of torch that makes a tensor of another class: `make(cls, tensor, ...)`."""
 
@@ -66,4 +67,4 @@ def _address(data_ptr: Callable[[LazyTensor], int]) -> Callable[[LazyTensor], in
 def install() -> None:
     """Stand in front of what makes tensors of other classes."""
     _torch.on_subclass(_made_plainly)
-    LazyTensor.data_ptr = _address(LazyTensor.data_ptr)  # type: ignore[method-assign]  # the purpose
+    LazyTensor.data_ptr = _address(LazyTensor.data_ptr)  # type: ignore[assignment,method-assign]  # the purpose
