@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torpor
 from tests.comparison import loads_jit_decompositions
@@ -263,11 +265,14 @@ def test_errors_of_a_compiled_function_are_its_own(put: Put) -> None:
         torch.compile(fails)(x(put))
 
 
-def test_fake_tensors_are_made_of_the_type_of_a_lazy_tensor(put: Put) -> None:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
+def test_graphs_are_traced_with_fake_tensors_of_lazy_ones(put: Put) -> None:
     for mode in ("fake", "symbolic"):
-        tensor = x(put) + 1
-        graph = make_fx(lambda a: a.sin() + 1, tracing_mode=mode)(tensor)
-        assert torpor.is_pending(tensor)  # nothing was read for it
-        same(graph(tensor), (x(plain) + 1).sin() + 1, True)
+        graph = make_fx(lambda a: a.sin() + 1, tracing_mode=mode)(x(put))
+        same(graph(x(put)), x(plain).sin() + 1, True)
+
+
+def test_a_fake_tensor_is_made_of_the_type_alone(put: Put) -> None:
+    tensor = (x(put) + 1).t()
+    fake = FakeTensorMode().from_tensor(tensor)
+    assert torpor.is_pending(tensor)
+    assert (fake.shape, fake.stride(), fake.device) == ((4, 2), (1, 4), tensor.device)
