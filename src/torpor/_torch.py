@@ -1482,7 +1482,9 @@ def replace_function(name: str, around: Callable[[Callable[..., Any]], Callable[
             return
         made = around(original)
         for key, other in list(sys.modules.items()):
-            if _is_torchs(key) and vars(other).get(attribute) is original:
+            shown = vars(other).get(attribute)
+            shown = getattr(shown, "_torchdynamo_orig_callable", shown)  # kept from TorchDynamo
+            if _is_torchs(key) and shown is original:
                 setattr(other, attribute, made)
 
     after_import(module_name, replace)
@@ -1597,6 +1599,13 @@ def on_script_call(
     """Let calls of TorchScript's functions and methods go through what `around` makes of them."""
     for kind in (_C.ScriptFunction, _C.ScriptMethod):
         kind.__call__ = around(kind.__call__)  # type: ignore[method-assign]  # the purpose
+    call = _C.ScriptMethod.__call__
+
+    def keep(module: Any) -> None:  # `torch.export` puts back what this module has found
+        if hasattr(module, "_orig_scriptmethod_call"):
+            module._orig_scriptmethod_call = call
+
+    after_import("torch._higher_order_ops.torchbind", keep)
 
 
 def script_owner(called: Any) -> Any:

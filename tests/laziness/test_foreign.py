@@ -313,6 +313,11 @@ def test_scripts_with_plain_tensors_inside_get_plain_ones(
     check(program, put, exact)
 
 
+def test_scripts_get_plain_tensors_after_an_export(virtual: Put) -> None:
+    torch.export.export(linear(plain), (x(plain),))
+    check(frozen, virtual, True)
+
+
 def test_a_scripted_module_cannot_become_lazy() -> None:
     model = torch.jit.script(linear(plain))
     with pytest.raises(UnsupportedError, match="script the module after it was made lazy"):

@@ -1505,9 +1505,24 @@ def _is_torpors(function: Any) -> bool:
     return "torpor" in function.__code__.co_filename
 
 
-def test_on_script_call() -> None:
-    assert _is_torpors(torch._C.ScriptFunction.__call__)
-    assert _is_torpors(torch._C.ScriptMethod.__call__)
+@pytest.mark.filterwarnings("ignore:`torch.jit.:DeprecationWarning")
+def test_on_script_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchbind = importlib.import_module("torch._higher_order_ops.torchbind")
+    for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+        monkeypatch.setattr(kind, "__call__", kind.__call__)
+    monkeypatch.setattr(torchbind, "_orig_scriptmethod_call", torchbind._orig_scriptmethod_call)
+    called: list[str] = []
+
+    def around(call: Any) -> Any:
+        return lambda self, *args: called.append(type(self).__name__) or call(self, *args)
+
+    module, function = _script(nn.Linear(2, 2)), torch.jit.trace(torch.sin, (torch.ones(2),))
+    _torch.on_script_call(around)
+    module(torch.ones(2)), function(torch.ones(2))
+    with torchbind.enable_torchbind_tracing():
+        pass
+    module(torch.ones(2))
+    assert called == ["ScriptMethod", "ScriptFunction", "ScriptMethod"]
 
 
 def test_on_script_save() -> None:
