@@ -272,7 +272,9 @@ def test_per_sample_gradients_of_a_module_that_was_never_called() -> None:
     assert torch.equal(got["weight"][:, 0], X)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning", "ignore:TorchScript:torpor.errors.TorporWarning"
+)
 def test_scripted_modules_are_left_alone() -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
     file = io.BytesIO()
