@@ -343,6 +343,7 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@needs_compiler
 @pytest.mark.parametrize("dtype", SMALL)
 def test_a_result_written_over_a_small_buffer_has_its_dtype(dtype: torch.dtype) -> None:
     torpor.use("inductor")

@@ -379,3 +379,22 @@ def test_bilinear_upsampling_of_channels_last_is_compiled_or_left_to_its_kernel(
         actual = nn.functional.interpolate(torpor.lazy(picture), (32, 32), mode="bilinear")
         assert actual.stride() == expected.stride()
         assert torch.equal(actual.cpu(), expected.cpu())
+@pytest.mark.parametrize("channels", [2, 3, 4, 16, 64])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_enlarged_pictures_lie_as_eagers(channels: int, mode: str, backend: str) -> None:
+    torpor.use(backend)
+    picture = torch.randn(2, channels, 8, 8, device="cuda").to(memory_format=torch.channels_last)
+    expected = nn.functional.interpolate(picture, scale_factor=2, mode=mode)
+    lazily = nn.functional.interpolate(torpor.lazy(picture), scale_factor=2, mode=mode)
+    assert lazily.stride() == expected.stride()
+    torch.testing.assert_close(torpor.eager(lazily), expected)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_weights_of_recurrent_networks_are_one_chunk_of_memory(kind: Any) -> None:
+    """cuDNN warns, and copies them at each call, if they are not; warnings are errors here."""
+    module = torpor.lazy(kind(8, 8, 2).cuda())
+    for _ in range(3):
+        module(torpor.lazy(torch.randn(3, 2, 8, device="cuda")))[0].sum().backward()
+        torpor.sync(wait=True)

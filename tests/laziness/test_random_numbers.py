@@ -1,5 +1,7 @@
 """Random numbers are eager's, in program order, each drawn once (DESIGN §3)."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -215,3 +217,19 @@ def test_the_seed_state_says_where_the_numbers_stand(put: Put) -> None:
     assert state() != first
     torpor.manual_seed(4)
     assert state() == first
+
+
+def test_a_recurrent_network_that_drops_out_takes_growing_batches(put: Put) -> None:
+    def train(module: nn.Module, place: Any) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        made = []
+        for size in range(2, 7):
+            made.append(module(place(torch.full((size, 3, 4), 1.0 / size)))[0])
+            made[-1].square().mean().backward()
+            torpor.sync()
+        return [*made, *(p.grad for p in module.parameters())]
+
+    module = nn.GRU(4, 5, 2, dropout=0.5, batch_first=True)
+    lazily = train(put(module), put)
+    for one, other in zip(train(module, torch.clone), lazily, strict=True):
+        assert torch.equal(plain(other), one.detach())

@@ -162,7 +162,7 @@ def _ask_torch(
     device: torch.device | None,
 ) -> Types:
     """Types by fake tensors or by trial, and what fakes overlook."""
-    if spec.name in type_rules.TRIED or _is_mixed(spec, bound):
+    if spec.name in type_rules.TRIED or _is_mixed(spec, bound) or _is_the_gpus(spec, device, to):
         return _try(spec, bound, sample, to, device)
     fakes = _Fakes(to, sample)
     with _torch.without_torch_function(), torch.no_grad(), _torch.quiet_fakes(), fakes.mode:
@@ -186,6 +186,12 @@ def _ask_torch(
     if _is_empty(spec, bound, types):
         return _tried_or(types, spec, bound, sample, to, device)
     return restrided(spec, bound, types)
+
+
+def _is_the_gpus(spec: OpSpec, device: torch.device | None, to: Physical) -> bool:
+    """A GPU's kernel decides how its results lie in memory."""
+    known = spec.target._opname not in type_rules.TRIED_ON_GPUS or device is None
+    return not known and to(device).type == "cuda"  # type: ignore[arg-type]  # not None
 
 
 def _is_mixed(spec: OpSpec, bound: list[Any]) -> bool:

@@ -134,6 +134,11 @@ TRIED: Final = frozenset(
     }
 )
 
+TRIED_ON_GPUS: Final = frozenset(
+    # whether results have their channels last depends on the GPU's kernel; fakes follow the CPU's
+    {"upsample_bilinear2d", "upsample_bicubic2d", "upsample_nearest2d", "_upsample_nearest_exact2d"}
+)
+
 TRIED_WHEN_MIXED: Final = frozenset(
     # fake kernels that give results the dtype of one operand, whatever the others have
     {
