@@ -379,6 +379,8 @@ def test_bilinear_upsampling_of_channels_last_is_compiled_or_left_to_its_kernel(
         actual = nn.functional.interpolate(torpor.lazy(picture), (32, 32), mode="bilinear")
         assert actual.stride() == expected.stride()
         assert torch.equal(actual.cpu(), expected.cpu())
+
+
 @pytest.mark.parametrize("channels", [2, 3, 4, 16, 64])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 @pytest.mark.parametrize("backend", ["reference", "inductor"])

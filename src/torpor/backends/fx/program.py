@@ -69,7 +69,7 @@ class Program:
     donated: dict[int, int] = field(default_factory=dict)  # parameter -> result, both registers
     copied: dict[int, int] = field(default_factory=dict)  # those copied when all has run
     commit: int = 0  # the first step that writes over parameters; before it, nothing is written
-    guarded: list[int] | None = None  # registers on the memory of such parameters, once known
+    guarded: dict[int, list[int]] = field(default_factory=dict)  # see `guard_memory`
     loose: frozenset[int] = frozenset()  # registers of results that may have any strides
     padded: bool = False  # results may have gaps between their rows
     ways: Ways | None = None  # of arguments that become results, once known
@@ -255,12 +255,13 @@ def compute(
     env = given
     env += [None] * (program.reference[1] - len(given))
     numbers = ([packed[i].narrow(0, *part) for i, *part in one] for one in program.packing.places)
-    _run_part(program, slice(program.commit), env, numbers)
+    _run_part(program, 0, program.commit, env, numbers, writes=False)
     if program.donated:
-        guard_memory(program, env)
+        if -1 not in program.guarded or program.guarded[-1]:
+            guard_memory(program, env, -1, crossing(program))
         try:
             with Shield():
-                _run_part(program, slice(program.commit, None), env, numbers)
+                _run_part(program, program.commit, len(program.steps), env, numbers, writes=True)
                 if program.copied:
                     _torch.copy_each(*_pairs(program.copied, env))
         except BaseException as error:
@@ -271,32 +272,49 @@ def compute(
 
 
 def _run_part(
-    program: Program, part: slice, env: list[Any], numbers: Iterator[list[torch.Tensor]]
+    program: Program,
+    start: int,
+    end: int,
+    env: list[Any],
+    numbers: Iterator[list[torch.Tensor]],
+    *,
+    writes: bool,
 ) -> None:
-    for step, dead in zip(program.steps[part], program.dead[part], strict=True):
+    for place in range(start, end):
+        step, dead = program.steps[place], program.dead[place]
         if isinstance(step, Instruction):
             run_alone(step, env)
             for register in dead:
                 env[register] = None
         else:
             _run_piece(step, env, next(numbers), dead)
+        if writes and (place not in program.guarded or program.guarded[place]):
+            guard_memory(program, env, place, made_while_writing(step))
 
 
 def _pairs(copied: dict[int, int], env: list[Any]) -> tuple[list[Any], list[Any]]:
     return [env[parameter] for parameter in copied], [env[result] for result in copied.values()]
 
 
-def guard_memory(program: Program, env: list[Any]) -> None:
-    """Copy what lies in the memory of parameters that are written over next, and is read later.
+def guard_memory(program: Program, env: list[Any], place: int, made: Sequence[int]) -> None:
+    """Copy those of `made` that lie in the memory of parameters which are written over later.
 
     Compiled code may return a parameter in the place of a copy of it. Which code does so is found
-    out once, as it does not change.
+    out once for each place in a program, as it does not change.
     """
-    if program.guarded is None:
+    found = program.guarded.get(place)
+    if found is None:
         written = {_torch.memory_of(env[parameter]) for parameter in program.donated}
-        program.guarded = [r for r in crossing(program) if _torch.memory_of(env[r]) in written]
-    for register in program.guarded:
+        there = [register for register in made if env[register] is not None]
+        found = [register for register in there if _torch.memory_of(env[register]) in written]
+        program.guarded[place] = found
+    for register in found:
         env[register] = env[register].clone()
+
+
+def made_while_writing(step: CompiledStep) -> list[int]:
+    """What a step leaves behind besides the parameters it writes over."""
+    return step.outputs if isinstance(step, Instruction) else step.returned
 
 
 def crossing(program: Program) -> list[int]:

@@ -86,6 +86,9 @@ def assembled(
         if number == program.commit:
             writing = len(actions)
         slots = _add_piece(actions, slots, number, step, tape, numbers, packed)
+        left = [register for register in step.returned if register not in dead]
+        if number >= program.commit and left:
+            actions.append(("guarded", list(program.donated), left))
         if dead:
             actions.append(("free", list(dead)))
     if program.donated:

@@ -5705,18 +5705,6 @@ class _MakeDualCopyOut(TypedNode):  # aten::_make_dual_copy.out(Tensor primal, T
     @classmethod
     def infer(cls, primal: Operand, tangent: Operand, level: int, *, out: Value) -> Types: ...
 
-class _MakePerChannelQuantizedTensor(TypedNode):  # aten::_make_per_channel_quantized_tensor(Tensor self, Tensor scale, Tensor zero_point, int axis) -> Tensor
-    self: Operand
-    scale: Operand
-    zero_point: Operand
-    axis: int
-    @classmethod
-    def create(cls, self: Operand, scale: Operand, zero_point: Operand, axis: int) -> Self: ...
-    @classmethod
-    def can_be_reused(cls, node: Node, self: Operand, scale: Operand, zero_point: Operand, axis: int) -> bool: ...
-    @classmethod
-    def infer(cls, self: Operand, scale: Operand, zero_point: Operand, axis: int) -> Types: ...
-
 class _MakePerChannelQuantizedTensorOut(TypedNode):  # aten::_make_per_channel_quantized_tensor.out(Tensor self, Tensor scale, Tensor zero_point, int axis, *, Tensor(a!) out) -> Tensor(a!)
     self: Operand
     scale: Operand
@@ -5729,17 +5717,6 @@ class _MakePerChannelQuantizedTensorOut(TypedNode):  # aten::_make_per_channel_q
     def can_be_reused(cls, node: Node, self: Operand, scale: Operand, zero_point: Operand, axis: int, *, out: Value) -> bool: ...
     @classmethod
     def infer(cls, self: Operand, scale: Operand, zero_point: Operand, axis: int, *, out: Value) -> Types: ...
-
-class _MakePerTensorQuantizedTensor(TypedNode):  # aten::_make_per_tensor_quantized_tensor(Tensor self, float scale, int zero_point) -> Tensor
-    self: Operand
-    scale: float
-    zero_point: int
-    @classmethod
-    def create(cls, self: Operand, scale: float, zero_point: int) -> Self: ...
-    @classmethod
-    def can_be_reused(cls, node: Node, self: Operand, scale: float, zero_point: int) -> bool: ...
-    @classmethod
-    def infer(cls, self: Operand, scale: float, zero_point: int) -> Types: ...
 
 class _MakePerTensorQuantizedTensorOut(TypedNode):  # aten::_make_per_tensor_quantized_tensor.out(Tensor self, float scale, int zero_point, *, Tensor(a!) out) -> Tensor(a!)
     self: Operand
@@ -26315,19 +26292,6 @@ class QuantizedRnnTanhCell(TypedNode):  # aten::quantized_rnn_tanh_cell(Tensor i
     @classmethod
     def infer(cls, input: Operand, hx: Operand, w_ih: Operand, w_hh: Operand, b_ih: Operand, b_hh: Operand, packed_ih: Operand, packed_hh: Operand, col_offsets_ih: Operand, col_offsets_hh: Operand, scale_ih: Scalar, scale_hh: Scalar, zero_point_ih: Scalar, zero_point_hh: Scalar) -> Types: ...
 
-class QuantizePerChannel(TypedNode):  # aten::quantize_per_channel(Tensor self, Tensor scales, Tensor zero_points, int axis, ScalarType dtype) -> Tensor
-    self: Operand
-    scales: Operand
-    zero_points: Operand
-    axis: int
-    dtype: torch.dtype
-    @classmethod
-    def create(cls, self: Operand, scales: Operand, zero_points: Operand, axis: int, dtype: torch.dtype) -> Self: ...
-    @classmethod
-    def can_be_reused(cls, node: Node, self: Operand, scales: Operand, zero_points: Operand, axis: int, dtype: torch.dtype) -> bool: ...
-    @classmethod
-    def infer(cls, self: Operand, scales: Operand, zero_points: Operand, axis: int, dtype: torch.dtype) -> Types: ...
-
 class QuantizePerChannelOut(TypedNode):  # aten::quantize_per_channel.out(Tensor self, Tensor scales, Tensor zero_points, int axis, ScalarType dtype, *, Tensor(a!) out) -> Tensor(a!)
     self: Operand
     scales: Operand
@@ -26341,29 +26305,6 @@ class QuantizePerChannelOut(TypedNode):  # aten::quantize_per_channel.out(Tensor
     def can_be_reused(cls, node: Node, self: Operand, scales: Operand, zero_points: Operand, axis: int, dtype: torch.dtype, *, out: Value) -> bool: ...
     @classmethod
     def infer(cls, self: Operand, scales: Operand, zero_points: Operand, axis: int, dtype: torch.dtype, *, out: Value) -> Types: ...
-
-class QuantizePerTensor(TypedNode):  # aten::quantize_per_tensor(Tensor self, float scale, int zero_point, ScalarType dtype) -> Tensor
-    self: Operand
-    scale: float
-    zero_point: int
-    dtype: torch.dtype
-    @classmethod
-    def create(cls, self: Operand, scale: float, zero_point: int, dtype: torch.dtype) -> Self: ...
-    @classmethod
-    def can_be_reused(cls, node: Node, self: Operand, scale: float, zero_point: int, dtype: torch.dtype) -> bool: ...
-    @classmethod
-    def infer(cls, self: Operand, scale: float, zero_point: int, dtype: torch.dtype) -> Types: ...
-
-class QuantizePerTensorDynamic(TypedNode):  # aten::quantize_per_tensor_dynamic(Tensor self, ScalarType dtype, bool reduce_range) -> Tensor
-    self: Operand
-    dtype: torch.dtype
-    reduce_range: bool
-    @classmethod
-    def create(cls, self: Operand, dtype: torch.dtype, reduce_range: bool) -> Self: ...
-    @classmethod
-    def can_be_reused(cls, node: Node, self: Operand, dtype: torch.dtype, reduce_range: bool) -> bool: ...
-    @classmethod
-    def infer(cls, self: Operand, dtype: torch.dtype, reduce_range: bool) -> Types: ...
 
 class QuantizePerTensorDynamicOut(TypedNode):  # aten::quantize_per_tensor_dynamic.out(Tensor self, ScalarType dtype, bool reduce_range, *, Tensor(a!) out) -> Tensor(a!)
     self: Operand
@@ -26390,18 +26331,6 @@ class QuantizePerTensorOut(TypedNode):  # aten::quantize_per_tensor.out(Tensor s
     @classmethod
     def infer(cls, self: Operand, scale: float, zero_point: int, dtype: torch.dtype, *, out: Value) -> Types: ...
 
-class QuantizePerTensorTensorQparams(TypedNode):  # aten::quantize_per_tensor.tensor_qparams(Tensor self, Tensor scale, Tensor zero_point, ScalarType dtype) -> Tensor
-    self: Operand
-    scale: Operand
-    zero_point: Operand
-    dtype: torch.dtype
-    @classmethod
-    def create(cls, self: Operand, scale: Operand, zero_point: Operand, dtype: torch.dtype) -> Self: ...
-    @classmethod
-    def can_be_reused(cls, node: Node, self: Operand, scale: Operand, zero_point: Operand, dtype: torch.dtype) -> bool: ...
-    @classmethod
-    def infer(cls, self: Operand, scale: Operand, zero_point: Operand, dtype: torch.dtype) -> Types: ...
-
 class QuantizePerTensorTensorQparamsOut(TypedNode):  # aten::quantize_per_tensor.tensor_qparams_out(Tensor self, Tensor scale, Tensor zero_point, ScalarType dtype, *, Tensor(a!) out) -> Tensor(a!)
     self: Operand
     scale: Operand
@@ -26414,18 +26343,6 @@ class QuantizePerTensorTensorQparamsOut(TypedNode):  # aten::quantize_per_tensor
     def can_be_reused(cls, node: Node, self: Operand, scale: Operand, zero_point: Operand, dtype: torch.dtype, *, out: Value) -> bool: ...
     @classmethod
     def infer(cls, self: Operand, scale: Operand, zero_point: Operand, dtype: torch.dtype, *, out: Value) -> Types: ...
-
-class QuantizePerTensorTensors(TypedNode):  # aten::quantize_per_tensor.tensors(Tensor[] tensors, Tensor scales, Tensor zero_points, ScalarType dtype) -> Tensor[]
-    tensors: tuple[Operand, ...]
-    scales: Operand
-    zero_points: Operand
-    dtype: torch.dtype
-    @classmethod
-    def create(cls, tensors: Sequence[Operand], scales: Operand, zero_points: Operand, dtype: torch.dtype) -> Self: ...
-    @classmethod
-    def can_be_reused(cls, node: Node, tensors: Sequence[Operand], scales: Operand, zero_points: Operand, dtype: torch.dtype) -> bool: ...
-    @classmethod
-    def infer(cls, tensors: Sequence[Operand], scales: Operand, zero_points: Operand, dtype: torch.dtype) -> Types: ...
 
 class QuantizePerTensorTensorsOut(TypedNode):  # aten::quantize_per_tensor.tensors_out(Tensor[] tensors, Tensor scales, Tensor zero_points, ScalarType dtype, *, Tensor(a!)[] out) -> ()
     tensors: tuple[Operand, ...]

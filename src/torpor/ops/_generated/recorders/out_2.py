@@ -3505,6 +3505,7 @@ def repeat_interleave_Tensor_out(a0, *, output_size=None, out):
         node = nodes.get(key)
         if node is None:
             node = miss(key, (a0, output_size, out))
+        node.site = site()
         return finish(spec, node, (a0, output_size, out))
     finally:
         release()

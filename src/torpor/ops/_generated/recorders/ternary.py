@@ -746,68 +746,6 @@ def _index_put_impl(a0, a1, a2, a3=None, a4=None):
     return r0
 
 
-def _make_per_channel_quantized_tensor(a0, a1, a2, a3):
-    cell[0] += 1
-    -lock
-    try:
-        if type(a0) is LazyTensor:
-            s0 = a0._lazy_storage
-            k0 = s0.value
-            w0 = a0._lazy_view
-            if w0 is None:
-                if k0 is None:
-                    k0 = leaf_value(s0)
-            elif w0.base is k0:
-                k0 = w0.value
-            else:
-                k0 = view_value(w0, s0, a0)
-        else:
-            k0 = other_value(a0)
-        if type(a1) is LazyTensor:
-            s1 = a1._lazy_storage
-            k1 = s1.value
-            w1 = a1._lazy_view
-            if w1 is None:
-                if k1 is None:
-                    k1 = leaf_value(s1)
-            elif w1.base is k1:
-                k1 = w1.value
-            else:
-                k1 = view_value(w1, s1, a1)
-        else:
-            k1 = other_value(a1)
-        if type(a2) is LazyTensor:
-            s2 = a2._lazy_storage
-            k2 = s2.value
-            w2 = a2._lazy_view
-            if w2 is None:
-                if k2 is None:
-                    k2 = leaf_value(s2)
-            elif w2.base is k2:
-                k2 = w2.value
-            else:
-                k2 = view_value(w2, s2, a2)
-        else:
-            k2 = other_value(a2)
-        key = (k0, k1, k2, a3)
-        node = nodes.get(key)
-        if node is None:
-            node = miss(key, (a0, a1, a2, a3))
-        v = node.outputs[0]
-        t = v.type
-        s = LazyStorage(t, v, None)
-        s.listed = True
-        listed[ref(s, forget)] = None
-        r0 = make_wrapper(LazyTensor, *t.wrapper)
-        r0._lazy_storage = s
-        r0._lazy_view = None
-    finally:
-        release()
-    if len(listed) > config.max_trace_nodes:
-        cut()
-    return r0
-
-
 def _masked_softmax_backward(a0, a1, a2, a3=None):
     cell[0] += 1
     -lock
@@ -2374,6 +2312,68 @@ def fractional_max_pool2d_backward(a0, a1, a2, a3, a4):
         node = nodes.get(key)
         if node is None:
             node = miss(key, (a0, a1, a2, a3, a4))
+        v = node.outputs[0]
+        t = v.type
+        s = LazyStorage(t, v, None)
+        s.listed = True
+        listed[ref(s, forget)] = None
+        r0 = make_wrapper(LazyTensor, *t.wrapper)
+        r0._lazy_storage = s
+        r0._lazy_view = None
+    finally:
+        release()
+    if len(listed) > config.max_trace_nodes:
+        cut()
+    return r0
+
+
+def glu_jvp(a0, a1, a2, a3):
+    cell[0] += 1
+    -lock
+    try:
+        if type(a0) is LazyTensor:
+            s0 = a0._lazy_storage
+            k0 = s0.value
+            w0 = a0._lazy_view
+            if w0 is None:
+                if k0 is None:
+                    k0 = leaf_value(s0)
+            elif w0.base is k0:
+                k0 = w0.value
+            else:
+                k0 = view_value(w0, s0, a0)
+        else:
+            k0 = other_value(a0)
+        if type(a1) is LazyTensor:
+            s1 = a1._lazy_storage
+            k1 = s1.value
+            w1 = a1._lazy_view
+            if w1 is None:
+                if k1 is None:
+                    k1 = leaf_value(s1)
+            elif w1.base is k1:
+                k1 = w1.value
+            else:
+                k1 = view_value(w1, s1, a1)
+        else:
+            k1 = other_value(a1)
+        if type(a2) is LazyTensor:
+            s2 = a2._lazy_storage
+            k2 = s2.value
+            w2 = a2._lazy_view
+            if w2 is None:
+                if k2 is None:
+                    k2 = leaf_value(s2)
+            elif w2.base is k2:
+                k2 = w2.value
+            else:
+                k2 = view_value(w2, s2, a2)
+        else:
+            k2 = other_value(a2)
+        key = (k0, k1, k2, a3)
+        node = nodes.get(key)
+        if node is None:
+            node = miss(key, (a0, a1, a2, a3))
         v = node.outputs[0]
         t = v.type
         s = LazyStorage(t, v, None)
@@ -4173,108 +4173,6 @@ def put(a0, a1, a2, a3=None):
     return r0
 
 
-def quantize_per_channel(a0, a1, a2, a3, a4):
-    cell[0] += 1
-    -lock
-    try:
-        if type(a0) is LazyTensor:
-            s0 = a0._lazy_storage
-            k0 = s0.value
-            w0 = a0._lazy_view
-            if w0 is None:
-                if k0 is None:
-                    k0 = leaf_value(s0)
-            elif w0.base is k0:
-                k0 = w0.value
-            else:
-                k0 = view_value(w0, s0, a0)
-        else:
-            k0 = other_value(a0)
-        if type(a1) is LazyTensor:
-            s1 = a1._lazy_storage
-            k1 = s1.value
-            w1 = a1._lazy_view
-            if w1 is None:
-                if k1 is None:
-                    k1 = leaf_value(s1)
-            elif w1.base is k1:
-                k1 = w1.value
-            else:
-                k1 = view_value(w1, s1, a1)
-        else:
-            k1 = other_value(a1)
-        if type(a2) is LazyTensor:
-            s2 = a2._lazy_storage
-            k2 = s2.value
-            w2 = a2._lazy_view
-            if w2 is None:
-                if k2 is None:
-                    k2 = leaf_value(s2)
-            elif w2.base is k2:
-                k2 = w2.value
-            else:
-                k2 = view_value(w2, s2, a2)
-        else:
-            k2 = other_value(a2)
-        key = (k0, k1, k2, a3, a4)
-        node = nodes.get(key)
-        if node is None:
-            node = miss(key, (a0, a1, a2, a3, a4))
-        v = node.outputs[0]
-        t = v.type
-        s = LazyStorage(t, v, None)
-        s.listed = True
-        listed[ref(s, forget)] = None
-        r0 = make_wrapper(LazyTensor, *t.wrapper)
-        r0._lazy_storage = s
-        r0._lazy_view = None
-    finally:
-        release()
-    if len(listed) > config.max_trace_nodes:
-        cut()
-    return r0
-
-
-def quantize_per_tensor_tensors(a0, a1, a2, a3):
-    cell[0] += 1
-    -lock
-    try:
-        k0 = None if a0 is None else list_values(a0)
-        if type(a1) is LazyTensor:
-            s1 = a1._lazy_storage
-            k1 = s1.value
-            w1 = a1._lazy_view
-            if w1 is None:
-                if k1 is None:
-                    k1 = leaf_value(s1)
-            elif w1.base is k1:
-                k1 = w1.value
-            else:
-                k1 = view_value(w1, s1, a1)
-        else:
-            k1 = other_value(a1)
-        if type(a2) is LazyTensor:
-            s2 = a2._lazy_storage
-            k2 = s2.value
-            w2 = a2._lazy_view
-            if w2 is None:
-                if k2 is None:
-                    k2 = leaf_value(s2)
-            elif w2.base is k2:
-                k2 = w2.value
-            else:
-                k2 = view_value(w2, s2, a2)
-        else:
-            k2 = other_value(a2)
-        key = (k0, k1, k2, a3)
-        node = nodes.get(key)
-        if node is None:
-            node = miss(key, (a0, a1, a2, a3))
-        return [wrap_value(v) for v in node.outputs]
-    finally:
-        release()
-
-
 def rrelu_with_noise_backward(a0, a1, a2, a3, a4, a5, a6):
     cell[0] += 1
     -lock
@@ -4775,10 +4673,6 @@ RECORDERS = {
         "aten::_index_put_impl(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False, bool unsafe=False) -> Tensor",
         _index_put_impl,
     ),
-    "aten._make_per_channel_quantized_tensor.default": (
-        "aten::_make_per_channel_quantized_tensor(Tensor self, Tensor scale, Tensor zero_point, int axis) -> Tensor",
-        _make_per_channel_quantized_tensor,
-    ),
     "aten._masked_softmax_backward.default": (
         "aten::_masked_softmax_backward(Tensor grad_output, Tensor output, Tensor mask, int? dim=None) -> Tensor",
         _masked_softmax_backward,
@@ -4953,7 +4847,7 @@ RECORDERS = {
     ),
     "aten.glu_jvp.default": (
         "aten::glu_jvp(Tensor glu, Tensor x, Tensor dx, int dim) -> Tensor",
-        _make_per_channel_quantized_tensor,
+        glu_jvp,
     ),
     "aten.grid_sampler_2d_backward.default": (
         "aten::grid_sampler_2d_backward(Tensor grad_output, Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners, bool[2] output_mask) -> (Tensor, Tensor)",
@@ -5085,7 +4979,7 @@ RECORDERS = {
     ),
     "aten.mse_loss_backward.default": (
         "aten::mse_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction) -> Tensor",
-        _make_per_channel_quantized_tensor,
+        glu_jvp,
     ),
     "aten.multi_margin_loss.default": (
         "aten::multi_margin_loss(Tensor self, Tensor target, Scalar p=1, Scalar margin=1, Tensor? weight=None, int reduction=1) -> Tensor",
@@ -5114,18 +5008,6 @@ RECORDERS = {
     "aten.put.default": (
         "aten::put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor",
         put,
-    ),
-    "aten.quantize_per_channel.default": (
-        "aten::quantize_per_channel(Tensor self, Tensor scales, Tensor zero_points, int axis, ScalarType dtype) -> Tensor",
-        quantize_per_channel,
-    ),
-    "aten.quantize_per_tensor.tensor_qparams": (
-        "aten::quantize_per_tensor.tensor_qparams(Tensor self, Tensor scale, Tensor zero_point, ScalarType dtype) -> Tensor",
-        _make_per_channel_quantized_tensor,
-    ),
-    "aten.quantize_per_tensor.tensors": (
-        "aten::quantize_per_tensor.tensors(Tensor[] tensors, Tensor scales, Tensor zero_points, ScalarType dtype) -> Tensor[]",
-        quantize_per_tensor_tensors,
     ),
     "aten.rrelu_with_noise_backward.default": (
         "aten::rrelu_with_noise_backward(Tensor grad_output, Tensor self, Tensor noise, Scalar lower, Scalar upper, bool training, bool self_is_result) -> Tensor",
@@ -5177,7 +5059,7 @@ RECORDERS = {
     ),
     "aten.soft_margin_loss_backward.default": (
         "aten::soft_margin_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction) -> Tensor",
-        _make_per_channel_quantized_tensor,
+        glu_jvp,
     ),
     "aten.sparse_compressed_tensor.comp_plain_value": (
         "aten::sparse_compressed_tensor.comp_plain_value(Tensor compressed_indices, Tensor plain_indices, Tensor values, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=False) -> Tensor",

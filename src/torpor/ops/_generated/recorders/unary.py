@@ -835,43 +835,6 @@ def _log_softmax(a0, a1, a2):
     return r0
 
 
-def _make_per_tensor_quantized_tensor(a0, a1, a2):
-    cell[0] += 1
-    -lock
-    try:
-        if type(a0) is LazyTensor:
-            s0 = a0._lazy_storage
-            k0 = s0.value
-            w0 = a0._lazy_view
-            if w0 is None:
-                if k0 is None:
-                    k0 = leaf_value(s0)
-            elif w0.base is k0:
-                k0 = w0.value
-            else:
-                k0 = view_value(w0, s0, a0)
-        else:
-            k0 = other_value(a0)
-        k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
-        key = (k0, k1, a2)
-        node = nodes.get(key)
-        if node is None:
-            node = miss(key, (a0, a1, a2))
-        v = node.outputs[0]
-        t = v.type
-        s = LazyStorage(t, v, None)
-        s.listed = True
-        listed[ref(s, forget)] = None
-        r0 = make_wrapper(LazyTensor, *t.wrapper)
-        r0._lazy_storage = s
-        r0._lazy_view = None
-    finally:
-        release()
-    if len(listed) > config.max_trace_nodes:
-        cut()
-    return r0
-
-
 def _nested_tensor_from_tensor_list(a0, a1=None, a2=None, a3=None, a4=None):
     cell[0] += 1
     -lock
@@ -4270,43 +4233,6 @@ def prod_dim_int(a0, a1, a2=None, *, dtype=None):
     return r0
 
 
-def quantize_per_tensor(a0, a1, a2, a3):
-    cell[0] += 1
-    -lock
-    try:
-        if type(a0) is LazyTensor:
-            s0 = a0._lazy_storage
-            k0 = s0.value
-            w0 = a0._lazy_view
-            if w0 is None:
-                if k0 is None:
-                    k0 = leaf_value(s0)
-            elif w0.base is k0:
-                k0 = w0.value
-            else:
-                k0 = view_value(w0, s0, a0)
-        else:
-            k0 = other_value(a0)
-        k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
-        key = (k0, k1, a2, a3)
-        node = nodes.get(key)
-        if node is None:
-            node = miss(key, (a0, a1, a2, a3))
-        v = node.outputs[0]
-        t = v.type
-        s = LazyStorage(t, v, None)
-        s.listed = True
-        listed[ref(s, forget)] = None
-        r0 = make_wrapper(LazyTensor, *t.wrapper)
-        r0._lazy_storage = s
-        r0._lazy_view = None
-    finally:
-        release()
-    if len(listed) > config.max_trace_nodes:
-        cut()
-    return r0
-
-
 def remainder_Scalar_Tensor(a0, a1):
     cell[0] += 1
     -lock
@@ -4404,6 +4330,7 @@ def repeat_interleave_Tensor(a0, *, output_size=None):
         node = nodes.get(key)
         if node is None:
             node = miss(key, (a0, output_size))
+        node.site = site()
         v = node.outputs[0]
         t = v.type
         s = LazyStorage(t, v, None)
@@ -5497,10 +5424,6 @@ RECORDERS = {
         "aten::_logcumsumexp(Tensor self, int dim) -> Tensor",
         _coalesced,
     ),
-    "aten._make_per_tensor_quantized_tensor.default": (
-        "aten::_make_per_tensor_quantized_tensor(Tensor self, float scale, int zero_point) -> Tensor",
-        _make_per_tensor_quantized_tensor,
-    ),
     "aten._mkldnn_reshape.default": (
         "aten::_mkldnn_reshape(Tensor self, int[] shape) -> Tensor",
         _adaptive_avg_pool2d,
@@ -6548,14 +6471,6 @@ RECORDERS = {
     "aten.q_per_channel_zero_points.default": (
         "aten::q_per_channel_zero_points(Tensor self) -> Tensor",
         _coalesce,
-    ),
-    "aten.quantize_per_tensor.default": (
-        "aten::quantize_per_tensor(Tensor self, float scale, int zero_point, ScalarType dtype) -> Tensor",
-        quantize_per_tensor,
-    ),
-    "aten.quantize_per_tensor_dynamic.default": (
-        "aten::quantize_per_tensor_dynamic(Tensor self, ScalarType dtype, bool reduce_range) -> Tensor",
-        _log_softmax,
     ),
     "aten.quantized_max_pool1d.default": (
         "aten::quantized_max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=[0], int[1] dilation=[1], bool ceil_mode=False) -> Tensor",
