@@ -31,9 +31,19 @@ import torpor
 STEPS = 3
 ERR = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError)
 
+_WHILE_WRITING = (
+    "the op reads memory that it is writing: what it reads depends on the kernel's order"
+)
+_DEVICE = "the program asks for the device, and does another thing on `lazy`"
 UNDEFINED = {
+    20302: f"{_DEVICE}: `numpy()` of a CPU tensor keeps its memory from growing",
     20430: "`set_` beyond the end of a storage: what is in the new memory is not defined",
+    20485: f"`x.index_put_(i, x[:1], accumulate=True)`: {_WHILE_WRITING}",
     20791: "`resize_` to a larger size: what is in the new memory is not defined",
+    20859: f"`x.masked_scatter_(mask, x)`: {_WHILE_WRITING}",
+    21162: "booleans whose bytes are not 0 or 1, written through a view of another dtype",
+    21360: f"`sub(x, y, out=x[...])` that grows `x`: {_WHILE_WRITING}",
+    21378: f"`sub(x, y, out=x[...])` that grows `x`: {_WHILE_WRITING}",
 }
 """Programs whose results eager leaves undefined, each with the reason."""
 

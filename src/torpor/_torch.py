@@ -150,6 +150,13 @@ def without_modes() -> AbstractContextManager[Any]:
 
 
 @contextmanager
+def without_dispatch_modes() -> Iterator[None]:
+    """Runs the body as if no dispatch mode were active; modes of `__torch_function__` stay."""
+    with _disable_current_modes():
+        yield
+
+
+@contextmanager
 def _modes_aside() -> Iterator[None]:
     with _C.DisableTorchFunction(), _disable_current_modes():
         yield
@@ -496,16 +503,11 @@ def on_registration(hook: Callable[[torch.nn.Module, str, Any], None]) -> None:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """`torch.compile` or TorchScript runs the module."""
-    if isinstance(module, torch.jit.ScriptModule) or module._compiled_call_impl is not None:
+    """`torch.compile` runs the module."""
+    if module._compiled_call_impl is not None:
         return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-
-
-def is_plain_class(cls: type[torch.Tensor]) -> bool:
-    """Tensors of the class have memory as every plain tensor, whatever else they do."""
-    return cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def is_data_worker() -> bool:
@@ -1563,3 +1565,253 @@ def _rounded_down(expression: Any, names: dict[Any, str]) -> Any:
         return None
     inside, divisor = _formula(expression.args[0], names), int(expression.args[1])
     return None if inside is None or divisor < 1 else (inside[0], divisor)
+
+
+# -- parts of torch that meet lazy tensors without an op -------------------------------------------
+
+
+class _Imports:
+    """Calls functions with modules right after they are imported; a finder of Python's."""
+
+    def __init__(self) -> None:
+        self.hooks: dict[str, list[Callable[[Any], None]]] = {}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The spec that the other finders have for `name`, if somebody waits for it."""
+        if name not in self.hooks:
+            return None
+        others = (f for f in sys.meta_path if f is not self)
+        spec = next(filter(None, (f.find_spec(name, path, target) for f in others)), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self.hooks.pop(name))  # type: ignore[assignment]  # used like one
+        return spec
+
+
+class _Loader:
+    """A loader of Python's that calls functions with what it has loaded."""
+
+    def __init__(self, loader: Any, hooks: list[Callable[[Any], None]]) -> None:
+        self.loader = loader
+        self.hooks = hooks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def exec_module(self, module: Any) -> None:
+        """Run the module, then the functions."""
+        module.__loader__ = module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        for hook in self.hooks:
+            hook(module)
+
+
+_imports = _Imports()
+
+
+def after_import(name: str, hook: Callable[[Any], None]) -> None:
+    """Call `hook` with a module of torch's: now, or when somebody imports it."""
+    if name in sys.modules:
+        hook(sys.modules[name])
+        return
+    _imports.hooks.setdefault(name, []).append(hook)
+    if _imports not in sys.meta_path:
+        sys.meta_path.insert(0, _imports)
+
+
+def replace_function(name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let the function `module.function` of torch's be what `around` makes of it.
+
+    It is replaced wherever torch shows it under that name; nothing happens if torch has none.
+    """
+    module_name, _, attribute = name.rpartition(".")
+
+    def replace(module: Any) -> None:
+        original = getattr(module, attribute, None)
+        if original is None:
+            return
+        made = around(original)
+        for key, other in list(sys.modules.items()):
+            if _is_torchs(key) and vars(other).get(attribute) is original:
+                setattr(other, attribute, made)
+
+    after_import(module_name, replace)
+
+
+def _is_torchs(module: str) -> bool:
+    return module == "torch" or module.startswith("torch.")
+
+
+class MetLazy(BaseException):
+    """TorchDynamo has met a lazy tensor; `source` is the expression that leads to it.
+
+    No `Exception`: TorchDynamo turns those into errors of its own.
+    """
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.source = source
+
+
+def on_dynamo_frame(
+    meets_lazy: Callable[[Any], bool],
+    is_lazy: Callable[[object], bool],
+    remember: Callable[[Any, str], None],
+) -> None:
+    """Let a frame run uncompiled, with all it calls, where TorchDynamo would meet a lazy tensor.
+
+    `meets_lazy` is asked before a frame is traced; what it does not find is found when TorchDynamo
+    makes a variable of it, and `remember` is called with the frame and the way to the tensor. What
+    was compiled for plain tensors stays.
+    """
+
+    def watch_frames(module: Any) -> None:
+        wrapper = module.CatchErrorsWrapper
+        convert = wrapper.__call__
+
+        @functools.wraps(convert)
+        def __call__(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+            if meets_lazy(frame):
+                return _uncompiled()
+            try:
+                return convert(self, frame, *args, **kwargs)
+            except MetLazy as met:
+                remember(frame, met.source)
+                return _uncompiled()
+
+        wrapper.__call__ = __call__
+
+    def watch_variables(module: Any) -> None:
+        builder = module.VariableBuilder
+        wrap = builder.wrap_tensor
+
+        @functools.wraps(wrap)
+        def wrap_tensor(self: Any, value: Any) -> Any:
+            if is_lazy(value):
+                name = getattr(self.source, "name", "")  # a method before it became a property
+                raise MetLazy(str(name() if callable(name) else name))
+            return wrap(self, value)
+
+        builder.wrap_tensor = wrap_tensor
+
+    after_import("torch._dynamo.convert_frame", watch_frames)
+    after_import("torch._dynamo.variables.builder", watch_variables)
+
+
+def _uncompiled() -> Any:
+    """What tells TorchDynamo to run one frame, and all it calls, as it is; others are compiled."""
+    from torch._dynamo import types
+
+    skip = types.FrameAction.SKIP
+    strategy = types.FrameExecStrategy(skip, skip)
+    count = getattr(_C._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", None)
+    if count is not None:
+        count(-1)  # do not count: `fullgraph=True` is an error where no frame was compiled
+    return types.ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
+
+
+def modes() -> list[Any]:
+    """The dispatch modes that are active on this thread, outermost first."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return list(_get_current_dispatch_mode_stack())
+
+
+def make_fakes_with(type_of: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    """Let fake tensors be made of the tensor on `meta` that `type_of` gives for one, if any.
+
+    The fake has the device of the tensor itself; whether it is a parameter is seen too.
+    """
+
+    def watch(module: Any) -> None:
+        convert = module.FakeTensorConverter.from_real_tensor
+
+        @functools.wraps(convert)
+        def from_real_tensor(self: Any, mode: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
+            stand_in = type_of(t)
+            if stand_in is None:
+                return convert(self, mode, t, *args, **kwargs)
+            kwargs.pop("make_constant", None)  # there are no numbers to keep
+            made = convert(self, mode, stand_in, False, *args[1:], **kwargs)
+            made.fake_device = t.device
+            return made
+
+        module.FakeTensorConverter.from_real_tensor = from_real_tensor
+
+    after_import("torch._subclasses.fake_tensor", watch)
+
+
+def on_script_call(
+    around: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
+    """Let calls of TorchScript's functions and methods go through what `around` makes of them."""
+    for kind in (_C.ScriptFunction, _C.ScriptMethod):
+        kind.__call__ = around(kind.__call__)  # type: ignore[method-assign]  # the purpose
+
+
+def script_owner(called: Any) -> Any:
+    """The module that a method of TorchScript belongs to; None for a function."""
+    return getattr(called, "owner", None)
+
+
+_SCRIPT_WRITERS = (
+    "save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile",
+)  # fmt: skip
+
+
+def on_script_save(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let what writes modules of TorchScript to files be what `around` makes of it."""
+    for name in _SCRIPT_WRITERS:
+        writer = getattr(_C.ScriptModule, name, None)
+        if writer is not None:
+            setattr(_C.ScriptModule, name, around(writer))
+
+
+def script_tensors(module: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
+    """Parameters and buffers of a module of TorchScript and of those in it: owner, name, tensor."""
+    tables: tuple[Any, ...] = (_C.ParameterDict, _C.BufferDict)
+    for table in tables:
+        for name, tensor in table(module).items():
+            if tensor is not None:
+                yield module, name, tensor
+    for _, part in _C.ModuleDict(module).items():
+        yield from script_tensors(part)
+
+
+def script_has_constants(function: Any) -> bool:
+    """There are tensors among the constants of a function of TorchScript; numbers do not count."""
+    graph = function.inlined_graph  # its nodes live as long as it does
+    constants = graph.findAllNodes("prim::Constant")
+    tensors = (node for node in constants if node.output().type().kind() == "TensorType")
+    return any(not node.hasAttribute("value") or node.t("value").dim() for node in tensors)
+
+
+def on_script_move(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let how the tensors of a TorchScript module are converted be what `around` makes of it."""
+    kind: Any = torch.jit.RecursiveScriptModule
+    kind._apply = around(kind._apply)
+
+
+def script_module(module: Any) -> Any:
+    """The part in C++ of a module of TorchScript."""
+    return module._c
+
+
+def on_subclass(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let what makes a tensor of another class of a tensor be what `around` makes of it."""
+    tensor: Any = torch.Tensor
+    for name in ("_make_subclass", "__new__"):
+        setattr(tensor, name, staticmethod(around(getattr(tensor, name))))
+    as_subclass = around(lambda cls, tensor: original(tensor, cls))
+    original = tensor.as_subclass
+    tensor.as_subclass = functools.wraps(original)(lambda self, cls: as_subclass(cls, self))
+
+
+def on_higher_order_op(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let every call of a higher-order op go through what `around` makes of `dispatch(op, key)`."""
+    kind: Any = torch._ops.HigherOrderOperator
+    kind.dispatch = around(kind.dispatch)
+
+
+def has_own_dispatch(kind: type[torch.Tensor]) -> bool:
+    """Tensors of a class have a `__torch_dispatch__` that sees the ops on them."""
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__

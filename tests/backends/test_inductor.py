@@ -331,3 +331,28 @@ def test_what_dropout_keeps_is_scaled_as_the_kernel_scales_it() -> None:
     grad, mask = torch.randn(1000, dtype=torch.bfloat16), torch.rand(1000) > 0.1
     expected = (grad.double() * mask * (1 / 0.9)).to(torch.bfloat16)
     assert torch.equal(decompositions()[op](grad, mask, 1 / 0.9), expected)
+
+
+SMALL = (torch.bool, torch.uint8, torch.int8, torch.float16)
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "add": lambda x: x.add_(x),
+    "scaled": lambda x: x.add_(x, alpha=2),
+    "scaled_list": lambda x: torch._foreach_add_([x], [x.clone()], alpha=2),
+    "mul": lambda x: x.mul_(x),
+    "eq": lambda x: x.eq_(x),
+}
+
+
+@pytest.mark.parametrize("dtype", SMALL)
+def test_a_result_written_over_a_small_buffer_has_its_dtype(dtype: torch.dtype) -> None:
+    torpor.use("inductor")
+    eager = [torch.ones(24, dtype=dtype) for _ in WRITES]
+    lazy = [tensor.to("lazy") for tensor in eager]
+    torpor.sync(wait=True)
+    for _ in range(2):
+        for write, one, other in zip(WRITES.values(), eager, lazy, strict=True):
+            write(one)
+            write(other)
+        torpor.sync(wait=True)
+    for one, other in zip(eager, lazy, strict=True):
+        assert torch.equal(other.cpu(), one)

@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 import torpor
 from torpor.backend.data import BackendData
-from torpor.backends.fx import program as fx_program
 from torpor.backends.fx.program import CompiledPiece, Program, run
 from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
-from torpor.execute.watch import WATCHERS
 
 pytestmark = pytest.mark.skipif(
     inductor_runtime.unavailable() is not None, reason=str(inductor_runtime.unavailable())
@@ -95,14 +93,18 @@ def test_a_bad_index_leaves_donated_parameters_as_they_were(monkeypatch: Any) ->
     caught = Caught(monkeypatch)
     _train()
     again, donated, before = caught.run_again()
-    assert caught.program is not None and len(before) == 3
+    assert caught.program is not None
+    assert len(before) == 3
     arguments = caught.calls[-1][0]
-    (indices,) = [a for a in arguments if isinstance(a, BackendData) and a.type.dtype is torch.int64]
+    (indices,) = [
+        a for a in arguments if isinstance(a, BackendData) and a.type.dtype is torch.int64
+    ]
     indices.tensor.fill_(99)
     results = again()
     assert all(torch.equal(now, then) for now, then in zip(donated, before, strict=True))
     errors = [result.error for result in results if result.error is not None]
-    assert errors and all(isinstance(error, IndexError) for error in errors)
+    assert errors
+    assert all(isinstance(error, IndexError) for error in errors)
     assert "test_transactions.py" in str(errors[0])
     assert caught.program.broken is None
 
@@ -129,7 +131,8 @@ def test_what_updates_parameters_runs_last_and_calls_no_kernel_of_eager(
         assert isinstance(step, CompiledPiece)
         assert not step.piece.checked
         called = step.text().partition("def call(")[2].partition("return ")[0]
-        assert "torch.ops." not in called and "extern_kernels." not in called
+        assert "torch.ops." not in called
+        assert "extern_kernels." not in called
     assert not program.copied
 
 
@@ -179,7 +182,7 @@ def test_an_interrupt_between_writes_waits_until_all_is_written(monkeypatch: Any
     _train()
     program = caught.program
     assert program is not None
-    expected, _, _ = caught.run_again()
+    _expected, _, _ = caught.run_again()
     monkeypatch.setattr(program, "replayed", None)
     again, donated, before = caught.run_again()
     late = program.steps[program.commit]

@@ -1596,15 +1596,6 @@ def test_users_besides_are_tensors_and_storages_on_the_same_memory() -> None:
     assert not _torch.users_besides([x])
 
 
-def test_is_plain_class_tells_who_has_memory() -> None:
-    class Mine(torch.Tensor):
-        pass
-
-    assert _torch.is_plain_class(Mine)
-    assert _torch.is_plain_class(nn.Parameter)
-    assert not _torch.is_plain_class(LazyTensor)
-
-
 def test_is_data_worker_only_in_workers() -> None:
     loader = torch.utils.data.DataLoader(_AsksForWorkers(), num_workers=1)
     assert [bool(batch) for batch in loader] == [True]
@@ -1624,3 +1615,149 @@ def test_accept_lazy_states_of_generators() -> None:
     expected = torch.rand(1)
     torch.set_rng_state(torpor.lazy(state))
     assert torch.equal(torch.rand(1), expected)
+
+
+# -- parts of torch that meet lazy tensors without an op -------------------------------------------
+
+
+def test_after_import_now_or_when_a_module_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "later.py").write_text("value = 1")
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from torpor import _torch\n"
+        "met = []\n"
+        "_torch.after_import('later', met.append)\n"
+        "assert 'later' not in sys.modules and not met\n"
+        "import later\n"
+        "assert met == [later] and later.__loader__ is later.__spec__.loader\n"
+        "_torch.after_import('later', met.append)\n"
+        "assert met == [later, later]\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+
+
+def test_replace_function_wherever_torch_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown() -> int:
+        return 1
+
+    for module in (torch, torch.jit):
+        monkeypatch.setattr(module, "shown", shown, raising=False)
+    _torch.replace_function("torch.jit.shown", lambda original: lambda: original() + 1)
+    assert torch.shown() == torch.jit.shown() == 2
+    _torch.replace_function("torch.jit.there_is_none", lambda original: original)
+    assert not hasattr(torch.jit, "there_is_none")
+
+
+def test_without_dispatch_modes() -> None:
+    with torpor.mode():
+        with _torch.without_dispatch_modes():
+            assert _torch.modes() == []
+            assert not torpor.is_lazy(torch.ones(2))
+        assert torpor.is_lazy(torch.ones(2))
+
+
+def test_modes() -> None:
+    assert _torch.modes() == []
+    with torpor.mode():
+        assert [type(mode).__name__ for mode in _torch.modes()] == ["LazyMode"]
+
+
+def test_on_dynamo_frame_is_what_torchdynamo_calls() -> None:
+    from torch._dynamo import convert_frame, types
+    from torch._dynamo.variables import builder
+
+    assert "meets_lazy" in convert_frame.CatchErrorsWrapper.__call__.__code__.co_freevars
+    assert "is_lazy" in builder.VariableBuilder.wrap_tensor.__code__.co_freevars
+    made = _torch._uncompiled()
+    assert made.guarded_code is None
+    assert made.apply_to_code is False
+    assert made.frame_exec_strategy.recursive_action == types.FrameAction.SKIP
+
+
+def test_make_fakes_with_a_type_and_the_device() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    tensor = torch.ones(2, 3, device="lazy").t()
+    fake = FakeTensorMode().from_tensor(tensor)
+    assert (fake.shape, fake.stride(), fake.device) == ((3, 2), (1, 3), tensor.device)
+    assert not isinstance(fake, LazyTensor)
+
+
+def _script(module: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(module)
+
+
+def _is_torpors(function: Any) -> bool:
+    return "torpor" in function.__code__.co_filename
+
+
+def test_on_script_call() -> None:
+    assert _is_torpors(torch._C.ScriptFunction.__call__)
+    assert _is_torpors(torch._C.ScriptMethod.__call__)
+
+
+def test_on_script_save() -> None:
+    writers = [getattr(torch._C.ScriptModule, name, None) for name in _torch._SCRIPT_WRITERS]
+    assert all(_is_torpors(writer) for writer in writers[:2])
+
+
+def test_on_script_move() -> None:
+    assert _is_torpors(torch.jit.RecursiveScriptModule._apply)
+
+
+def test_script_module_and_its_tensors() -> None:
+    module = _script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    inside = _torch.script_module(module)
+    names = [name for _, name, _ in _torch.script_tensors(inside)]
+    assert names[:2] == ["weight", "bias"]
+    assert "running_mean" in names
+    holder, name, tensor = next(_torch.script_tensors(inside))
+    holder.setattr(name, torch.zeros_like(tensor))
+    assert not next(module.parameters()).any()
+
+
+def test_script_tensors() -> None:
+    tensors = list(_torch.script_tensors(_torch.script_module(_script(nn.Linear(2, 2)))))
+    assert [name for _, name, _ in tensors] == ["weight", "bias"]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.:DeprecationWarning")
+def test_script_has_constants() -> None:
+    weight = torch.ones(2)
+    given = (torch.ones(2),)
+    assert _torch.script_has_constants(torch.jit.trace(lambda a: a * weight, given))
+    assert not _torch.script_has_constants(torch.jit.trace(lambda a: a * 2, given))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.:DeprecationWarning")
+def test_script_owner_of_a_method_and_of_a_function() -> None:
+    module = _script(nn.Linear(2, 2))
+    assert _torch.script_owner(module.forward).hasattr("weight")
+    assert _torch.script_owner(torch.jit.trace(torch.sin, (torch.ones(2),))) is None
+
+
+def test_on_subclass_is_asked() -> None:
+    for make in (torch.Tensor._make_subclass, torch.Tensor.__new__):
+        assert make.__code__.co_filename.endswith("subclasses.py")
+
+    class Sub(torch.Tensor):
+        pass
+
+    assert type(torch.ones(2).as_subclass(Sub)) is type(Sub([1.0])) is Sub
+
+
+def test_has_own_dispatch() -> None:
+    class Sub(torch.Tensor):
+        pass
+
+    assert not _torch.has_own_dispatch(Sub)
+    assert _torch.has_own_dispatch(LazyTensor)
+
+
+def test_on_higher_order_op_is_asked() -> None:
+    from torch._ops import HigherOrderOperator
+
+    assert HigherOrderOperator.dispatch.__code__.co_filename.endswith("foreign.py")

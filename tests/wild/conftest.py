@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 import torpor
 from tests.comparison import forget_pending_work
 from torpor.backend.registry import default_name
+from torpor.execute.persistent import NotUsable
+from torpor.native import build
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +22,13 @@ def compiled_at_once() -> None:
 
 @pytest.fixture(scope="session")
 def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("cache"))
+    """An empty cache, but for the native library if the user has built it."""
+    folder = tmp_path_factory.mktemp("cache")
+    with contextlib.suppress(NotUsable, OSError):  # the user's directory is of no use
+        built = build.library()
+        if build.is_built(built):
+            (folder / "native").symlink_to(built.parent)
+    return str(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -136,9 +136,10 @@ class Backend(abc.ABC):
         """Run a compiled graph. Arguments are data, or numbers for run-time scalars.
 
         An output that could not be computed is data with `error` set; raising loses all outputs.
-        A step that fails goes back to what it was given, so no donated argument may have been
-        written then: what can fail comes before the first write. An exception that is raised
-        after it all the same has the attribute `inputs_written` set.
+        A step that fails has written nothing: if this raises, or returns data with errors, the
+        arguments hold what they held before, donated ones too. Where that cannot be, what is raised
+        has the attribute `inputs_written = True`, and the old contents of donated arguments are
+        lost.
         """
 
     def expect(self, device: BackendDevice) -> None:

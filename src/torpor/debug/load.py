@@ -1,8 +1,8 @@
 """Record files read back: graphs of private nodes, tensors, and what the file says of a run.
 
 Reading runs nothing. An op that does more than compute tensors from tensors is refused, and so is
-one that this torch does not have. A graph that is to be run is checked first (`torpor.debug.trust`).
-Text of a file is shown without control characters.
+one that this torch does not have. A graph that is to be run is checked first
+(`torpor.debug.trust`). Text of a file is shown without control characters.
 """
 
 from __future__ import annotations

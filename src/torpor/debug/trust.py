@@ -53,9 +53,10 @@ CHECKED: Final = frozenset(
     nll_loss_forward nll_loss2d_forward mse_loss mse_loss_backward smooth_l1_loss
     smooth_l1_loss_backward huber_loss huber_loss_backward binary_cross_entropy
     binary_cross_entropy_backward binary_cross_entropy_with_logits max_pool2d_with_indices
-    max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward _adaptive_avg_pool2d
-    _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d upsample_nearest2d
-    upsample_bilinear2d _cdist_forward _pdist_forward im2col col2im grid_sampler_2d
+    max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward
+    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+    upsample_nearest2d upsample_bilinear2d _cdist_forward _pdist_forward im2col col2im
+    grid_sampler_2d
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
 
     _fft_r2c _fft_c2c linalg_cholesky_ex linalg_qr linalg_inv_ex linalg_eigh _linalg_eigh
@@ -85,8 +86,9 @@ def _real_fft(named: Mapping[str, Any]) -> bool:
     dims, length = named["dim"], named["last_dim_size"]
     if not dims or not all(type(number) is int for number in (*dims, length)):
         return False
-    shape = named["self"].type.shape
-    return -len(shape) <= dims[-1] < len(shape) and shape[dims[-1]] == length // 2 + 1
+    shape: tuple[int, ...] = named["self"].type.shape
+    last: int = dims[-1]
+    return -len(shape) <= last < len(shape) and shape[last] == int(length) // 2 + 1
 
 
 CONDITIONS: Final[dict[str, Condition]] = {
@@ -220,7 +222,7 @@ def _belongs(given: Mapping[str, Any], forward: Forward, node: Node) -> bool:
     saved = all(given[name] is node.outputs[place] for name, place in forward.saved.items())
     same = all(given[name] == taken[name] for name in forward.same)
     gradient = forward.gradient
-    shaped = gradient is None or given[gradient].type.shape == node.outputs[0].type.shape  # type: ignore[union-attr]  # a tensor
+    shaped = gradient is None or given[gradient].type.shape == node.outputs[0].type.shape
     return saved and same and shaped
 
 

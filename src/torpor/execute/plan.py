@@ -160,12 +160,13 @@ class Making:
     Nobody asks under the trace's lock, so that others can record meanwhile.
     """
 
-    __slots__ = ("_error", "_lock", "_make", "_plan", "outline")
+    __slots__ = ("_error", "_lock", "_make", "_plan", "maker", "outline")
 
     def __init__(self, outline: Outline, make: Callable[[], Plan]) -> None:
         self.outline = outline
         self._make = make
         self._lock = threading.RLock()
+        self.maker = 0  # the thread that compiles it
         self._plan: Plan | None = None
         self._error: Exception | None = None
 
@@ -175,11 +176,14 @@ class Making:
             if self._error is not None:
                 raise self._error
             if self._plan is None:
+                self.maker = threading.get_ident()
                 try:
                     self._plan = self._make()
                 except Exception as error:  # an interrupt says nothing about the graph
                     self._error = error
                     raise
+                finally:
+                    self.maker = 0
             return self._plan
 
 

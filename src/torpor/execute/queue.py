@@ -41,8 +41,19 @@ class Job:
     """Something to run in order, the handles it fills, and the data it keeps alive till then."""
 
     __slots__ = (
-        "arguments", "bytes", "done", "donates", "here", "kept", "must_be_here", "results", "run",
-        "short", "submitted", "succeeded", "threads",
+        "arguments",
+        "bytes",
+        "donates",
+        "done",
+        "here",
+        "kept",
+        "must_be_here",
+        "results",
+        "run",
+        "short",
+        "submitted",
+        "succeeded",
+        "threads",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +97,10 @@ class Job:
     def is_ready(self) -> bool:
         """All is known that it takes to run it."""
         return True
+
+    def is_held_up(self) -> bool:
+        """Another thread finds out what is missing."""
+        return False
 
     def prepare(self) -> None:
         """Find out what is missing; may take long."""
@@ -239,6 +254,7 @@ class DeviceQueue:
             raise
         with self.changed:
             alone = not self.running and len(self.jobs) == 1
+            self.changed.notify_all()
         if not self._runs_here(job, alone):
             self._leave_to_thread(job)
 
@@ -246,11 +262,14 @@ class DeviceQueue:
         self.budget.take(job)
         with self.changed:
             job.here = False
-            if self.thread is None or not self.thread.is_alive():
-                name = f"torpor-{self.device}"
-                self.thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self.thread.start()
+            if self.thread is None or not (self.thread.is_alive() or self.stopping):
+                self._start_thread()
             self.changed.notify_all()
+
+    def _start_thread(self) -> None:
+        name = f"torpor-{self.device}"
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self.thread.start()
 
     def _run_here(self, job: Job, shield: Shield) -> None:
         with metrics.timer("ExecuteHere"), self._on_its_stream():
@@ -315,8 +334,11 @@ class DeviceQueue:
                 self.changed.wait()
 
     def _is_ours(self) -> bool:
-        """The next job is not for the queue's thread."""
-        return self.jobs[0].here or self.thread is None or not self.thread.is_alive()
+        """The next job is not for the queue's thread, nor for one that does not wait here."""
+        job = self.jobs[0]
+        if job.here:
+            return not job.is_held_up()
+        return self.thread is None or not self.thread.is_alive()
 
     def _begin(self, is_ours: Callable[[], bool]) -> Job | None:
         """The next job, if it is this thread's turn to run it."""
@@ -357,15 +379,22 @@ class DeviceQueue:
 
     def stop(self) -> None:
         """Finish what was submitted and end the thread."""
+        self.wait()
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        """End the thread; if there is more for it to do meanwhile, another one starts."""
         thread = self.thread
         if thread is None or thread is threading.current_thread():
             return
-        self.wait()
         with self.changed:
             self.stopping = True
             self.changed.notify_all()
         thread.join()
-        self.thread, self.stopping = None, False
+        with self.changed:
+            self.thread, self.stopping = None, False
+            if any(not job.here for job in self.jobs):
+                self._start_thread()
 
     def raise_error(self) -> None:
         """Raise the first error that nobody was told of yet."""
@@ -389,7 +418,7 @@ class DeviceQueue:
         """Whether there is some; False: the thread is to end."""
         with self.changed:
             while self.running or not self.jobs or self.jobs[0].here:
-                if self.stopping and not self.jobs:
+                if self.stopping:
                     return False
                 self.changed.wait()
         return True
@@ -398,7 +427,7 @@ class DeviceQueue:
         """Run a job that is this thread's, and was entered among the running ones."""
         on_thread = threading.current_thread() is self.thread
         if job.here and job.short and not on_thread and len(self.running) == 1 and not self.jobs:
-            self.stop()  # OpenMP lets threads sleep early while those of others exist
+            self._end_thread()  # OpenMP lets threads sleep early while those of others exist
         if self._threads != job.threads and on_thread:
             torch.set_num_threads(job.threads)  # a setting of its own on every thread
             self._threads = job.threads

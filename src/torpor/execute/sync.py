@@ -109,7 +109,7 @@ class _undisturbed:  # a class for speed
     __slots__ = ("collects",)
 
     def __enter__(self) -> None:
-        TRACE.lock.acquire()
+        TRACE.lock.__enter__()  # which type rules are refused
         self.collects = gc.isenabled()
         gc.disable()
 
@@ -141,9 +141,12 @@ def rest() -> None:
 
     A program that only ever reads would otherwise record one trace for ever.
     """
-    if TRACE.is_at_work() or not TRACE.is_open():
+    if not TRACE.is_open():
         return
+    at_work = TRACE.is_at_work()
     with Shield(), _undisturbed():
+        if at_work:
+            return
         if not TRACE.live():
             STEP.end(TRACE.misses)
             STEP.read_at = STEP.last_read

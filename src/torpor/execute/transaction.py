@@ -8,6 +8,7 @@ arguments of the job, which are there anyway.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -86,6 +87,10 @@ class StepJob(Job):
         """It is compiled."""
         return self.plan is not None
 
+    def is_held_up(self) -> bool:
+        """Another thread compiles it."""
+        return self.making is not None and self.making.maker not in (0, threading.get_ident())
+
     def prepare(self) -> None:
         """Compile it, or wait for who does."""
         if self.refused is not None:
@@ -93,6 +98,8 @@ class StepJob(Job):
         if self.plan is None:
             assert self.making is not None, "there is a plan, or one is being made"
             plan = self.making.result()
+            if self.plan is not None:  # a finalizer that ran meanwhile has waited for it
+                return
             for position, source, _ in plan.others:
                 if source == SCALAR_DATA:
                     number = self.arguments[position]

@@ -249,8 +249,7 @@ static bool find_targets(const Op& op, const Call& call, Targets& targets) {
   return true;
 }
 
-// Nothing is written twice, and a tensor that is written shares its storage with no other one. In
-// a list that is written the same storage may be read, as in Python.
+// Nothing is written twice, and what is written shares its storage with nothing else.
 static bool are_apart(const Op& op, const Call& call, const Targets& targets) {
   for (const Written& written : op.written) {
     if (op.kinds[written.argument] != Kind::tensor) continue;
@@ -266,7 +265,13 @@ static bool are_apart(const Op& op, const Call& call, const Targets& targets) {
   std::vector<PyObject*> storages;
   for (const Operand* target : targets) storages.push_back(target->storage.get());
   std::sort(storages.begin(), storages.end());
-  return std::adjacent_find(storages.begin(), storages.end()) == storages.end();
+  if (std::adjacent_find(storages.begin(), storages.end()) != storages.end()) return false;
+  const auto is_read = [&](const Operand& operand) {
+    return std::binary_search(storages.begin(), storages.end(), operand.storage.get());
+  };
+  const auto& operands = call.operands();
+  return static_cast<size_t>(std::count_if(operands.begin(), operands.end(), is_read)) ==
+      targets.size();
 }
 
 // What is written has the type of what was there: it is not resized.

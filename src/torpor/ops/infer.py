@@ -210,10 +210,12 @@ _SMALL_TRIAL: Final = 4096
 
 
 def _is_empty(spec: OpSpec, bound: list[Any], types: Types) -> bool:
-    """A result of no elements: fake kernels are careless about its strides."""
+    """A result of no elements, or of none: fake kernels are careless about them."""
     if spec.mutated or any(r.kind is not ReturnKind.FRESH for r in spec.returns):
         return False
+    operands = list(_operand_types(spec, bound))
     empty = any(type_ is not None and type_.numel == 0 for type_ in types)
+    empty = empty or (bool(operands) and not any(t.numel for t in operands))
     return empty and _is_small(spec, bound)
 
 
@@ -245,7 +247,8 @@ def _tried_or(
     except NotRecordable:
         raise
     except Exception as error:
-        if _TYPE_ERROR.search(str(error)):
+        # no operand has an element: the error comes from no number
+        if _TYPE_ERROR.search(str(error)) or not any(t.numel for t in _operand_types(spec, bound)):
             raise Suspicious(str(error)) from None
         return types
 

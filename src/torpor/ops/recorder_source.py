@@ -226,6 +226,13 @@ def _overlap_line(op: Recordable, names: list[str]) -> str:
         if i in tensors
         for j in lists
     ]
+    if op.name.startswith("aten._foreach_"):
+        return "".join(
+            f"        apart({names[i]}, {names[j]})\n"
+            for i in op.mutated
+            for j in lists
+            if i in lists and j not in op.mutated
+        )
     if not tests or op.name == "aten.copy_.default":
         return ""
     condition = " or ".join(f"({test})" for test in tests)

@@ -34,6 +34,11 @@ EAGER_OPS: Final = frozenset(
         "aten._local_scalar_dense.default", "aten.item.default", "aten.equal.default",
         "aten.is_nonzero.default", "aten.allclose.default", "aten._assert_async.default",
         "aten._assert_async.msg", "aten._linalg_check_errors.default",
+        # quantized tensors are plain ones
+        "aten.quantize_per_tensor.default", "aten.quantize_per_tensor.tensor_qparams",
+        "aten.quantize_per_tensor.tensors", "aten.quantize_per_tensor_dynamic.default",
+        "aten.quantize_per_channel.default", "aten._make_per_tensor_quantized_tensor.default",
+        "aten._make_per_channel_quantized_tensor.default",
     }
 )  # fmt: skip
 
@@ -74,7 +79,7 @@ MAY_FAIL: Final = frozenset(
      "nll_loss2d_backward", "multi_margin_loss", "multilabel_margin_loss_forward",
      "max_unpool2d", "max_unpool3d", "bincount", "histc", "binary_cross_entropy",
      "binary_cross_entropy_backward", "floor_divide", "floor_divide_", "remainder", "remainder_",
-     "fmod", "fmod_", "_ctc_loss"}
+     "fmod", "fmod_", "_ctc_loss", "repeat_interleave"}
 )  # fmt: skip
 
 NOT_PROMOTABLE: Final = frozenset(

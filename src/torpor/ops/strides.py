@@ -31,7 +31,10 @@ _OTHERWISE: Final = frozenset(
      "native_dropout_backward"}
 )  # fmt: skip
 
-FRESH: Final = frozenset({"aten.pow.Scalar", "aten._foreach_pow.ScalarAndTensor"})
+FRESH: Final = frozenset(
+    {"aten.pow.Scalar", "aten._foreach_pow.ScalarAndTensor", "aten.masked_fill.Scalar",
+     "aten.masked_fill.Tensor"}
+)  # fmt: skip
 """Elementwise ops whose results are contiguous, whatever they are made of."""
 
 _NUMBER_IS_NO_OPERAND: Final = frozenset({"aten.lerp.Scalar", "aten.pow.Tensor_Scalar"})
@@ -60,8 +63,12 @@ def eager_strides(spec: OpSpec, bound: list[Any], type_: TensorType) -> Ints | N
         return None
     operands = [v.type for v in bound if type(v) is Value and type(v.type) is TensorType]
     compared = operands[1:] if spec.name == "aten.where.self" else operands
-    if len({t.dtype for t in compared}) != 1 or any(t.conj or t.neg for t in operands):
+    if any(t.conj or t.neg for t in operands):
         return None  # some are copied first, with other strides
+    if len({t.dtype for t in compared}) != 1 and not all(
+        is_dense(t.shape, t.stride) for t in compared
+    ):
+        return None  # some are cast first: a copy keeps strides that leave no holes
     layouts: list[Layout] = [(t.shape, t.stride) for t in operands]
     if spec.target._opname == "threshold_backward":
         layouts.reverse()

@@ -4,15 +4,19 @@ from torpor import _torch
 from torpor.backend.registry import backends
 from torpor.ops import custom
 from torpor.trace import (  # noqa: F401  # register their ops, give LazyTensor its methods
+    compiled,
     composites,
     device_module,
     exchange,
+    foreign,
     fused,
     gradients,
     hooks,
     methods,
     mode,
     native,
+    scripts,
+    subclasses,
     values,
     whole,
 )  # fmt: skip
@@ -25,6 +29,10 @@ register_location()
 hooks.install()
 exchange.install()
 whole.install()
+foreign.install()
+compiled.install()
+scripts.install()
+subclasses.install()
 _torch.accept_lazy_autocast()
 _torch.on_default_dtype(values.finish, values.forget_types)
 custom.on_change(values.finish, values.forget_types)

@@ -424,6 +424,19 @@ def _recorded_whole(op: Any) -> None:
 _recorded_whole(aten.one_hot.default)
 
 
+def _max_pool1d(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """For tensor subclasses torch calls another kernel, which takes integers too."""
+    op = aten.max_pool1d.default
+    if type(self) is LazyTensor and not self.is_floating_point():
+        like = torch.zeros(self.shape, dtype=self.dtype, device=physical(self.device))
+        with _torch.kernels():
+            _torch.take_apart(op, like, *args, **kwargs)  # or its refusal
+    return _taken_apart(op, self, *args, **kwargs)
+
+
+_library.impl(aten.max_pool1d.default, _max_pool1d, "AutogradLazy")
+
+
 @special("aten.one_hot.default")
 def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> Any:
     """One column for each class; how many there are may have to be read from the numbers."""

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 from torpor import _torch
 from torpor.errors import TorporError, annotate
 from torpor.execute import sync
@@ -146,7 +148,7 @@ def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
     if own or getattr(error, "_torpor_annotated", False):
         raise annotate(error, spec.name, str(site()))
     try:
-        if not isinstance(error, (NotRecordable, WritesPlain)):
+        if not isinstance(error, (NotRecordable, WritesPlain)) and not _has_mask(args):
             try_on_zeros(spec, args, kwargs)
         start = time.perf_counter()
         result = run_eager(spec, args, kwargs)
@@ -158,6 +160,13 @@ def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
         count_fallback(spec)
         fell_back(start, spec.name)
     return result
+
+
+def _has_mask(args: tuple[Any, ...]) -> bool:
+    """A boolean tensor is among indices: how many elements are meant depends on its numbers."""
+    lists = [arg for arg in args if isinstance(arg, (list, tuple))]
+    items = [item for arg in lists for item in arg if isinstance(item, torch.Tensor)]
+    return any(item.dtype in (torch.bool, torch.uint8) for item in items)
 
 
 # -- while a type rule or a lowering runs: on its thread nothing is recorded or read ---------------

@@ -140,13 +140,13 @@ class _Reals:
         if tensor._lazy_storage in self.shared:
             return self._look(tensor)
         real = self.read(tensor)
-        return _writable(real) if mutated and self.read is _read_for_fallback else real
+        return writable(real) if mutated and self.read is _read_for_fallback else real
 
     def _look(self, tensor: LazyTensor) -> torch.Tensor:
         storage = tensor._lazy_storage
         memory = self.memories.get(storage)
         if memory is None:
-            memory = self.memories[storage] = _writable(_read_for_fallback(wrap_storage(storage)))
+            memory = self.memories[storage] = writable(_read_for_fallback(wrap_storage(storage)))
         return window(
             memory,
             tensor.dtype,
@@ -200,7 +200,7 @@ def _virtual_device(bound: list[Any]) -> torch.device | None:
     return None
 
 
-def _writable(real: torch.Tensor) -> torch.Tensor:
+def writable(real: torch.Tensor) -> torch.Tensor:
     """A copy that may be written to, with the very strides, overlaps included."""
     if TensorType.of_tensor(real).is_injective:
         copy = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)

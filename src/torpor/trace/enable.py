@@ -24,16 +24,19 @@ from torpor.trace.wrap import is_traceable, wrap_data
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _VIRTUAL: Final = ("lazy", "meta")
+_MOST_CHANGES: Final = 10_000
 
 
 class _Known:
     """A module that was called: when it was looked at, and when to look again."""
 
-    __slots__ = ("calls", "module", "next", "stamp")
+    __slots__ = ("calls", "module", "next", "parts", "position", "stamp")
 
     def __init__(self, module: ref[torch.nn.Module]) -> None:
         self.module = module
         self.stamp = -1
+        self.position = 0  # in the list of modules that have changed
+        self.parts: frozenset[int] = frozenset()  # its modules, itself included, by identity
         self.calls = 0  # since something of it stayed plain that may become lazy yet
         self.next = 0
 
@@ -43,7 +46,8 @@ class Laziness:
 
     def __init__(self) -> None:
         self.on = False
-        self.stamp = 0  # changes when a module gets a plain tensor or another module
+        self.stamp = 0  # with another one every module is looked at again
+        self.changed: list[int] = []  # modules that got a plain tensor or a module, by identity
         self.modules: dict[int, _Known] = {}
         self.left: dict[int, ref[torch.nn.Module]] = {}  # modules that `torch.compile` runs
         self.lock = threading.RLock()
@@ -53,7 +57,7 @@ class Laziness:
         known = self.modules.get(id(module))
         if known is None:
             known = self._meet(module)
-        if known.stamp == self.stamp:
+        if known.stamp == self.stamp and not self._has_changed(known):
             if not known.next:
                 return
             known.calls += 1
@@ -68,22 +72,41 @@ class Laziness:
         known = _Known(ref(module, lambda _: self.modules.pop(number, None)))
         return self.modules.setdefault(number, known)
 
+    def _has_changed(self, known: _Known) -> bool:
+        """A module of it got something since it was looked at."""
+        if known.position == len(self.changed):
+            return False
+        if not known.parts.isdisjoint(self.changed[known.position :]):
+            return True
+        known.position = len(self.changed)
+        return False
+
     def _look_at(self, module: torch.nn.Module, known: _Known) -> None:
         """Make its tensors lazy; what has to wait is looked at ever more seldom."""
-        stamp = self.stamp
-        waits = convert_module(module)
-        if stamp != known.stamp:
+        stamp, position = self.stamp, len(self.changed)
+        parts = list(_parts(module))
+        waits = _convert_parts(parts)
+        if stamp != known.stamp or position != known.position:
             known.calls = known.next = 0
         known.next = max(1, 2 * known.next) if waits else 0
-        known.stamp = stamp
+        known.parts = frozenset(id(part) for part, _ in parts)
+        known.stamp, known.position = stamp, position
 
     def registered(self, module: torch.nn.Module, name: str, value: Any) -> None:
         """A module gets a parameter, a buffer or a module."""
         if not self.on or value is None or type(value) is LazyTensor:
             return
-        self.stamp += 1
+        if len(self.changed) > _MOST_CHANGES:
+            self.look_again()
+        self.changed.append(id(module))
         if isinstance(value, torch.nn.Module) and _torch.is_compiled(module):
             self.compiled(value)
+
+    def look_again(self) -> None:
+        """Look at every module when it is called next."""
+        with self.lock:
+            self.stamp += 1
+            self.changed = []
 
     def compiled(self, module: torch.nn.Module) -> None:
         """`torch.compile` will run the module: its parameters stay plain."""
@@ -125,39 +148,42 @@ def _may_convert() -> bool:
 # -- which tensors -----------------------------------------------------------------------------
 
 
-def convert_module(module: torch.nn.Module) -> bool:
-    """Make parameters and buffers of a module lazy; whether some of them may become so later."""
+_Part = tuple[torch.nn.Module, bool]  # and whether a compiler runs it
+
+
+def _convert_parts(parts: list[_Part]) -> bool:
+    """Make parameters and buffers of modules lazy; whether some of them may become so later."""
     tensors: list[torch.Tensor] = []
     compiled: set[int] = set()
-    for part, is_compiled in _parts(module):
-        table = (*part._parameters.values(), *part._buffers.values())
-        if is_compiled:
-            compiled.update(map(id, table))
-            continue
-        if any(_is_swapped(p) for p in part._parameters.values()):
-            return True  # `functional_call`: these are not its own
-        tensors += table  # type: ignore[arg-type]  # None is no tensor, and not converted
+    for part, is_compiled in parts:
+        for table in (part._parameters, part._buffers):
+            found = [t for t in table.values() if t is not None and type(t) is not LazyTensor]
+            if is_compiled:
+                compiled.update(map(id, found))
+            elif found:
+                if table is part._parameters and not all(map(_is_own, found)):
+                    return True  # `functional_call`
+                tensors += found
     return convert(t for t in tensors if id(t) not in compiled)
 
 
-def _parts(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, bool]]:
-    """Its modules, itself included, and whether a compiler runs them."""
+def _parts(module: torch.nn.Module) -> Iterator[_Part]:
+    """Its modules, itself included, but for those of TorchScript."""
     seen: set[int] = set()
     parts = [(module, False)]
     while parts:
         part, inside = parts.pop()
-        if id(part) in seen:
+        if id(part) in seen or isinstance(part, torch.jit.ScriptModule):
             continue
         seen.add(id(part))
         is_compiled = inside or _torch.is_compiled(part)
-        if not isinstance(part, torch.jit.ScriptModule):
-            yield part, is_compiled
-            parts += [(child, is_compiled) for child in part._modules.values() if child is not None]
+        yield part, is_compiled
+        parts += [(child, is_compiled) for child in part._modules.values() if child is not None]
 
 
-def _is_swapped(parameter: Any) -> bool:
-    """What stands in the place of a parameter is none."""
-    return parameter is not None and not isinstance(parameter, torch.nn.Parameter)
+def _is_own(tensor: torch.Tensor) -> bool:
+    """What stands in the place of a parameter is one."""
+    return isinstance(tensor, torch.nn.Parameter)
 
 
 def convert(tensors: Iterable[Any]) -> bool:
@@ -260,7 +286,7 @@ def _install() -> None:
 def enable() -> None:
     """Make parameters, buffers, optimizer state and what is computed from them lazy from now on."""
     _install()
-    LAZINESS.stamp += 1
+    LAZINESS.look_again()
     LAZINESS.on = True
 
 

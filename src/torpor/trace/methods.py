@@ -191,36 +191,6 @@ def share_memory_(self: LazyTensor) -> LazyTensor:
     )
 
 
-class _Leave(torch.autograd.Function):
-    """A lazy tensor becomes a plain one; its gradient comes back lazy."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: LazyTensor) -> Any:
-        metrics.count_line("Sync::as_subclass", str(site()))
-        return plain_copy(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        if isinstance(grad, LazyTensor):
-            return grad
-        with _torch.without_modes():
-            return wrap_data(grad.detach().clone(), grad.device)
-
-
-_leave: Callable[[LazyTensor], torch.Tensor] = _Leave.apply
-
-
-@method
-def as_subclass(self: LazyTensor, cls: type[torch.Tensor]) -> torch.Tensor:
-    """A tensor of `cls` with the numbers of this one, in memory of its own.
-
-    torch calls it for what ops make of a tensor of `cls` and a lazy one.
-    """
-    if cls in (torch.Tensor, LazyTensor):
-        return self
-    return _leave(self).as_subclass(cls)
-
-
 # -- .data -------------------------------------------------------------------------------------
 
 

@@ -16,10 +16,13 @@ from torpor.ops.spec import Mode, ReturnKind, spec_of
 from torpor.trace.dispatch import dispatch
 from torpor.trace.exchange import Convert
 from torpor.trace.sharing import Adoption
+from torpor.trace.site import warn_once
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import is_traceable, plain_copy, wrap_data
 
 aten = torch.ops.aten
+
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 # -- torpor.lazy -------------------------------------------------------------------------------
@@ -81,6 +84,12 @@ def _lazy_tensor(tensor: torch.Tensor, adoption: Adoption) -> torch.Tensor:
         raise UnsupportedError(
             f"a lazy tensor is strided and has memory, not {tensor.layout} on {tensor.device}"
         )
+    if type(tensor) not in _PLAIN_TYPES:
+        warn_once(
+            "subclass",
+            f"a {type(tensor).__name__} stays plain: a lazy tensor cannot be one of another class",
+        )
+        return tensor
     if not tensor.is_leaf:
         return _enter(tensor, adoption)
     result = adoption.adopt(tensor, tensor.device)
@@ -201,11 +210,7 @@ def _in_optimizer() -> bool:
 
 
 def _is_traceable(tensor: torch.Tensor) -> bool:
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-        and is_traceable(tensor)
-        and tensor.device.type != "meta"
-    )
+    return type(tensor) in _PLAIN_TYPES and is_traceable(tensor) and tensor.device.type != "meta"
 
 
 @contextmanager

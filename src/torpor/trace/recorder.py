@@ -8,6 +8,7 @@ written when they are met (`ops.recorder_source`). Here they get the names that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
@@ -67,7 +68,7 @@ def other_value(arg: Any) -> Any:
     if type(arg) not in _PLAIN_TYPES:
         if type(arg) is LazyTensor:
             raise AssertionError("lazy tensors are read by the recorder itself")
-        if not _torch.is_plain_class(type(arg)):
+        if _torch.has_own_dispatch(type(arg)):
             raise ForeignTensor
     if not is_traceable(arg) or arg.device.type == "meta":
         raise NotRecordable(f"an argument has layout {arg.layout} on {arg.device}", fallback=True)
@@ -224,11 +225,30 @@ def all_lazy(tensors: Any) -> None:
         raise NotRecordable("tensors written to share their memory", fallback=True)
 
 
+def apart(written: Any, read: Any) -> None:
+    """Make sure that an op on lists reads nothing that it has written for another item before.
+
+    Eager goes through its lists item by item; a node reads all of them first.
+    """
+    if len(written) == 1:
+        return
+    storages = {t._lazy_storage for t in written if type(t) is LazyTensor}
+    for place, tensor in enumerate(read):
+        if type(tensor) is LazyTensor and tensor._lazy_storage in storages:
+            beside = written[place] if place < len(written) else None
+            if type(beside) is LazyTensor and beside._lazy_storage is not tensor._lazy_storage:
+                raise NotRecordable("tensors are read that are written before", fallback=True)
+
+
 def shares(storage: LazyStorage, tensors: Any) -> bool:
     """One of `tensors` is on `storage`."""
     return tensors is not None and any(
         type(t) is LazyTensor and t._lazy_storage is storage for t in tensors
     )
+
+
+_ABOUT_MEMORY = re.compile("memory location|doesn't match the broadcast shape")
+"""What eager says of memory that is read and written, or would have to grow while it is read."""
 
 
 def check_overlap(spec: OpSpec, args: tuple[Any, ...]) -> None:
@@ -241,7 +261,7 @@ def check_overlap(spec: OpSpec, args: tuple[Any, ...]) -> None:
         try:
             spec.target(*positional, **keywords)
         except RuntimeError as error:
-            if "memory location" in str(error):
+            if _ABOUT_MEMORY.search(str(error)):
                 raise annotate(error, spec.name, str(site())) from None
 
 
@@ -283,6 +303,7 @@ def make_recorder(
         "View": View,
         "WritesPlain": WritesPlain,
         "all_lazy": all_lazy,
+        "apart": apart,
         "also": also,
         "check_overlap": check_overlap,
         "cell": _cell(spec),
@@ -366,10 +387,22 @@ def generic_key(spec: OpSpec, bound: list[Any], kept: list[int]) -> tuple[Any, .
         tensors = bound[position]
         all_lazy(tensors if spec.arguments[position].kind is ArgKind.TENSORS else [tensors])
     _place(spec, bound)
+    _go_apart(spec, bound)
     key = key_of(spec, [_value(a.kind, v) for a, v in zip(spec.arguments, bound)])
     if _overlaps(spec, bound):
         check_overlap(spec, tuple(bound))
     return key
+
+
+def _go_apart(spec: OpSpec, bound: list[Any]) -> None:
+    """`apart` for the lists of an op on lists."""
+    if not spec.name.startswith("aten._foreach_"):
+        return
+    lists = [i for i, a in enumerate(spec.arguments) if a.kind is ArgKind.TENSORS]
+    for written in spec.mutated:
+        for read in lists:
+            if written in lists and read not in spec.mutated:
+                apart(bound[written], bound[read])
 
 
 def _place(spec: OpSpec, bound: list[Any]) -> None:

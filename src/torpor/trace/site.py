@@ -5,10 +5,12 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import warnings
 from types import CodeType, FrameType
 
 import torch
 
+from torpor.errors import TorporWarning
 from torpor.execute.events import find_lines_with
 
 _SKIPPED = (
@@ -57,6 +59,22 @@ def site() -> Site | None:
             return Site(code, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+WARNED: set[str] = set()
+"""What `warn_once` has told the user of; clear it to be told again."""
+
+
+def warn_once(what: str, text: str) -> None:
+    """Warn, with the user's line, unless this process has been told of `what`."""
+    if what in WARNED:
+        return
+    WARNED.add(what)
+    where = site()
+    if where is None:
+        warnings.warn(text, TorporWarning, stacklevel=2)
+    else:
+        warnings.warn_explicit(text, TorporWarning, where.file, where.line)
 
 
 find_lines_with(site)

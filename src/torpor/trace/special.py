@@ -15,7 +15,7 @@ from torpor.ir.types import TensorType, contiguous_strides
 from torpor.ops.spec import spec_of
 from torpor.ops.strides import overlaps_in_part
 from torpor.trace.dispatch import special
-from torpor.trace.eager import count_sync, run_eager, write_data
+from torpor.trace.eager import count_sync, run_eager, writable, write_data
 from torpor.trace.recorder import check_overlap, make_recorder
 from torpor.trace.site import site
 from torpor.trace.storages import on_storage
@@ -87,6 +87,8 @@ def copy_(target: Any, source: Any, non_blocking: bool = False) -> Any:
     if source.device != target.device:
         source = record_to_copy(source, device=target.device)
     elif source._lazy_storage is target._lazy_storage and source is not target:
+        if TensorType.of_tensor(source) is TensorType.of_tensor(target):
+            return target  # the very same memory: eager does nothing, whatever overlaps in it
         _check_copy(target, source)
     with TRACE.lock:
         value = value_of(source)
@@ -150,6 +152,9 @@ def to_copy(
         metrics.count_line("Sync::_to_copy", str(site()))
         real = plain(tensor)
         sync.rest()
+        if real.device == device and memory_format in (None, torch.preserve_format):
+            real = writable(real)  # where nothing moves eager gives the tensor itself
+            return real if dtype in (None, real.dtype) else real.to(dtype)
         with _torch.without_torch_function():
             return aten._to_copy.default(
                 real, dtype=dtype, layout=layout, device=device, memory_format=memory_format

@@ -28,8 +28,8 @@ class View:
     A view whose size is not the storage's but one of the step's (`table[:length]`) is right in that
     step only: its `base` is `InThisTrace`, which no storage holds, so that it is looked at closer.
 
-    `type` is that of `value` in numbers: those of the trace that made it, and of its tensor. Symbols
-    in the type of `value` are other numbers in another trace.
+    `type` is the type of `value` in numbers: those of the trace that made it, and of its tensor.
+    Symbols are other numbers in another trace.
     """
 
     __slots__ = ("base", "index", "node", "parent", "type", "value")

@@ -108,9 +108,7 @@ def test_a_backward_op_runs_with_the_forward_it_belongs_to(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("trust", [False, True])
 @pytest.mark.parametrize("window", ["[1000000], [1], 0", "[2], [1], 3", "[4], [-1], 3", "[4], [1]"])
-def test_a_window_stays_in_the_memory_of_its_tensor(
-    plain: Path, window: str, trust: bool
-) -> None:
+def test_a_window_stays_in_the_memory_of_its_tensor(plain: Path, window: str, trust: bool) -> None:
     size = window[1 : window.index("]")]
     text = graph(
         f"%1 = aten.as_strided.default(%0, {window}) : float32[{size}] @lazy:0",
@@ -121,7 +119,7 @@ def test_a_window_stays_in_the_memory_of_its_tensor(
     if window == "[4], [1]":
         assert torpor.replay(path, trust=trust).ok
     else:
-        with pytest.raises(RecordFileError, match="memory of|below 0"):
+        with pytest.raises(RecordFileError, match=r"memory of|below 0"):
             torpor.replay(path, trust=trust)
 
 
@@ -143,7 +141,7 @@ def test_a_tensor_with_a_stride_of_zero_is_no_bomb(plain: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
         manifest["runs"][0]["inputs"][0].update(shape=[huge], stride=[0])
 
-    with pytest.raises((RecordFileError, StepError), match="are allowed|GiB"):
+    with pytest.raises((RecordFileError, StepError), match=r"are allowed|GiB"):
         torpor.replay(forged(plain, text, 1, change=change), data=False)
 
 
@@ -165,7 +163,8 @@ def test_escape_sequences_of_a_file_are_not_printed(plain: Path, capsys: Any) ->
     main(["replay", str(path)])
     told = capsys.readouterr()
     assert "acme" in told.out
-    assert _is_plain(told.out) and _is_plain(told.err)
+    assert _is_plain(told.out)
+    assert _is_plain(told.err)
 
 
 def test_escape_sequences_of_an_error_are_not_printed(plain: Path, capsys: Any) -> None:
@@ -176,7 +175,8 @@ def test_escape_sequences_of_an_error_are_not_printed(plain: Path, capsys: Any) 
     assert main(["replay", str(path)]) == 2
     told = capsys.readouterr()
     assert "oops" in told.err
-    assert _is_plain(told.out) and _is_plain(told.err)
+    assert _is_plain(told.out)
+    assert _is_plain(told.err)
 
 
 def test_lines_of_a_file_are_shown_without_control_characters(plain: Path, tmp_path: Path) -> None:
@@ -184,12 +184,14 @@ def test_lines_of_a_file_are_shown_without_control_characters(plain: Path, tmp_p
     path = forged(plain, ADDED, 1, attack, _hostile)
     with open_record(path) as record:
         (node,) = record.graphs()[0].nodes
-        assert node.site == one_line(attack) and node.site.isprintable()
+        assert node.site == one_line(attack)
+        assert node.site.isprintable()
     out = tmp_path / "page.html"
     assert main(["view", str(path), "--html", str(out)]) == 0
     page = out.read_text(encoding="utf-8")
     assert "<script>alert(1)" not in page
-    assert "\\u001b" not in page and "\x1b" not in page
+    assert "\\u001b" not in page
+    assert "\x1b" not in page
 
 
 def test_text_keeps_what_is_printable() -> None:

@@ -39,7 +39,12 @@ def updates(
     for instruction in reversed(instructions):
         made = instruction.outputs
         wanted = late.intersection(made)
-        if wanted and early.isdisjoint(made) and _cannot_fail(instruction) and not alone(instruction):
+        if (
+            wanted
+            and early.isdisjoint(made)
+            and _cannot_fail(instruction)
+            and not alone(instruction)
+        ):
             found.add(instruction)
             late.update(registers_in(instruction.args))
         else:

@@ -41,12 +41,28 @@ def call(spec: OpSpec, args: list[Any], types: list[Any], operand_types: list[An
     form = FORMS.get(spec.name)
     if form is not None:
         return form(spec, args, types)
+    _refuse_scaled_booleans(spec, args, types)
     if spec.target._opname in STRIDED:
         args = [_with_promised_strides(args[0], operand_types[0]), *args[1:]]
         _check_bounds(spec, args)
     if spec.mutated:
         return _call_twin(spec, args, types)
     return outputs(spec, call_op(spec.target, spec, args))
+
+
+_SCALED: Final = frozenset({"add", "add_", "_foreach_add", "_foreach_add_"})
+
+
+def _refuse_scaled_booleans(spec: OpSpec, args: list[Any], types: list[Any]) -> None:
+    """Inductor (torch 2.13) computes `boolean + alpha * boolean` in int64, and stores it as that.
+
+    Eight bytes go where there is room for one: over whatever lies behind.
+    """
+    if spec.target._opname not in _SCALED or types[0] is None or types[0].dtype is not torch.bool:
+        return
+    for argument, value in zip(spec.arguments, args, strict=True):
+        if argument.name == "alpha" and value != 1:
+            raise NotTraceable(f"{spec.name} of booleans with alpha")
 
 
 def call_op(target: OpOverload, spec: OpSpec, args: list[Any]) -> Any:

@@ -1,8 +1,9 @@
 """Numbers that eager refuses are looked for by the graph itself.
 
 Compiled code for the CPU that meets an index out of range, or divides an integer by zero, ends the
-process; eager raises. So a graph keeps such operands in range, and returns whether they were: if
-not, it is run again by eager's kernels, which raise at the user's line.
+process; with other numbers that eager refuses, such as probabilities above 1, it computes. So a
+graph keeps such operands in range, and returns whether they were: if not, it is run again by
+eager's kernels, which raise at the user's line.
 """
 
 from __future__ import annotations
@@ -53,6 +54,14 @@ class Guards:
             self.flags.append((divisor != 0).all())
             self.known[key] = torch.where(divisor == 0, 1, divisor)
         return self.known[key]
+
+    def probabilities(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, and a flag that says whether all of it is from 0 to 1; NaN is not."""
+        key = (id(tensor), "probabilities")
+        if key not in self.known and tensor.numel():
+            self.flags.append(((tensor >= 0) & (tensor <= 1)).all())
+            self.known[key] = tensor
+        return tensor
 
     def flag(self) -> torch.Tensor | None:
         """Whether all operands were in range; None if there was nothing to look at."""
@@ -144,9 +153,21 @@ def _is_integral(operand: Any) -> bool:
     return getattr(operand, "kind", type(operand)) in (int, bool)
 
 
+def _one_hot(guards: Guards, args: list[Any]) -> list[Any]:
+    if args[1] <= 0:
+        raise NotTraceable("as many classes as the numbers say")
+    return _with(args, 0, guards.inside(args[0], 0, args[1]))
+
+
+def _binary_cross_entropy(guards: Guards, args: list[Any]) -> list[Any]:
+    return [guards.probabilities(args[0]), guards.probabilities(args[1]), *args[2:]]
+
+
 GUARDS: Final[dict[str, Guard]] = {
+    "binary_cross_entropy": _binary_cross_entropy,
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
+    "one_hot": _one_hot,
     "index": _index,
     "index_put": _index,
     "_index_put_impl": _index,
@@ -173,7 +194,9 @@ GUARDS: Final[dict[str, Guard]] = {
 }
 
 UNGUARDED: Final = frozenset(
-    # ops that Inductor computes with indices whose range they do not tell
+    # ops that Inductor computes with indices whose range they do not tell, or without a check that
+    # is as long as the op
     {"_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "index_reduce",
-     "max_unpool2d", "max_unpool3d", "_embedding_bag", "_embedding_bag_forward_only"}
+     "max_unpool2d", "max_unpool3d", "_embedding_bag", "_embedding_bag_forward_only",
+     "repeat_interleave"}
 )  # fmt: skip

@@ -119,15 +119,15 @@ def run(
         return _store(program, tensors, arguments, types, device)
     except BaseException as error:
         if program.donated or not isinstance(error, Exception):
-            raise note_writes(error, bool(program.donated))
+            note_writes(error, bool(program.donated))
+            raise
         return _run_again(program, arguments, types, device, error)
 
 
-def note_writes(error: BaseException, written: bool = True) -> BaseException:
-    """`error`, which says that inputs were written over (see `Backend.execute`)."""
+def note_writes(error: BaseException, written: bool = True) -> None:
+    """Let `error` say that inputs were written over (see `Backend.execute`)."""
     if written:
         error.inputs_written = True  # type: ignore[attr-defined]  # a mark on a foreign exception
-    return error
 
 
 def function(
@@ -264,7 +264,8 @@ def compute(
                 if program.copied:
                     _torch.copy_each(*_pairs(program.copied, env))
         except BaseException as error:
-            raise note_writes(error)
+            note_writes(error)
+            raise
     over = set(program.donated.values())
     return [env[register] for register in program.results if register not in over]
 
@@ -384,8 +385,8 @@ def refusal(step: CompiledStep) -> StepError:
 def _refusal(piece: Piece) -> StepError:
     sites = (i.node.site for i in piece.instructions if i.node.site is not None)
     return StepError(
-        "an index is out of range, or an integer is divided by 0, in the compiled graph recorded "
-        f"from {next(sites, 'here')}"
+        "an index is out of range, an integer is divided by 0, or a probability is not one, in the "
+        f"compiled graph recorded from {next(sites, 'here')}"
     )
 
 

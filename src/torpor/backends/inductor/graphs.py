@@ -29,7 +29,13 @@ import torch
 
 from torpor import _torch, metrics
 from torpor.backend.picks import Picker, picker
-from torpor.backends.fx.program import Compiled, Program, parameters_of, tensor_parameters
+from torpor.backends.fx.program import (
+    Compiled,
+    Program,
+    note_writes,
+    parameters_of,
+    tensor_parameters,
+)
 from torpor.backends.fx.trace import is_number
 from torpor.backends.inductor.cuda import cuda_memory
 from torpor.backends.layout import clone_strided, repeated_dims
@@ -405,14 +411,25 @@ class Replayed:
         for (seed, offset), generator in zip(self.turns, graph.generators, strict=True):
             set_turn(generator, inputs[seed], inputs[offset])
         inputs.clear()
-        graph.replay()
-        metrics.count("CudaGraphReplayed")
-        memory.graphs.add(graph)
         results = [result.detach() for result in graph.results]
-        for place in graph.copied_out:
-            made = results[place]
-            results[place] = made.clone() if made.numel() == 1 else clone_strided(made)
+        copies = [_room_for(results[place]) for place in graph.copied_out]  # while it may fail
+        try:
+            graph.replay()
+            metrics.count("CudaGraphReplayed")
+            memory.graphs.add(graph)
+            for place, copy in zip(graph.copied_out, copies, strict=True):
+                made = results[place]
+                results[place] = clone_strided(made) if copy is None else copy.copy_(made)
+        except BaseException as error:
+            note_writes(error, bool(self.written))
+            raise
         return results
+
+
+def _room_for(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Memory for a copy of `tensor`; None if it lies in memory in an unusual way."""
+    plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    return torch.empty_like(tensor) if plain or tensor.numel() == 1 else None
 
 
 def _run_anew(code: Compiled, inputs: Tensors) -> Tensors:

@@ -49,7 +49,8 @@ class Taped:
         except Exception:
             raise  # nothing fails once parameters are written (`_committing`)
         except BaseException as error:  # Ctrl-C: the tape has run
-            raise note_writes(error, self.writes)
+            note_writes(error, self.writes)
+            raise
         if isinstance(results, int):  # the piece that refused what it was given
             raise refusal(self.steps[results])
         return results  # type: ignore[no-any-return]  # of a library

@@ -25,6 +25,7 @@ def _foreach_abs_out(a0, *, out):
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
         k1 = None if out is None else list_values(out)
+        apart(out, a0)
         key = (k0, k1)
         node = nodes.get(key)
         if node is None:
@@ -83,6 +84,8 @@ def _foreach_add_List_out(a0, a1, *, alpha=None, out):
         k1 = None if a1 is None else list_values(a1)
         k2 = n2 if alpha is d2 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
         k3 = None if out is None else list_values(out)
+        apart(out, a0)
+        apart(out, a1)
         key = (k0, k1, k2, k3)
         node = nodes.get(key)
         if node is None:
@@ -130,6 +133,7 @@ def _foreach_add_ScalarList_out(a0, a1, *, out):
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else tuple(map(number_key, a1))
         k2 = None if out is None else list_values(out)
+        apart(out, a0)
         key = (k0, k1, k2)
         node = nodes.get(key)
         if node is None:
@@ -147,6 +151,7 @@ def _foreach_add_Scalar_out(a0, a1, *, out):
         k0 = None if a0 is None else list_values(a0)
         k1 = a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
         k2 = None if out is None else list_values(out)
+        apart(out, a0)
         key = (k0, k1, k2)
         node = nodes.get(key)
         if node is None:
@@ -205,6 +210,7 @@ def _foreach_add_Tensor_out(a0, a1, *, alpha=None, out):
             k1 = other_value(a1)
         k2 = n2 if alpha is d2 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
         k3 = None if out is None else list_values(out)
+        apart(out, a0)
         key = (k0, k1, k2, k3)
         node = nodes.get(key)
         if node is None:
@@ -222,6 +228,7 @@ def _foreach_add__List(a0, a1, *, alpha=None):
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
         k2 = n2 if alpha is d2 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
+        apart(a0, a1)
         key = (k0, k1, k2)
         node = nodes.get(key)
         if node is None:
@@ -372,6 +379,9 @@ def _foreach_addcdiv_ScalarList_out(a0, a1, a2, a3, *, out):
         k2 = None if a2 is None else list_values(a2)
         k3 = None if a3 is None else tuple(map(number_key, a3))
         k4 = None if out is None else list_values(out)
+        apart(out, a0)
+        apart(out, a1)
+        apart(out, a2)
         key = (k0, k1, k2, k3, k4)
         node = nodes.get(key)
         if node is None:
@@ -391,6 +401,9 @@ def _foreach_addcdiv_Scalar_out(a0, a1, a2, a3=None, *, out):
         k2 = None if a2 is None else list_values(a2)
         k3 = n3 if a3 is d3 else a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
         k4 = None if out is None else list_values(out)
+        apart(out, a0)
+        apart(out, a1)
+        apart(out, a2)
         key = (k0, k1, k2, k3, k4)
         node = nodes.get(key)
         if node is None:
@@ -451,6 +464,9 @@ def _foreach_addcdiv_Tensor_out(a0, a1, a2, a3, *, out):
         else:
             k3 = other_value(a3)
         k4 = None if out is None else list_values(out)
+        apart(out, a0)
+        apart(out, a1)
+        apart(out, a2)
         key = (k0, k1, k2, k3, k4)
         node = nodes.get(key)
         if node is None:
@@ -469,6 +485,8 @@ def _foreach_addcdiv__Scalar(a0, a1, a2, a3=None):
         k1 = None if a1 is None else list_values(a1)
         k2 = None if a2 is None else list_values(a2)
         k3 = n3 if a3 is d3 else a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
+        apart(a0, a1)
+        apart(a0, a2)
         key = (k0, k1, k2, k3)
         node = nodes.get(key)
         if node is None:
@@ -496,6 +514,8 @@ def _foreach_addcdiv__ScalarList(a0, a1, a2, a3):
         k1 = None if a1 is None else list_values(a1)
         k2 = None if a2 is None else list_values(a2)
         k3 = None if a3 is None else tuple(map(number_key, a3))
+        apart(a0, a1)
+        apart(a0, a2)
         key = (k0, k1, k2, k3)
         node = nodes.get(key)
         if node is None:
@@ -535,6 +555,8 @@ def _foreach_addcdiv__Tensor(a0, a1, a2, a3):
                 k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
+        apart(a0, a1)
+        apart(a0, a2)
         key = (k0, k1, k2, k3)
         node = nodes.get(key)
         if node is None:
@@ -576,6 +598,8 @@ def _foreach_clamp_max_List_out(a0, a1, *, out):
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
         k2 = None if out is None else list_values(out)
+        apart(out, a0)
+        apart(out, a1)
         key = (k0, k1, k2)
         node = nodes.get(key)
         if node is None:
@@ -592,6 +616,7 @@ def _foreach_clamp_max__List(a0, a1):
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
+        apart(a0, a1)
         key = (k0, k1)
         node = nodes.get(key)
         if node is None:
@@ -631,6 +656,7 @@ def _foreach_clone_out(a0, *, memory_format=None, out):
         all_lazy(out)
         k0 = None if a0 is None else list_values(a0)
         k2 = None if out is None else list_values(out)
+        apart(out, a0)
         key = (k0, memory_format, k2)
         node = nodes.get(key)
         if node is None:
@@ -663,6 +689,8 @@ def _foreach_copy_out(a0, a1, a2=None, *, out):
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
         k3 = None if out is None else list_values(out)
+        apart(out, a0)
+        apart(out, a1)
         key = (k0, k1, a2, k3)
         node = nodes.get(key)
         if node is None:
@@ -679,6 +707,7 @@ def _foreach_copy_(a0, a1, a2=None):
         all_lazy(a0)
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
+        apart(a0, a1)
         key = (k0, k1, a2)
         node = nodes.get(key)
         if node is None:
@@ -744,6 +773,7 @@ def _foreach_div_Tensor_out(a0, a1, *, out):
         else:
             k1 = other_value(a1)
         k2 = None if out is None else list_values(out)
+        apart(out, a0)
         key = (k0, k1, k2)
         node = nodes.get(key)
         if node is None:
@@ -815,6 +845,9 @@ def _foreach_lerp_List_out(a0, a1, a2, *, out):
         k1 = None if a1 is None else list_values(a1)
         k2 = None if a2 is None else list_values(a2)
         k3 = None if out is None else list_values(out)
+        apart(out, a0)
+        apart(out, a1)
+        apart(out, a2)
         key = (k0, k1, k2, k3)
         node = nodes.get(key)
         if node is None:
@@ -865,6 +898,8 @@ def _foreach_lerp_ScalarList_out(a0, a1, a2, *, out):
         k1 = None if a1 is None else list_values(a1)
         k2 = None if a2 is None else tuple(map(number_key, a2))
         k3 = None if out is None else list_values(out)
+        apart(out, a0)
+        apart(out, a1)
         key = (k0, k1, k2, k3)
         node = nodes.get(key)
         if node is None:
@@ -883,6 +918,8 @@ def _foreach_lerp_Scalar_out(a0, a1, a2, *, out):
         k1 = None if a1 is None else list_values(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
         k3 = None if out is None else list_values(out)
+        apart(out, a0)
+        apart(out, a1)
         key = (k0, k1, k2, k3)
         node = nodes.get(key)
         if node is None:
@@ -900,6 +937,8 @@ def _foreach_lerp__List(a0, a1, a2):
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
         k2 = None if a2 is None else list_values(a2)
+        apart(a0, a1)
+        apart(a0, a2)
         key = (k0, k1, k2)
         node = nodes.get(key)
         if node is None:
@@ -926,6 +965,7 @@ def _foreach_lerp__Scalar(a0, a1, a2):
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
         k2 = a2 if type(a2) is float and a2 == a2 and a2 != 0.0 else number_key(a2)
+        apart(a0, a1)
         key = (k0, k1, k2)
         node = nodes.get(key)
         if node is None:
@@ -952,6 +992,7 @@ def _foreach_lerp__ScalarList(a0, a1, a2):
         k0 = None if a0 is None else list_values(a0)
         k1 = None if a1 is None else list_values(a1)
         k2 = None if a2 is None else tuple(map(number_key, a2))
+        apart(a0, a1)
         key = (k0, k1, k2)
         node = nodes.get(key)
         if node is None:
@@ -993,6 +1034,7 @@ def _foreach_norm_Scalar_out(a0, a1=None, a2=None, *, out):
         k0 = None if a0 is None else list_values(a0)
         k1 = n1 if a1 is d1 else a1 if type(a1) is float and a1 == a1 and a1 != 0.0 else number_key(a1)
         k3 = None if out is None else list_values(out)
+        apart(out, a0)
         key = (k0, k1, a2, k3)
         node = nodes.get(key)
         if node is None:
