@@ -111,7 +111,7 @@ sweep-kits: $(STAMP) ## the conformance kit on all of op_db, on both exact backe
 
 test-wild: $(STAMP) ## programs as people write them, under enable() in the default configuration
 	@printf '\n== wild: programs as people write them ==\n'
-	@$(PYTEST) $(QUICK) tests/wild $(ARGS)
+	@TORPOR_WILD_CACHE=$(DEFAULT_CACHE) $(PYTEST) $(QUICK) tests/wild $(ARGS)
 
 test-browser: $(STAMP) ## the page of `torpor view` in a headless Chromium
 	@printf '\n== browser: the page of torpor view in Chromium ==\n'
@@ -172,7 +172,7 @@ sweep-backends: $(STAMP) ## kit and models on BACKENDS, into docs/sweeps/; goes 
 	@$(PY) -m scripts.sweep_backends $(BACKENDS) --jobs $(WORKERS)
 
 sweep-wild: $(STAMP) ## every program alone, in every way, on the default backend and on reference
-	@$(PYTEST) -m sweep tests/wild $(ARGS)
+	@TORPOR_WILD_CACHE=$(DEFAULT_CACHE) $(PYTEST) -m sweep tests/wild $(ARGS)
 
 sweep-drawn: $(STAMP) ## 2,000 drawn programs on reference and on inductor, into docs/sweeps/drawn.md
 	@$(PY) -m scripts.drawn_programs --count 2000 --seed $(DRAWN_SEED) --jobs $(WORKERS) --write

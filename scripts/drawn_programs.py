@@ -239,27 +239,34 @@ def _report(found: list[dict[str, Any]], options: argparse.Namespace, seconds: f
 
 
 def _write(found: list[dict[str, Any]], options: argparse.Namespace, seconds: float) -> None:
-    """One row per backend; rows of other backends stay."""
+    """One row per backend, and what differs below; what the page says of other backends stays."""
     import torch
 
-    rows = _rows()
+    rows, sections = _written()
     last = options.seed + options.count - 1
     rows[options.backend] = (
         f"| {options.backend} | {options.count} | {options.seed}–{last} | {len(found)} | "
         f"{torch.__version__} | {seconds:.0f} s, {options.jobs} processes |"
     )
-    text = "\n".join([_HEAD, *(rows[name] for name in sorted(rows)), ""])
-    for outcome in found:
-        text += f"\n```\n{_text(outcome)}\n```\n"
-    PAGE.write_text(text, encoding="utf-8")
+    sections.pop(options.backend, None)
+    if found:
+        sections[options.backend] = "\n".join(f"```\n{_text(each)}\n```\n" for each in found)
+    table = "\n".join([_HEAD, *(rows[name] for name in sorted(rows))])
+    below = "".join(f"\n## {name}\n\n{sections[name]}" for name in sorted(sections))
+    PAGE.write_text(f"{table}\n{below}", encoding="utf-8")
 
 
-def _rows() -> dict[str, str]:
+def _written() -> tuple[dict[str, str], dict[str, str]]:
+    """The rows and the sections of the page, by backend."""
     if not PAGE.exists():
-        return {}
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    rows = [line for line in lines if line.startswith("| ") and "backend" not in line]
-    return {line.split("|")[1].strip(): line for line in rows}
+        return {}, {}
+    table, *below = PAGE.read_text(encoding="utf-8").split("\n## ")
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    sections = (section.partition("\n\n") for section in below)
+    return (
+        {line.split("|")[1].strip(): line for line in rows},
+        {name: text for name, _, text in sections},
+    )
 
 
 _HEAD = """# Drawn programs
