@@ -39,8 +39,9 @@ class _Noter:
         if path and worker is None:
             run = {"backend": backend_under_test.NAME, "torch": torch.__version__}
             self.journal = Journal(Path(path), {**run, "torpor": torpor.__version__})
-        done = worker["models_done"] if worker is not None else getattr(self.journal, "records", ())
-        self.done = set(done)
+        known = getattr(self.journal, "records", ())
+        # a worker is told nothing where this file is read when the workers are there already
+        self.done = set(known if worker is None else worker.get("models_done", ()))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
