@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torpor.backend.data import BackendData, Done, Failure
@@ -296,11 +296,12 @@ def _alias(job: StepJob, position: int) -> BackendData:
 
 
 def mend(job: StepJob, failure: Failure) -> None:
-    """Part of the open trace has failed: what depends on it goes back or fails, the rest stays.
+    """Part of the open trace has failed: what depends on it goes back or fails.
 
-    A storage goes back to what it held when it entered the trace. One that was made in the trace
-    goes back along the writes to it, to the last contents that do not depend on the failure: a
-    gradient keeps what it had accumulated.
+    A storage goes back to what it held when it entered the trace, or when it was last computed. One
+    that was made in the trace goes back along the writes to it, to the last contents that do not
+    depend on the failure: a gradient keeps what it had accumulated. What does not depend on it stays
+    pending, unless all writes to it were recorded later: eager would not have come to them.
     """
     lost = _forget_results(job, failure)
     live = TRACE.live()
@@ -309,19 +310,30 @@ def mend(job: StepJob, failure: Failure) -> None:
     for node in graph.nodes:
         if any(value in lost for value in node.operands):
             lost.update(node.outputs)
-    entered = dict(TRACE.leaf_storages)
-    changed = False
-    for storage in live:
-        if storage.value in lost:
+    entered, changed, later = dict(TRACE.leaf_storages), False, False
+    for storage in _listed():
+        is_lost = storage.value in lost
+        if storage.data is None and (is_lost or (later and storage in entered)):
             changed = True
             _send_back(storage, entered.get(storage), lost, job, failure)
+        elif is_lost:
+            storage.value = None  # what is there instead enters anew
+        later = later or is_lost
     if changed:
         failure.undo += tuple(TRACE.undo)
         TRACE.undo.clear()
 
 
+def _listed() -> Iterator[LazyStorage]:
+    """Storages that were written in this trace, in the order in which they were so first."""
+    for reference in list(TRACE.pending):
+        storage = reference()
+        if storage is not None:
+            yield storage
+
+
 def _forget_results(job: StepJob, failure: Failure) -> set[Value]:
-    """The values that are not what they were to be; storages that hold them enter anew."""
+    """The results that are not what they were to be."""
     lost: set[Value] = set()
     for value, position in job.outline.positions.items():
         handle = job.results[position]
@@ -329,10 +341,6 @@ def _forget_results(job: StepJob, failure: Failure) -> set[Value]:
             lost.add(value)
             if TRACE.computed.get(value) is handle:
                 del TRACE.computed[value]
-    for reference in list(TRACE.pending):
-        storage = reference()
-        if storage is not None and storage.data is not None and storage.value in lost:
-            storage.value = None
     return lost
 
 

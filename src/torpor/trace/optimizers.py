@@ -7,6 +7,7 @@ would fail for ever: eager would not have made it.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -18,7 +19,7 @@ from torpor.execute.transaction import on_failure
 from torpor.trace.tensor import LazyTensor
 
 _KNOWN: WeakSet[Any] = WeakSet()
-"""Optimizers of lazy parameters that have made a step."""
+"""Optimizers that were looked at."""
 
 _KEPT: WeakKeyDictionary[Any, dict[torch.Tensor, torch.Tensor]] = WeakKeyDictionary()
 """What plain tensors beside `step` held before the step that is being recorded (NAdam, ASGD)."""
@@ -65,11 +66,10 @@ class _Step:
 
 def _drop_failed_gradients() -> None:
     """A gradient that was to be made by what failed does not exist, as in eager."""
-    for optimizer in list(_KNOWN):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if _has_failed(parameter.grad):
-                    parameter.grad = None
+    for tensor in gc.get_objects():  # nobody knows all parameters; a failure may take its time
+        if type(tensor) is LazyTensor and tensor.requires_grad and tensor.is_leaf:
+            if _has_failed(tensor.grad):
+                tensor.grad = None
 
 
 on_failure(_drop_failed_gradients)
