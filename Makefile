@@ -24,6 +24,7 @@ BACKENDS ?= $(EXACT_BACKENDS) inductor
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
+.PHONY: faults
 .PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-browser test-slow test-gpu bench-gpu check codegen page format bench \
         bench-steps bench-recording sweep sweep-ops sweep-backends clean
 
@@ -127,6 +128,9 @@ sweep-ops: $(STAMP) ## op_db against eager as one table
 
 sweep-backends: $(STAMP) ## kit and models on BACKENDS, into docs/sweeps/; goes on where it was stopped
 	@$(PY) -m scripts.sweep_backends $(BACKENDS) --jobs $(WORKERS)
+
+faults: $(STAMP) ## train under 200 interrupts and 50 bad batches, beside eager
+	@$(PY) -m scripts.faults --interrupts 200 --bad-batches 50 $(ARGS)
 
 clean: ## remove caches (not .venv)
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

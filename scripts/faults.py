@@ -3,10 +3,10 @@
     python -m scripts.faults --interrupts 200 --bad-batches 50 [--seed N] [--width N] [--json]
 
 After each fault the state of the lazy training has to be that of an eager one that has made the
-completed steps: bit for bit on backends with eager's kernels, closely on others. An interrupt in the
-middle of `optimizer.step()` may leave some of its writes, as it does in eager: such a state has to be
-readable and finite. `num_batches_tracked`, which depends on nothing that fails, may count a forward
-that has failed. The exit status is 0 if nothing was lost and nothing differs.
+completed steps: bit for bit on backends with eager's kernels, closely on others. An interrupt in
+the middle of `optimizer.step()` may leave some of its writes, as it does in eager: such a state has
+to be readable and finite. `num_batches_tracked`, which depends on nothing that fails, may count a
+forward that has failed. The exit status is 0 if nothing was lost and nothing differs.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Faults:
         self.good_steps(2)
 
     def judge_interrupt(self, at_work: Batch, inside: bool) -> None:
-        """All as before the step or all as after it; buffers, which `forward` writes, each alone."""
+        """All as before the step or all as after it; buffers, which `forward` writes, one by one."""
         before = self.differing()
         self.eager.step(at_work)
         after = self.differing()
@@ -255,7 +255,9 @@ def show(faults: Faults, seconds: float) -> None:
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--interrupts", type=int, default=200)
     parser.add_argument("--bad-batches", type=int, default=50)
     parser.add_argument("--width", type=int, default=16)

@@ -1,4 +1,4 @@
-"""Nobody waits for himself: kernels, finalizers, forks and neighbours, each in a process of its own."""
+"""Nobody waits for himself: kernels, finalizers, forks, neighbours; in processes of their own."""
 
 import os
 import subprocess
@@ -52,9 +52,9 @@ def kernel(x):
     return x * 1
 f = op(kernel)
 x = torch.ones(4).to("lazy")
-for _ in range(4):
+for i in range(4):
     x = f(x * 3) + 1
-    torpor.sync()
+    torpor.sync(x) if i == 0 else torpor.sync()  # `g` is pending in the first
 print(x.tolist(), g.tolist())
 """
     assert run(program, backend) == "[121.0, 121.0, 121.0, 121.0] [2.0, 2.0, 2.0, 2.0]"
@@ -236,7 +236,9 @@ torpor.sync()
 
 
 def test_a_failed_graph_that_nobody_read_ends_the_process_with_a_status_and_a_reason() -> None:
-    said = run("import atexit; atexit.register(print, 'handled', file=sys.stderr)" + FAILS, status=1)
+    said = run(
+        "import atexit; atexit.register(print, 'handled', file=sys.stderr)" + FAILS, status=1
+    )
     assert "a graph failed and nobody asked" in said
     assert "index 7 is out of bounds" in said
     assert "handled" in said

@@ -67,7 +67,7 @@ READS = ("before backward", "before the optimizer", "after the step", "")
 
 
 @pytest.mark.parametrize("read", READS)
-@pytest.mark.parametrize("optimizer, options", OPTIMIZERS, ids=lambda o: getattr(o, "__name__", ""))
+@pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
 @pytest.mark.parametrize("first", [0, 2], ids=["at first", "later"])
 def test_training_goes_on_after_a_bad_batch_as_eagers_does(
     put: Put, optimizer: type, options: dict, read: str, first: int

@@ -21,7 +21,7 @@ from torpor.backend.native import NATIVE
 from torpor.errors import tell_run
 from torpor.execute.donation import protect
 from torpor.execute.events import span
-from torpor.execute.plan import SCALAR_DATA, Making, Outline, Plan
+from torpor.execute.plan import SCALAR_DATA, Making, Plan
 from torpor.execute.queue import DeviceQueue, Job, queues
 from torpor.execute.results import checked
 from torpor.execute.storage import LOCK, TRACE, LazyStorage
@@ -61,9 +61,9 @@ class StepJob(Job):
         handles: list[BackendData],
         types: tuple[TensorType, ...],
     ) -> None:
-        self.plan = None if type(found) is Making else found
-        self.making = found if type(found) is Making else None
-        self.outline: Outline = found.outline if type(found) is Making else found  # type: ignore[assignment]  # a plan
+        self.plan = found if isinstance(found, Plan) else None
+        self.making = found if isinstance(found, Making) else None
+        self.outline = found.outline if isinstance(found, Making) else found
         self.backend, self.device = backend, device
         self.types = types
         self.lines = [(node, node.site) for node in self.outline.fragile]
@@ -126,8 +126,8 @@ class StepJob(Job):
 
     def needs(self, jobs: Collection[Done]) -> bool:
         """It needs results of `jobs`, or what it replaces is one."""
-        olds = (old for _, old in self.replaced if type(old) is not int)
-        return super().needs(jobs) or any(old.done in jobs for old in olds)  # type: ignore[union-attr]  # data
+        olds = [old for _, old in self.replaced if isinstance(old, BackendData)]
+        return super().needs(jobs) or any(old.done in jobs for old in olds)
 
     # -- running -------------------------------------------------------------------------------
 
@@ -136,9 +136,8 @@ class StepJob(Job):
         plan, arguments = self.plan, self.arguments
         assert plan is not None, "it is prepared"
         _wait_for(arguments)
-        seen = ()
-        if self.watchers:
-            seen = watched(self.watchers, Run(plan, self.backend, arguments, self.numbers))
+        run = Run(plan, self.backend, arguments, self.numbers) if self.watchers else None
+        seen = watched(self.watchers, run) if run is not None else []
         results = self._execute(plan, protect(arguments, plan.donated, self.backend))
         for watch in seen:
             watch(results)
@@ -190,9 +189,9 @@ class StepJob(Job):
         failure = Failure(error, (*self.undo, *_ON_FAILURE))
         if not (self.written or _has_written(error)):
             for handle, old in self.replaced:
-                before = self.arguments[old] if type(old) is int else old
-                handle.assign(before)  # type: ignore[arg-type]  # data
-                handle.error = before.error  # type: ignore[union-attr]  # data
+                before = old if isinstance(old, BackendData) else self.arguments[old]
+                handle.assign(before)
+                handle.error = before.error
             failure.rolled_back = frozenset(id(handle) for handle, _ in self.replaced)
         else:
             for handle, _ in self.replaced:
@@ -300,8 +299,8 @@ def mend(job: StepJob, failure: Failure) -> None:
 
     A storage goes back to what it held when it entered the trace, or when it was last computed. One
     that was made in the trace goes back along the writes to it, to the last contents that do not
-    depend on the failure: a gradient keeps what it had accumulated. What does not depend on it stays
-    pending, unless all writes to it were recorded later: eager would not have come to them.
+    depend on the failure: a gradient keeps what it had accumulated. What does not depend on it
+    stays pending, unless all writes to it were recorded later: eager would not have come to them.
     """
     lost = _forget_results(job, failure)
     live = TRACE.live()

@@ -1,8 +1,8 @@
 """What an optimizer keeps outside the trace, and how it goes back when its step has failed.
 
-Parameters, gradients and optimizer state that are lazy go back with the step. Beside them Adam and its
-kin count their steps in plain tensors on the CPU, and what a failed step has made for the first time
-would fail for ever: eager would not have made it.
+Parameters, gradients and optimizer state that are lazy go back with the step. Beside them Adam and
+its kin count their steps in plain tensors on the CPU, and what a failed step has made for the first
+time would fail for ever: eager would not have made it.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class _Step:
 def _drop_failed_gradients() -> None:
     """A gradient that was to be made by what failed does not exist, as in eager."""
     for tensor in gc.get_objects():  # nobody knows all parameters; a failure may take its time
-        if type(tensor) is LazyTensor and tensor.requires_grad and tensor.is_leaf:
-            if _has_failed(tensor.grad):
-                tensor.grad = None
+        is_leaf = type(tensor) is LazyTensor and tensor.requires_grad and tensor.is_leaf
+        if is_leaf and _has_failed(tensor.grad):
+            tensor.grad = None
 
 
 on_failure(_drop_failed_gradients)
