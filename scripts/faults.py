@@ -64,7 +64,10 @@ class Training:
         self.device = device
         self.table = nn.Embedding(WORDS, width)
         self.rest = nn.Sequential(
-            nn.Linear(width, width), nn.BatchNorm1d(width), nn.GELU(), nn.Linear(width, 1)
+            nn.Linear(width, width, bias=False),  # before the norm its gradient is noise
+            nn.BatchNorm1d(width),
+            nn.GELU(),
+            nn.Linear(width, 1),
         )
         self.model = nn.ModuleList([self.table, self.rest]).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
@@ -200,7 +203,7 @@ class Faults:
         self.good_steps(2)
 
     def judge_interrupt(self, at_work: Batch, inside: bool) -> None:
-        """All as before the step or all as after it; buffers, which `forward` writes, one by one."""
+        """All as before the step or all as after it; buffers, which forward writes, may mix."""
         before = self.differing()
         self.eager.step(at_work)
         after = self.differing()

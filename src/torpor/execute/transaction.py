@@ -48,7 +48,8 @@ class StepJob(Job):
     """One run of a plan, which may still have to be compiled."""
 
     __slots__ = (
-        "aliases", "backend", "device", "epoch", "lines", "making", "numbers", "outline", "plan",
+        "aliases", "backend", "computed", "device", "epoch", "lines", "making", "numbers",
+        "outline", "plan",
         "refused", "replaced", "saved", "types", "undo", "watchers", "written",
     )  # fmt: skip
 
@@ -72,6 +73,7 @@ class StepJob(Job):
         self.replaced: list[Old] = []
         self.aliases: list[tuple[BackendData, int]] = []  # further handles, and their positions
         self.undo: tuple[Callable[[], None], ...] = ()
+        self.computed = dict(TRACE.computed)  # what was read before: contents of storages too
         self.epoch = TRACE.epoch  # of the trace it was cut from
         self.saved: Saved | None = None  # that trace, in case the graph cannot be compiled
         self.refused: BaseException | None = None  # it could not be compiled
@@ -146,7 +148,7 @@ class StepJob(Job):
         for alias, position in self.aliases:
             alias.assign(self.results[position])
         self.succeeded = True
-        self.replaced, self.aliases = [], []
+        self.replaced, self.aliases, self.computed = [], [], {}
 
     def _execute(self, plan: Plan, given: list[Any]) -> list[BackendData]:
         start, before = time.perf_counter(), time.thread_time()
@@ -187,6 +189,8 @@ class StepJob(Job):
 
     def _roll_back(self, error: BaseException) -> None:
         failure = Failure(error, (*self.undo, *_ON_FAILURE))
+        if self.computed:
+            self._add_computed()
         if not (self.written or _has_written(error)):
             for handle, old in self.replaced:
                 before = old if isinstance(old, BackendData) else self.arguments[old]
@@ -199,6 +203,17 @@ class StepJob(Job):
         self.done.failure = failure
         self._mend_trace(failure)
         self.replaced = []
+
+    def _add_computed(self) -> None:
+        """A storage that was made in the trace and read in it goes back to what was read."""
+        known = {id(handle) for handle, _ in self.replaced}
+        for value, position in self.outline.positions.items():
+            before: Value | None = value
+            while before is not None and before not in self.computed:
+                before = _written_over(before)
+            handle = self.results[position]
+            if before is not None and id(handle) not in known:
+                self.replaced.append((handle, self.computed[before]))
 
     def _mend_trace(self, failure: Failure) -> None:
         """If the trace goes on that it was cut from, nothing in that may depend on it."""

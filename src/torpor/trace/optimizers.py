@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
+from torpor.execute import sync
 from torpor.execute.storage import TRACE
 from torpor.execute.transaction import on_failure
 from torpor.trace.tensor import LazyTensor
@@ -26,7 +27,9 @@ _KEPT: WeakKeyDictionary[Any, dict[torch.Tensor, torch.Tensor]] = WeakKeyDiction
 
 
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Remember plain state that cannot be computed back."""
+    """Remember plain state that cannot be computed back; state that is there has contents."""
+    if optimizer not in _KNOWN and optimizer.state:
+        sync.compute([t._lazy_storage for t in _tensors(optimizer) if type(t) is LazyTensor])
     if optimizer in _KEPT:
         _KEPT[optimizer] = {t: t.clone() for t in _plain_tensors(optimizer) if t.dim() == 0}
 
@@ -82,11 +85,15 @@ def _has_failed(tensor: Any) -> bool:
     return data is not None and data.error is not None
 
 
-def _plain_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+def _tensors(optimizer: Any) -> Iterator[Any]:
+    """All that is kept for parameters, but for the number of steps."""
     for own in optimizer.state.values():
-        for name, tensor in own.items() if isinstance(own, dict) else ():
-            if name != "step" and type(tensor) is torch.Tensor:
-                yield tensor
+        if isinstance(own, dict):
+            yield from (kept for name, kept in own.items() if name != "step")
+
+
+def _plain_tensors(optimizer: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in _tensors(optimizer) if type(tensor) is torch.Tensor]
 
 
 def _has_plain_tensors_beside_step(optimizer: Any) -> bool:
