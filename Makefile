@@ -37,7 +37,7 @@ BACKENDS ?= $(EXACT_BACKENDS) inductor
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-defaults test-wild test-browser test-slow test-gpu \
-        bench-gpu check codegen page format bench bench-steps bench-recording sweep sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn clean
+        bench-gpu check codegen page format bench bench-steps bench-recording sweep sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn faults clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -177,6 +177,9 @@ sweep-wild: $(STAMP) ## every program alone, in every way, on the default backen
 sweep-drawn: $(STAMP) ## 2,000 drawn programs on reference and on inductor, into docs/sweeps/drawn.md
 	@$(PY) -m scripts.drawn_programs --count 2000 --seed $(DRAWN_SEED) --jobs $(WORKERS) --write
 	@$(PY) -m scripts.drawn_programs --count 2000 --seed $(DRAWN_SEED) --jobs $(WORKERS) --write --backend inductor
+
+faults: $(STAMP) ## train under 200 interrupts and 50 bad batches, beside eager
+	@$(PY) -m scripts.faults --interrupts 200 --bad-batches 50 $(ARGS)
 
 clean: ## remove caches (not .venv)
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -22,7 +22,7 @@ from torpor.backend.data import BackendData, filled, tensors_of
 from torpor.backend.device import BackendDevice, BackendDeviceType
 from torpor.backend.native import NATIVE
 from torpor.backend.registry import get_backend
-from torpor.execute import donation, sync
+from torpor.execute import donation, sync, transaction
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.execute.sync import placeholders
 from torpor.ir.types import TensorType
@@ -277,12 +277,12 @@ def test_handles_of_a_backends_own_class(either: str) -> None:
     made, unset = Made(DEVICE, TYPE), BackendData.__new__(BackendData)
     assert tensors_of([made]) == [tensor]
     plain = BackendData(DEVICE, TYPE)
-    sync._assign([plain], [made])
+    transaction._assign([plain], [made])
     assert plain.tensor is tensor
     with pytest.raises(AttributeError):
         tensors_of([unset])
     with pytest.raises(AttributeError):
-        sync._assign([plain], [unset])
+        transaction._assign([plain], [unset])
 
 
 def test_handles_take_over_what_others_hold(either: str) -> None:
@@ -295,15 +295,15 @@ def test_handles_take_over_what_others_hold(either: str) -> None:
     tensor = torch.ones(3)
     plain, own = BackendData(DEVICE, TYPE), Own(DEVICE, TYPE)
     results = [BackendData(DEVICE, TYPE, tensor), BackendData(DEVICE, TYPE)]
-    assert not sync._assign([plain, own], results)
+    assert not transaction._assign([plain, own], results)
     assert plain.tensor is tensor
     assert own.taken is results[1]
     results[1].error = ValueError("failed")
-    assert sync._assign([own, plain], tuple(results))
+    assert transaction._assign([own, plain], tuple(results))
     assert plain.error is results[1].error
     assert plain.tensor is None
     with pytest.raises(ValueError, match=r"results|zip"):
-        sync._assign([plain], results)
+        transaction._assign([plain], results)
 
 
 def nobody(data: BackendData) -> Any:

@@ -48,6 +48,7 @@ class Job:
         """It has ended, or has taken too long."""
         if self.done.is_set():
             return True
+        COMPILER.wake()
         if not self.begun or time.monotonic() - self.begun < config.compile_timeout:
             return False
         COMPILER.abandon(self)
@@ -71,15 +72,22 @@ class Compiler:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.thread: threading.Thread | None = None
         self.current: Job | None = None
+        self.unfinished: list[Job] = []
 
     def submit(self, label: str, work: Callable[[], Any]) -> Job:
         """Compile after all that was submitted before."""
         job = Job(label, work)
         with self.lock:
+            self.unfinished.append(job)
+            self.jobs.put(job)
+        self.wake()
+        return job
+
+    def wake(self) -> None:
+        """See that there is a thread."""
+        with self.lock:
             if self.thread is None or not self.thread.is_alive():
                 self._start()
-            self.jobs.put(job)
-        return job
 
     def abandon(self, job: Job) -> None:
         """Let the thread that is at `job` be; another one does the rest."""
@@ -106,6 +114,9 @@ class Compiler:
                 self.current = job
             with Progress(job.label):
                 job.run()
+            with self.lock:
+                if job in self.unfinished:
+                    self.unfinished.remove(job)
 
     def wait(self) -> None:
         """Block until all that was submitted has been compiled."""
@@ -146,8 +157,14 @@ def _write(text: str) -> None:
 COMPILER = Compiler()
 
 
-def _as_new() -> None:
-    COMPILER.__init__()  # type: ignore[misc]  # threads do not survive a fork
+def _begin_again() -> None:
+    """Threads do not survive a fork: the child compiles what it comes to need itself."""
+    left = [job for job in COMPILER.unfinished if not job.done.is_set()]
+    COMPILER.__init__()  # type: ignore[misc]  # as new
+    for job in left:
+        job.begun = 0.0
+        COMPILER.unfinished.append(job)
+        COMPILER.jobs.put(job)
 
 
-os.register_at_fork(after_in_child=_as_new)
+os.register_at_fork(after_in_child=_begin_again)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -43,6 +44,13 @@ class _Worker:
 
 
 _worker = _Worker()
+
+
+def _as_new() -> None:
+    _worker.__init__()  # type: ignore[misc]  # threads do not survive a fork
+
+
+os.register_at_fork(after_in_child=_as_new)
 
 
 def at_step_end(fn: Callable[..., Any], *args: Any, run_async: bool = False) -> None:

@@ -219,7 +219,7 @@ class PlanCache:
     def _compile_draft(
         self, key: tuple[Any, ...], plan: Plan, sizes: dict[Symbol, int]
     ) -> Plan | Making:
-        """Compile a plan that was interpreted until now; one thread does, others go on as before."""
+        """Compile a plan that was interpreted until now; meanwhile others go on as before."""
         if key in self.making:
             return plan
         draft = plan.draft

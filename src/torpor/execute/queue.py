@@ -1,8 +1,8 @@
 """One first-in first-out queue per device, with a thread of its own.
 
-A job takes its place on the queue under the trace's lock, so jobs run in the order of cuts. Who runs
-it is another matter: the queue's thread, or the thread that submitted it; where nobody else would,
-whoever waits for it. Nobody waits for a queue under the trace's lock.
+A job takes its place on the queue under the trace's lock, so jobs run in the order of cuts. Who
+runs it is another matter: the queue's thread, or the thread that submitted it; where nobody else
+would, whoever waits for it. Nobody waits for a queue under the trace's lock.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import torch
 from torpor import _torch, config, metrics
 from torpor.backend.data import BackendData, Done, Failure
 from torpor.backend.device import BackendDevice, cores
+from torpor.backend.interrupts import Shield
 from torpor.errors import StepError
 from torpor.execute.heap import keep
 from torpor.execute.storage import LOCK, unlocked
-from torpor.interrupts import Shield
 from torpor.ir.types import TensorType
 
 JOB_BYTES = 1 << 20
@@ -225,7 +225,7 @@ class DeviceQueue:
         return _torch.is_profiler_on_this_thread()  # which sees no other thread
 
     def serve(self, job: Job, shield: Shield) -> None:
-        """Run a job that was given its place, or leave it to the thread; wait if that has much to do.
+        """Run a job that has its place, or leave it to the thread, and wait if that has much to do.
 
         It may be interrupted where it waits: the job stays on the queue and will be run.
         """
@@ -470,8 +470,8 @@ class DeviceQueue:
 
 
 _OWN_RESULT = (
-    "a kernel reads a result of the very step that it is part of: it would wait for itself. Give it "
-    "the tensor as an argument, or end the step before (torpor.sync())"
+    "a kernel reads a result of the very step that it is part of: it would wait for itself. Give "
+    "it the tensor as an argument, or end the step before (torpor.sync())"
 )
 
 

@@ -1,13 +1,32 @@
-"""The end of the process: queues run dry, then every backend is told."""
+"""The end of the process: queues run dry, then every backend is told.
+
+A graph that failed and that nobody asked for ends the process with status 1. Python has settled the
+status when its exit handlers run, so the process is ended when all of them have: by an object that
+goes when modules are taken down.
+"""
 
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 
 from torpor.backend.registry import retire
 from torpor.execute import closures
 from torpor.execute.queue import queues
+
+
+class _Status:
+    """Ends the process with `status`, if there is one, when this module goes."""
+
+    status = 0
+
+    def __del__(self, exit=os._exit) -> None:  # type: ignore[no-untyped-def]  # a default: `os` may be gone
+        if self.status:
+            exit(self.status)
+
+
+_LAST = _Status()
 
 
 def _shut_down() -> None:
@@ -17,14 +36,17 @@ def _shut_down() -> None:
         device_queue.stop()
         failure = device_queue.failure
         if failure is not None and not failure.told:
-            text = f"torpor: a graph failed and nobody asked: {failure.error}"
-            print(text, file=sys.stderr)  # noqa: T201  # no caller is left to raise to
+            _say(f"torpor: a graph failed and nobody asked: {failure.error}")
+            _LAST.status = 1
     for backend in retire():
         try:
             backend.prepare_to_exit()
         except Exception as error:
-            text = f"torpor: backend {backend.name!r} failed at exit: {error}"
-            print(text, file=sys.stderr)  # noqa: T201  # no caller is left to raise to
+            _say(f"torpor: backend {backend.name!r} failed at exit: {error}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201  # no caller is left to raise to
 
 
 atexit.register(_shut_down)

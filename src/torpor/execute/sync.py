@@ -18,6 +18,7 @@ from torpor import config, metrics
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
+from torpor.backend.interrupts import Shield
 from torpor.backend.native import NATIVE
 from torpor.backend.registry import get_backend, on_change
 from torpor.errors import CompileError
@@ -38,7 +39,6 @@ from torpor.execute.queue import queue_of, queues
 from torpor.execute.sizes import SIZES
 from torpor.execute.storage import LOCK, TRACE, LazyStorage
 from torpor.execute.transaction import Saved, StepJob, give_handles
-from torpor.interrupts import Shield
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, Value
 from torpor.ir.types import TensorType
@@ -198,8 +198,7 @@ def _launch(
 
 def _job(found: Plan | Making, backend: Backend, device: BackendDevice) -> StepJob:
     """One run of a plan, with handles for its outputs."""
-    plan = found.outline if type(found) is Making else found
-    assert isinstance(plan, Outline), "a plan is an outline too"
+    plan: Outline = found.outline if isinstance(found, Making) else found
     arguments = list(plan.leaves(TRACE.leaves))
     for position, source, place in plan.others:
         arguments.insert(

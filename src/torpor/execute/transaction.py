@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torpor.backend.data import BackendData, Done, Failure
@@ -21,7 +21,7 @@ from torpor.backend.native import NATIVE
 from torpor.errors import tell_run
 from torpor.execute.donation import protect
 from torpor.execute.events import span
-from torpor.execute.plan import SCALAR_DATA, Making, Outline, Plan
+from torpor.execute.plan import SCALAR_DATA, Making, Plan
 from torpor.execute.queue import DeviceQueue, Job, queues
 from torpor.execute.results import checked
 from torpor.execute.storage import LOCK, TRACE, LazyStorage
@@ -48,7 +48,8 @@ class StepJob(Job):
     """One run of a plan, which may still have to be compiled."""
 
     __slots__ = (
-        "aliases", "backend", "device", "epoch", "lines", "making", "numbers", "outline", "plan",
+        "aliases", "backend", "computed", "device", "epoch", "lines", "making", "numbers",
+        "outline", "plan",
         "refused", "replaced", "saved", "types", "undo", "watchers", "written",
     )  # fmt: skip
 
@@ -61,9 +62,9 @@ class StepJob(Job):
         handles: list[BackendData],
         types: tuple[TensorType, ...],
     ) -> None:
-        self.plan = None if type(found) is Making else found
-        self.making = found if type(found) is Making else None
-        self.outline: Outline = found.outline if type(found) is Making else found  # type: ignore[assignment]  # a plan
+        self.plan = found if isinstance(found, Plan) else None
+        self.making = found if isinstance(found, Making) else None
+        self.outline = found.outline if isinstance(found, Making) else found
         self.backend, self.device = backend, device
         self.types = types
         self.lines = [(node, node.site) for node in self.outline.fragile]
@@ -72,6 +73,7 @@ class StepJob(Job):
         self.replaced: list[Old] = []
         self.aliases: list[tuple[BackendData, int]] = []  # further handles, and their positions
         self.undo: tuple[Callable[[], None], ...] = ()
+        self.computed = dict(TRACE.computed)  # what was read before: contents of storages too
         self.epoch = TRACE.epoch  # of the trace it was cut from
         self.saved: Saved | None = None  # that trace, in case the graph cannot be compiled
         self.refused: BaseException | None = None  # it could not be compiled
@@ -126,8 +128,8 @@ class StepJob(Job):
 
     def needs(self, jobs: Collection[Done]) -> bool:
         """It needs results of `jobs`, or what it replaces is one."""
-        olds = (old for _, old in self.replaced if type(old) is not int)
-        return super().needs(jobs) or any(old.done in jobs for old in olds)  # type: ignore[union-attr]  # data
+        olds = [old for _, old in self.replaced if isinstance(old, BackendData)]
+        return super().needs(jobs) or any(old.done in jobs for old in olds)
 
     # -- running -------------------------------------------------------------------------------
 
@@ -136,9 +138,8 @@ class StepJob(Job):
         plan, arguments = self.plan, self.arguments
         assert plan is not None, "it is prepared"
         _wait_for(arguments)
-        seen = ()
-        if self.watchers:
-            seen = watched(self.watchers, Run(plan, self.backend, arguments, self.numbers))
+        run = Run(plan, self.backend, arguments, self.numbers) if self.watchers else None
+        seen = watched(self.watchers, run) if run is not None else []
         results = self._execute(plan, protect(arguments, plan.donated, self.backend))
         for watch in seen:
             watch(results)
@@ -147,7 +148,7 @@ class StepJob(Job):
         for alias, position in self.aliases:
             alias.assign(self.results[position])
         self.succeeded = True
-        self.replaced, self.aliases = [], []
+        self.replaced, self.aliases, self.computed = [], [], {}
 
     def _execute(self, plan: Plan, given: list[Any]) -> list[BackendData]:
         start, before = time.perf_counter(), time.thread_time()
@@ -188,11 +189,13 @@ class StepJob(Job):
 
     def _roll_back(self, error: BaseException) -> None:
         failure = Failure(error, (*self.undo, *_ON_FAILURE))
+        if self.computed:
+            self._add_computed()
         if not (self.written or _has_written(error)):
             for handle, old in self.replaced:
-                before = self.arguments[old] if type(old) is int else old
-                handle.assign(before)  # type: ignore[arg-type]  # data
-                handle.error = before.error  # type: ignore[union-attr]  # data
+                before = old if isinstance(old, BackendData) else self.arguments[old]
+                handle.assign(before)
+                handle.error = before.error
             failure.rolled_back = frozenset(id(handle) for handle, _ in self.replaced)
         else:
             for handle, _ in self.replaced:
@@ -200,6 +203,17 @@ class StepJob(Job):
         self.done.failure = failure
         self._mend_trace(failure)
         self.replaced = []
+
+    def _add_computed(self) -> None:
+        """A storage that was made in the trace and read in it goes back to what was read."""
+        known = {id(handle) for handle, _ in self.replaced}
+        for value, position in self.outline.positions.items():
+            before: Value | None = value
+            while before is not None and before not in self.computed:
+                before = _written_over(before)
+            handle = self.results[position]
+            if before is not None and id(handle) not in known:
+                self.replaced.append((handle, self.computed[before]))
 
     def _mend_trace(self, failure: Failure) -> None:
         """If the trace goes on that it was cut from, nothing in that may depend on it."""
@@ -296,11 +310,12 @@ def _alias(job: StepJob, position: int) -> BackendData:
 
 
 def mend(job: StepJob, failure: Failure) -> None:
-    """Part of the open trace has failed: what depends on it goes back or fails, the rest stays.
+    """Part of the open trace has failed: what depends on it goes back or fails.
 
-    A storage goes back to what it held when it entered the trace. One that was made in the trace
-    goes back along the writes to it, to the last contents that do not depend on the failure: a
-    gradient keeps what it had accumulated.
+    A storage goes back to what it held when it entered the trace, or when it was last computed. One
+    that was made in the trace goes back along the writes to it, to the last contents that do not
+    depend on the failure: a gradient keeps what it had accumulated. What does not depend on it
+    stays pending, unless all writes to it were recorded later: eager would not have come to them.
     """
     lost = _forget_results(job, failure)
     live = TRACE.live()
@@ -309,19 +324,30 @@ def mend(job: StepJob, failure: Failure) -> None:
     for node in graph.nodes:
         if any(value in lost for value in node.operands):
             lost.update(node.outputs)
-    entered = dict(TRACE.leaf_storages)
-    changed = False
-    for storage in live:
-        if storage.value in lost:
+    entered, changed, later = dict(TRACE.leaf_storages), False, False
+    for storage in _listed():
+        is_lost = storage.value in lost
+        if storage.data is None and (is_lost or (later and storage in entered)):
             changed = True
             _send_back(storage, entered.get(storage), lost, job, failure)
+        elif is_lost:
+            storage.value = None  # what is there instead enters anew
+        later = later or is_lost
     if changed:
         failure.undo += tuple(TRACE.undo)
         TRACE.undo.clear()
 
 
+def _listed() -> Iterator[LazyStorage]:
+    """Storages that were written in this trace, in the order in which they were so first."""
+    for reference in list(TRACE.pending):
+        storage = reference()
+        if storage is not None:
+            yield storage
+
+
 def _forget_results(job: StepJob, failure: Failure) -> set[Value]:
-    """The values that are not what they were to be; storages that hold them enter anew."""
+    """The results that are not what they were to be."""
     lost: set[Value] = set()
     for value, position in job.outline.positions.items():
         handle = job.results[position]
@@ -329,10 +355,6 @@ def _forget_results(job: StepJob, failure: Failure) -> set[Value]:
             lost.add(value)
             if TRACE.computed.get(value) is handle:
                 del TRACE.computed[value]
-    for reference in list(TRACE.pending):
-        storage = reference()
-        if storage is not None and storage.data is not None and storage.value in lost:
-            storage.value = None
     return lost
 
 

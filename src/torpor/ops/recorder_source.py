@@ -111,8 +111,8 @@ _VIEW = """\
         return r
 """
 
-# An interrupt may come between any two of these lines: a storage holds all of the old contents then,
-# or all of the new ones.
+# An interrupt may come between any two of these lines: a storage holds all of the old contents
+# then, or all of the new ones.
 _WRITE = """\
         v = node.outputs[0]
         if w0 is None:

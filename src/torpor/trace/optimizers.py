@@ -1,31 +1,35 @@
 """What an optimizer keeps outside the trace, and how it goes back when its step has failed.
 
-Parameters, gradients and optimizer state that are lazy go back with the step. Beside them Adam and its
-kin count their steps in plain tensors on the CPU, and what a failed step has made for the first time
-would fail for ever: eager would not have made it.
+Parameters, gradients and optimizer state that are lazy go back with the step. Beside them Adam and
+its kin count their steps in plain tensors on the CPU, and what a failed step has made for the first
+time would fail for ever: eager would not have made it.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
+from torpor.execute import sync
 from torpor.execute.storage import TRACE
 from torpor.execute.transaction import on_failure
 from torpor.trace.tensor import LazyTensor
 
 _KNOWN: WeakSet[Any] = WeakSet()
-"""Optimizers of lazy parameters that have made a step."""
+"""Optimizers that were looked at."""
 
 _KEPT: WeakKeyDictionary[Any, dict[torch.Tensor, torch.Tensor]] = WeakKeyDictionary()
 """What plain tensors beside `step` held before the step that is being recorded (NAdam, ASGD)."""
 
 
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Remember plain state that cannot be computed back."""
+    """Remember plain state that cannot be computed back; state that is there has contents."""
+    if optimizer not in _KNOWN and optimizer.state:
+        sync.compute([t._lazy_storage for t in _tensors(optimizer) if type(t) is LazyTensor])
     if optimizer in _KEPT:
         _KEPT[optimizer] = {t: t.clone() for t in _plain_tensors(optimizer) if t.dim() == 0}
 
@@ -65,11 +69,10 @@ class _Step:
 
 def _drop_failed_gradients() -> None:
     """A gradient that was to be made by what failed does not exist, as in eager."""
-    for optimizer in list(_KNOWN):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if _has_failed(parameter.grad):
-                    parameter.grad = None
+    for tensor in gc.get_objects():  # nobody knows all parameters; a failure may take its time
+        is_leaf = type(tensor) is LazyTensor and tensor.requires_grad and tensor.is_leaf
+        if is_leaf and _has_failed(tensor.grad):
+            tensor.grad = None
 
 
 on_failure(_drop_failed_gradients)
@@ -82,11 +85,15 @@ def _has_failed(tensor: Any) -> bool:
     return data is not None and data.error is not None
 
 
-def _plain_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+def _tensors(optimizer: Any) -> Iterator[Any]:
+    """All that is kept for parameters, but for the number of steps."""
     for own in optimizer.state.values():
-        for name, tensor in own.items() if isinstance(own, dict) else ():
-            if name != "step" and type(tensor) is torch.Tensor:
-                yield tensor
+        if isinstance(own, dict):
+            yield from (kept for name, kept in own.items() if name != "step")
+
+
+def _plain_tensors(optimizer: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in _tensors(optimizer) if type(tensor) is torch.Tensor]
 
 
 def _has_plain_tensors_beside_step(optimizer: Any) -> bool:

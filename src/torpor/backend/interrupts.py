@@ -1,12 +1,12 @@
 """Signals whose handlers are Python functions, held back while something must not be torn apart.
 
-Such a handler runs on the main thread between any two bytecodes, and may raise: Ctrl-C does. Blocking
-signals does not help, as the kernel hands them to another thread, and Python to the main one.
+Such a handler runs on the main thread between any two bytecodes, and may raise: Ctrl-C does.
+Blocking signals does not help: the kernel hands them to another thread, and Python to the main one.
 """
 
 from __future__ import annotations
 
-import _signal  # `signal` looks every handler up among its enums, which takes ten times as long
+import _signal  # type: ignore[import-not-found]  # `signal` looks handlers up among enums: 10 times slower
 import signal
 import threading
 from types import FrameType, TracebackType

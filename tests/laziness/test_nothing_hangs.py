@@ -1,0 +1,261 @@
+"""Nobody waits for himself: kernels, finalizers, forks, neighbours; in processes of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 120
+
+BEFORE = """
+import gc, os, sys, threading, time
+import torch, torpor
+torpor.config.compile_after = 0
+g = torch.ones(4).to("lazy") * 2
+
+def op(kernel, fake=torch.empty_like):
+    @torch.library.custom_op("hangs::f", mutates_args=())
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return kernel(x)
+    f.register_fake(fake)
+    return f
+"""
+
+
+def run(program: str, backend: str = "reference", status: int = 0) -> str:
+    told = {"TORPOR_BACKEND": backend, "PYTHONPATH": str(ROOT / "src")}
+    ran = subprocess.run(
+        [sys.executable, "-c", BEFORE + program],
+        env=os.environ | told, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert ran.returncode == status, ran.stderr[-3000:]
+    return ran.stdout.strip() if status == 0 else ran.stderr
+
+
+USES = {
+    "reads": "(g + 1).sum().item()",
+    "records": "g + 1",
+    "cuts": "torpor.sync()",
+    "waits": "torpor.sync(wait=True)",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_a_kernel_may_use_lazy_tensors(use: str, backend: str) -> None:
+    program = f"""
+def kernel(x):
+    {USES[use]}
+    return x * 1
+f = op(kernel)
+x = torch.ones(4).to("lazy")
+for i in range(4):
+    x = f(x * 3) + 1
+    torpor.sync(x) if i == 0 else torpor.sync()  # `g` is pending in the first
+print(x.tolist(), g.tolist())
+"""
+    assert run(program, backend) == "[121.0, 121.0, 121.0, 121.0] [2.0, 2.0, 2.0, 2.0]"
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_fake_kernel_may_use_lazy_tensors(use: str) -> None:
+    program = f"""
+def fake(x):
+    {USES[use]}
+    return torch.empty_like(x)
+f = op(lambda x: x * 1, fake)
+x = torch.ones(4).to("lazy")
+for _ in range(3):
+    x = f(x * 3) + 1
+    torpor.sync()
+print(x.tolist(), g.tolist())
+"""
+    assert run(program) == "[40.0, 40.0, 40.0, 40.0] [2.0, 2.0, 2.0, 2.0]"
+
+
+def test_a_kernel_that_reads_a_result_of_its_own_step_is_refused() -> None:
+    program = """
+other = []
+f = op(lambda x: x * other[0].sum().item())
+x = torch.ones(4).to("lazy")
+y = f(x)
+other.append(y * 2)
+torpor.sync()
+try:
+    y.tolist()
+except torpor.errors.StepError as error:
+    print("own result" if "the very step that it is part of" in str(error) else error)
+print(x.tolist())
+"""
+    assert run(program) == "own result\n[1.0, 1.0, 1.0, 1.0]"
+
+
+def test_a_finalizer_in_the_middle_of_anything_breaks_nothing() -> None:
+    program = """
+gc.set_threshold(7, 2, 2)
+class Last:
+    def __del__(self):
+        (g + 1).sum().item()
+        torpor.sync()
+for i in range(40):
+    a = [Last()]; a.append(a); del a
+    x = torch.ones(4).to("lazy")
+    for k in range(12):
+        x = x * 2 + k
+        x.add_(1)
+    if i % 3 == 0:
+        torpor.sync()
+    assert x.tolist() == [20468.0] * 4, x
+gc.set_threshold(0)
+gc.collect()
+print("right")
+"""
+    assert run(program) == "right"
+
+
+def test_finalizers_on_several_threads_break_nothing() -> None:
+    program = """
+gc.set_threshold(5, 2, 2)
+class Last:
+    def __del__(self):
+        (g + 1).sum().item()
+wrong = []
+def work(j):
+    for i in range(15):
+        a = [Last()]; a.append(a); del a
+        x = torch.ones(4).to("lazy") + j
+        for k in range(8):
+            x = x * 2 + k
+        if x.sum().item() != 4 * ((1 + j) * 256 + 247):
+            wrong.append((i, j))
+threads = [threading.Thread(target=work, args=(j,)) for j in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+gc.set_threshold(0)
+gc.collect()
+print(wrong)
+"""
+    assert run(program) == "[]"
+
+
+SLOW = """
+from torpor.backend import register
+from torpor.backends.reference import ReferenceBackend
+compiled = []
+class Slow(ReferenceBackend):
+    def compile(self, lowered):
+        if len(lowered[0].graph.nodes) > 20:
+            compiled.append(1)
+            time.sleep(2)
+        return super().compile(lowered)
+register("slow", Slow)
+torpor.use("slow")
+def long():
+    x = torch.ones(3).to("lazy")
+    for i in range(30):
+        x = x + 1
+    assert x.tolist() == [31.0] * 3
+"""
+
+
+def test_recording_does_not_wait_for_a_compile() -> None:
+    program = """
+thread = threading.Thread(target=long)
+thread.start()
+while not compiled: time.sleep(0.01)
+start = time.perf_counter()
+y = torch.ones(2).to("lazy") + 1
+for _ in range(10): y = y * 2
+torpor.sync()
+z = y + 1
+took = time.perf_counter() - start
+assert not thread.join(0) and thread.is_alive(), "the compile was over too early"
+print(took < 1, z.tolist())
+thread.join()
+"""
+    assert run(SLOW + program) == "True [2049.0, 2049.0]"
+
+
+def test_a_graph_that_two_threads_meet_is_compiled_once() -> None:
+    program = """
+for _ in range(2):
+    thread = threading.Thread(target=long)
+    thread.start()
+    thread.join()
+print(len(compiled))
+"""
+    assert run(SLOW + program) == "1"
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_a_child_forked_while_steps_run_reads_records_and_trains(backend: str) -> None:
+    program = """
+model = torch.nn.Linear(4, 4).to("lazy")
+x = torch.ones(4).to("lazy") * 3
+y = x + 1
+z = torch.ones(3).to("lazy") + 1
+torpor.sync()
+pid = os.fork()
+if pid == 0:
+    ok = y.tolist() == [4.0] * 4 and z.tolist() == [2.0] * 3
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(x).sum().backward()
+    optimizer.step()
+    torpor.sync(wait=True)
+    os._exit(0 if ok else 3)
+print(os.waitpid(pid, 0)[1], y.tolist(), g.tolist())
+"""
+    assert run(program, backend) == "0 [4.0, 4.0, 4.0, 4.0] [2.0, 2.0, 2.0, 2.0]"
+
+
+def test_a_child_forked_while_a_graph_is_compiled_beside_compiles_it_itself() -> None:
+    program = """
+from torpor.execute.background import COMPILER
+gate = threading.Event()
+job = COMPILER.submit("", lambda: (gate.wait(30), os.getpid())[1])
+while COMPILER.current is not job: time.sleep(0.01)
+pid = os.fork()
+if pid == 0:
+    gate = threading.Event()
+    gate.set()
+    while not job.is_over(): time.sleep(0.01)
+    os._exit(0 if job.result() == os.getpid() else 3)
+gate.set()
+print(os.waitpid(pid, 0)[1])
+"""
+    assert run(program) == "0"
+
+
+FAILS = """
+y = torch.ones(3, 2).to("lazy")[torch.tensor([7]).to("lazy")]
+torpor.sync()
+"""
+
+
+def test_a_failed_graph_that_nobody_read_ends_the_process_with_a_status_and_a_reason() -> None:
+    said = run(
+        "import atexit; atexit.register(print, 'handled', file=sys.stderr)" + FAILS, status=1
+    )
+    assert "a graph failed and nobody asked" in said
+    assert "index 7 is out of bounds" in said
+    assert "handled" in said
+
+
+def test_a_failed_graph_that_somebody_was_told_of_does_not() -> None:
+    program = FAILS.replace("torpor.sync()", "try: torpor.sync(wait=True)\nexcept IndexError: ...")
+    run(program + "print('on')")
+
+
+def test_a_child_does_not_answer_for_what_failed_in_its_parent() -> None:
+    program = """
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)
+print(os.waitpid(pid, 0)[1])
+try: y.tolist()
+except IndexError: print("told")
+"""
+    assert run(FAILS + program) == "0\ntold"
