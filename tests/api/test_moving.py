@@ -541,3 +541,28 @@ def test_a_module_with_plain_and_lazy_parameters_moves() -> None:
     assert [name for name, _ in module.double().named_parameters()] == ["weight", "bias"]
     assert {p.dtype for p in module.parameters()} == {torch.float64}
     assert (torpor.is_lazy(module.weight), torpor.is_lazy(module.bias)) == (True, False)
+
+
+def test_a_plain_parameter_takes_lazy_data() -> None:
+    """As target networks that follow others do."""
+    module = nn.Linear(3, 1, bias=False)
+    weight, calls = module.weight, []
+    weight.register_hook(lambda g: calls.append(1))
+    weight.grad = torch.ones(1, 3)
+    lazy = torpor.lazy(torch.full((1, 3), 2.0))
+    weight.data = lazy * 2
+    assert torpor.is_lazy(weight)
+    assert module.weight is weight
+    module(X).sum().backward()
+    assert calls == [1]
+    assert_same(plain(weight), torch.full((1, 3), 4.0))
+    assert_same(plain(weight.grad), 1 + X.sum(0, keepdim=True))
+
+
+def test_a_plain_parameter_that_a_graph_holds_takes_the_numbers_of_lazy_data() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    loss = (weight * 2).sum()
+    weight.data = torpor.lazy(torch.zeros(3)) + 1
+    assert type(weight) is nn.Parameter
+    loss.backward()
+    assert (weight.tolist(), weight.grad.tolist()) == ([1.0] * 3, [2.0] * 3)

@@ -15,6 +15,7 @@ import torch
 from torpor import _torch
 from torpor.trace.methods import same_storage
 from torpor.trace.tensor import LazyTensor
+from torpor.trace.wrap import plain_copy, wrap_data
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
@@ -100,6 +101,22 @@ def _moved(grad: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return new.requires_grad_(grad.requires_grad)
 
 
+def lazy_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A lazy tensor with the numbers of `tensor` as they are now."""
+    if isinstance(tensor, LazyTensor):
+        return tensor
+    return wrap_data(tensor.detach().clone(), tensor.device)
+
+
+def _become(tensor: torch.Tensor, new: LazyTensor) -> torch.Tensor | None:
+    """`tensor.data = new` of a plain tensor: it becomes lazy too, if nothing holds it."""
+    with _torch.without_modes(), torch.no_grad():
+        if type(tensor) not in _PLAIN or _torch.is_held(tensor):
+            return plain_copy(new)
+        move(tensor, new, lazy_copy)
+    return None
+
+
 # -- modules that move -------------------------------------------------------------------------
 
 
@@ -150,5 +167,6 @@ def _around_apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Let modules that move keep the identity of their parameters where one is lazy."""
+    """Let modules that move, and `tensor.data = other`, keep identities where one is lazy."""
     _torch.on_move(_around_apply)
+    _torch.on_set_data(LazyTensor, _become)
