@@ -469,11 +469,22 @@ def on_move(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     module._apply = functools.wraps(module._apply)(around(module._apply))
 
 
-def on_set_data(hook: Callable[[torch.Tensor, Any, Callable[..., None]], None]) -> None:
-    """Call `hook(tensor, value, set)` for `tensor.data = value`; reading it stays as it is."""
-    base: Any = _C.TensorBase.data
-    tensor: Any = torch.Tensor
-    tensor.data = property(base.__get__, lambda self, value: hook(self, value, base.__set__))
+def on_set_data(
+    lazy: type[torch.Tensor], become: Callable[[torch.Tensor, Any], torch.Tensor | None]
+) -> None:
+    """Let `plain.data = other`, `other` of the class `lazy`, be done by `become(plain, other)`.
+
+    What that returns, if anything, is set in the place of `other`. torch would give a plain tensor
+    the dispatch keys of a lazy one, and no memory.
+    """
+    data: Any = torch.Tensor.data
+
+    def set_data(self: torch.Tensor, other: Any) -> None:
+        new = become(self, other) if type(other) is lazy else other
+        if new is not None:
+            data.__set__(self, new)
+
+    torch.Tensor.data = property(data.__get__, set_data)  # type: ignore[assignment]  # a getset
 
 
 def on_parameter_groups(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -543,22 +543,26 @@ def test_a_module_with_plain_and_lazy_parameters_moves() -> None:
     assert (torpor.is_lazy(module.weight), torpor.is_lazy(module.bias)) == (True, False)
 
 
-def test_a_plain_tensor_whose_data_are_set_to_lazy_ones_becomes_lazy() -> None:
-    """As in averages of parameters: `q.data = 0.9 * q.data + 0.1 * p.data`."""
-    held = nn.Parameter(torch.zeros(2))
-    held.grad = torch.ones(2)
-    held.data = torpor.lazy(torch.ones(2)) * 2
-    assert torpor.is_lazy(held)
-    assert (held.requires_grad, held.tolist(), held.grad.tolist()) == (True, [2, 2], [1, 1])
-    with pytest.raises(RuntimeError, match=r"cannot set \.data"):
-        torch.zeros(2).data = torch.zeros(2).to("lazy")
+def test_a_plain_parameter_takes_lazy_data() -> None:
+    """As target networks that follow others do."""
+    module = nn.Linear(3, 1, bias=False)
+    weight, calls = module.weight, []
+    weight.register_hook(lambda g: calls.append(1))
+    weight.grad = torch.ones(1, 3)
+    lazy = torpor.lazy(torch.full((1, 3), 2.0))
+    weight.data = lazy * 2
+    assert torpor.is_lazy(weight)
+    assert module.weight is weight
+    module(X).sum().backward()
+    assert calls == [1]
+    assert_same(plain(weight), torch.full((1, 3), 4.0))
+    assert_same(plain(weight.grad), 1 + X.sum(0, keepdim=True))
 
 
-def test_data_set_inside_a_graph_of_autograd_stay_plain() -> None:
-    held = nn.Parameter(torch.ones(2))
-    loss = (held * 2).sum()
-    held.data = torpor.lazy(torch.full((2,), 3.0))
-    assert (torpor.is_lazy(held), held.tolist()) == (False, [3.0, 3.0])
+def test_a_plain_parameter_that_a_graph_holds_takes_the_numbers_of_lazy_data() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    loss = (weight * 2).sum()
+    weight.data = torpor.lazy(torch.zeros(3)) + 1
+    assert type(weight) is nn.Parameter
     loss.backward()
-    assert held.grad is not None
-    assert held.grad.tolist() == [2.0, 2.0]
+    assert (weight.tolist(), weight.grad.tolist()) == ([1.0] * 3, [2.0] * 3)

@@ -1500,6 +1500,15 @@ def test_on_move_goes_around_every_move_of_a_module(monkeypatch: pytest.MonkeyPa
     assert seen == ["Sequential", "Linear"]
 
 
+def test_on_set_data_is_asked_about_lazy_data_alone() -> None:
+    x, y = torch.ones(2), torch.zeros(2)
+    x.data = y
+    assert x.data_ptr() == y.data_ptr()
+    x.data = torpor.lazy(y + 3)
+    assert torpor.is_lazy(x)
+    assert x.tolist() == x.data.tolist() == [3.0, 3.0]
+
+
 def test_on_parameter_groups_goes_around_what_every_optimizer_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,11 +16,11 @@ import torch
 
 from torpor import _torch
 from torpor.execute.storage import TRACE
-from torpor.trace.exchange import move
+from torpor.trace.exchange import lazy_copy, move
 from torpor.trace.mode import LazyMode, convert_state
 from torpor.trace.sharing import Adoption
 from torpor.trace.tensor import LazyTensor
-from torpor.trace.wrap import is_traceable, wrap_data
+from torpor.trace.wrap import is_traceable
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _VIRTUAL: Final = ("lazy", "meta")
@@ -117,7 +117,7 @@ class Laziness:
         """State that came from a file, or was made without looking at the parameter, follows it."""
         if self.on and _has_plain_state(optimizer):
             with _torch.as_on_another_thread(), torch.no_grad():
-                convert_state(optimizer, _lazy_copy, of=LazyTensor)
+                convert_state(optimizer, lazy_copy, of=LazyTensor)
 
     def got_parameters(self, tensors: Iterable[Any]) -> None:
         """An optimizer got parameters."""
@@ -228,7 +228,7 @@ def _convert_together(tensors: list[torch.Tensor]) -> bool:
     del memory
     lazies = [adoption.adopt(tensor, tensor.device) for tensor in tensors]
     for tensor, lazy in zip(tensors, lazies, strict=True):
-        move(tensor, lazy, _lazy_copy)
+        move(tensor, lazy, lazy_copy)
     return True
 
 
@@ -238,12 +238,6 @@ def _is_bound(tensor: torch.Tensor) -> bool:
     return _torch.is_held(tensor) or not (
         grad is None or type(grad) is LazyTensor or _can_be_lazy(grad)
     )
-
-
-def _lazy_copy(tensor: torch.Tensor) -> torch.Tensor:
-    if type(tensor) is LazyTensor:
-        return tensor
-    return wrap_data(tensor.detach().clone(), tensor.device)
 
 
 # -- optimizers --------------------------------------------------------------------------------

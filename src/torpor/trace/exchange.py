@@ -101,6 +101,22 @@ def _moved(grad: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return new.requires_grad_(grad.requires_grad)
 
 
+def lazy_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A lazy tensor with the numbers of `tensor` as they are now."""
+    if isinstance(tensor, LazyTensor):
+        return tensor
+    return wrap_data(tensor.detach().clone(), tensor.device)
+
+
+def _become(tensor: torch.Tensor, new: LazyTensor) -> torch.Tensor | None:
+    """`tensor.data = new` of a plain tensor: it becomes lazy too, if nothing holds it."""
+    with _torch.without_modes(), torch.no_grad():
+        if type(tensor) not in _PLAIN or _torch.is_held(tensor):
+            return plain_copy(new)
+        move(tensor, new, lazy_copy)
+    return None
+
+
 # -- modules that move -------------------------------------------------------------------------
 
 
@@ -150,25 +166,7 @@ def _around_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     return _apply
 
 
-# -- plain.data = lazy -------------------------------------------------------------------------
-
-
-def _set_data(tensor: torch.Tensor, new: Any, set_plainly: Callable[..., None]) -> None:
-    """`tensor.data = new` for a plain tensor: it becomes lazy; inside a graph, it gets a copy."""
-    if not isinstance(new, LazyTensor):
-        set_plainly(tensor, new)
-    elif new.device != tensor.device:
-        raise RuntimeError(
-            f"cannot set .data of a plain tensor on {tensor.device} to a lazy one on {new.device}; "
-            f"use `.to('{tensor.device}')` first"
-        )
-    elif type(tensor) not in _PLAIN or not tensor.is_leaf or _torch.is_held(tensor):
-        set_plainly(tensor, plain_copy(new))
-    else:
-        move(tensor, new, lambda grad: wrap_data(grad.detach().clone(), grad.device))
-
-
 def install() -> None:
-    """Let modules that move keep the identity of their parameters where one is lazy."""
+    """Let modules that move, and `tensor.data = other`, keep identities where one is lazy."""
     _torch.on_move(_around_apply)
-    _torch.on_set_data(_set_data)
+    _torch.on_set_data(LazyTensor, _become)
