@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +17,14 @@ from tests.wild.synthetic import blobs
 from tests.wild.ways import Way, program
 
 
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
-
-
-def _worker(rank: int, name: str, folder: str, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def _worker(rank: int, name: str, folder: str) -> None:
     torch.set_num_threads(1)
     if name == "enable":
         import torpor
 
         torpor.enable()
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    store = f"file://{folder}/store"  # no port that somebody else may take
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     try:
         found = _train(rank, Way(name, Path(folder)))
         if rank == 0:
@@ -80,6 +71,6 @@ def _train(rank: int, how: Way) -> dict[str, Any]:
 @program(ways=("enable", "lazy"))
 def two_ranks(how: Way) -> dict[str, Any]:
     """DistributedDataParallel on gloo, each rank with its half of the data."""
-    mp.spawn(_worker, args=(how.name, str(how.folder), _free_port()), nprocs=2)
+    mp.spawn(_worker, args=(how.name, str(how.folder)), nprocs=2)
     found: dict[str, Any] = torch.load(how.folder / "found.pt", weights_only=False)
     return found
