@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-BASE = ("errors", "config", "metrics", "interrupts", "_torch")
+BASE = ("errors", "config", "metrics", "_torch")
 LAYERS = ("ir", "ops", "backend", "execute", "native", "trace")
 TOOLS = ("debug", "testing", "compat", "bench")
 FACADE = ("", "cli", "bench", "__main__")  # "" is torpor/__init__.py

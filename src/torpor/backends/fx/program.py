@@ -18,6 +18,7 @@ import torch
 from torpor import _torch
 from torpor.backend.data import BackendData, filled, tensors_of
 from torpor.backend.device import BackendDevice
+from torpor.backend.interrupts import Shield
 from torpor.backend.picks import picker
 from torpor.backends.fx.trace import PACKED, Piece, is_number
 from torpor.backends.layout import storages_of, with_layout
@@ -25,7 +26,6 @@ from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.backends.reference.runtime import run as run_reference
 from torpor.backends.reference.runtime import step as run_alone
 from torpor.errors import StepError
-from torpor.interrupts import Shield
 from torpor.ir.sizes import Condition, Symbol
 from torpor.ir.types import TensorType
 
