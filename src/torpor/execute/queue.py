@@ -470,8 +470,8 @@ class DeviceQueue:
 
 
 _OWN_RESULT = (
-    "a kernel reads a result of the very step that it is part of: it would wait for itself. Give "
-    "it the tensor as an argument, or end the step before (torpor.sync())"
+    "a kernel reads a result of its own step, or of one that waits for it: it would wait for "
+    "itself. Give it the tensor as an argument, or end the step before it (torpor.sync())"
 )
 
 

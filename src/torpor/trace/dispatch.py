@@ -128,7 +128,10 @@ def dispatch(
 
 def _failed(func: Any, args: tuple[Any, ...], kwargs: Any, error: Exception) -> Any:
     if isinstance(error, CutFirst):
-        sync.cut()
+        if TRACE.is_at_work():  # part of a larger op, or a finalizer: the cut has to wait
+            TRACE.misses = 0
+        else:
+            sync.cut()
         return dispatch(None, func, (), args, kwargs)
     if isinstance(error, ForeignTensor):
         return NotImplemented
