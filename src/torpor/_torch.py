@@ -1292,6 +1292,13 @@ def start_inductor_workers() -> None:
     workers.use_process_pool()
 
 
+def forget_compile_threads() -> None:
+    """In a forked child: Inductor's threads, which compile kernels, are the parent's alone."""
+    module = sys.modules.get("torch._inductor.async_compile")
+    if module is not None:  # torch forgets the processes itself, and not the threads
+        module.AsyncCompile.pool.cache_clear()
+
+
 @functools.cache
 def _patched_wait() -> Callable[[Any, dict[str, Any]], None]:
     """Let Inductor ask whether to wait for kernels; how it waits."""

@@ -1792,3 +1792,16 @@ def test_on_set_data_leaves_plain_tensors_as_they_are() -> None:
     x.data = y
     assert (x.tolist(), x.requires_grad, x.data.requires_grad) == ([0, 0, 0], True, False)
     assert x.data_ptr() == y.data_ptr()
+
+
+def test_forget_compile_threads_lets_inductor_start_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import async_compile
+
+    monkeypatch.setattr(async_compile, "get_compile_threads", lambda: 2)
+    pool = async_compile.AsyncCompile.pool
+    pool.cache_clear()
+    before = pool()
+    assert pool() is before
+    _torch.forget_compile_threads()
+    assert pool() is not before
+    pool.cache_clear()
