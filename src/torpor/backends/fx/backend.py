@@ -394,9 +394,7 @@ class FxBackend(Backend):
         self.complaints.append(f"{text}\n{hint}")
 
 
-def _conditions(
-    traced: Traced, piece: Piece, hints: Mapping[Symbol, int]
-) -> tuple[Condition, ...]:
+def _conditions(traced: Traced, piece: Piece, hints: Mapping[Symbol, int]) -> tuple[Condition, ...]:
     """What compiling assumed about sizes."""
     if traced.open_sizes is None:
         texts = [f"{one.name} == {hints[one]}" for one in piece.sizes]
