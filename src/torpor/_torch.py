@@ -1564,7 +1564,7 @@ def fold_known_sizes(module: torch.fx.GraphModule) -> None:
     """Put numbers in the place of arithmetic on sizes that turned out to be constants.
 
     A trace may find out late that it is for one size only. What it wrote down before is arithmetic
-    on constants then, which Inductor does not compute: it divides `2048.0` by no `2047.0`.
+    on constants then, at which Inductor fails: it takes all that is divided for whole numbers.
     """
     from torch.fx.node import map_arg
 

@@ -75,8 +75,9 @@ def trace(
 ) -> Traced:
     """Trace `piece`; its module takes tensors, packed numbers and sizes, and returns a tuple.
 
-    `hints` are sizes that occur; if they are `fixed`, the module is for no others. With `channels_last`, convolutions get pictures whose channels lie
-    side by side, and outputs that are free stay as they come out.
+    `hints` are sizes that occur; if they are `fixed`, the module is for no others. With
+    `channels_last`, convolutions get pictures whose channels lie side by side, and outputs that are
+    free stay as they come out.
     """
     inputs, mode, open_sizes = fake_inputs(piece, types, device, hints, fixed)
     replay = _Replay(piece, types, device, channels_last)
@@ -155,9 +156,9 @@ class _Replay:
         self.laid: dict[int, TensorType] = {}
         self.guards = Guards() if device.type == "cpu" else None
 
-    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def __call__(self, *given: Any) -> tuple[torch.Tensor, ...]:
         inputs, sizes = self.piece.inputs, self.piece.sizes
-        tensors, given = tensors[: len(tensors) - len(sizes)], tensors[len(tensors) - len(sizes) :]
+        tensors, given = given[: len(given) - len(sizes)], given[len(given) - len(sizes) :]
         self.sizes = dict(zip(sizes, given, strict=True))
         self.fixed = all(type(size) is int for size in given)
         self.env = dict(zip(inputs, tensors))
