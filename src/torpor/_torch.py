@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import _C
@@ -1562,6 +1562,33 @@ class OpenSizes:
             for guard in self.environment.guards
         ]
         return list(dict.fromkeys(texts))
+
+
+_NUMBERS: Final[dict[type, type]] = {torch.SymInt: int, torch.SymFloat: float}
+
+
+def fold_known_sizes(module: torch.fx.GraphModule) -> None:
+    """Put numbers in the place of arithmetic on sizes that turned out to be constants.
+
+    A trace may find out late that it is for one size only. What it wrote down before is arithmetic
+    on constants then, at which Inductor fails: it takes all that is divided for whole numbers.
+    """
+    from torch.fx.node import map_arg
+
+    known: dict[torch.fx.Node, int | float] = {}
+    for node in module.graph.nodes:
+        if node.all_input_nodes and not known.keys().isdisjoint(node.all_input_nodes):
+            node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda n: known.get(n, n))
+        value = node.meta.get("val")
+        if node.op == "call_function" and type(value) in _NUMBERS and _is_constant(value):
+            known[node] = _NUMBERS[type(value)](value)
+    for node in reversed(known):
+        module.graph.erase_node(node)
+    module.recompile()
+
+
+def _is_constant(number: torch.SymInt | torch.SymFloat) -> bool:
+    return not number.node.expr.free_symbols
 
 
 def _formula(expression: Any, names: dict[Any, str]) -> Any:

@@ -18,6 +18,7 @@ from tests.tagger import random_shapes, train
 from torpor import config, metrics
 from torpor.backend import Computation
 from torpor.backend.registry import register
+from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
 from torpor.backends.reference.compile import ReferenceBackend
 from torpor.backends.reference.lowering import ReferenceLowering
@@ -369,3 +370,98 @@ def test_a_training_may_be_kept_from_compiling(
     with torpor.using("inductor"):
         assert train(Put("lazy"), STEPS, shapes) == expected  # by eager's own kernels
     assert compiled() == 0
+
+
+# -- sizes that turn out to be fixed ---------------------------------------------------------------
+
+
+@pytest.fixture
+def strictly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(config, "strict", True)  # what cannot be compiled is an error
+    with torpor.using("inductor"):
+        yield
+
+
+def normalised(model: torch.nn.Module, size: int, device: str) -> list[torch.Tensor]:
+    """Batch norm forward and backward, by a gradient whose size is a number."""
+    x = torch.arange(size * 6.0).reshape(size, 3, 2).sin().to(device)
+    if device == "lazy":
+        torpor.mark_dynamic(x, 0)
+    model.zero_grad()
+    y = model(x)
+    y.square().sum().backward()
+    torpor.sync(wait=True)
+    return [y, model.weight.grad, model.running_var]
+
+
+def assert_normalises(sizes: Sequence[int]) -> None:
+    eager, lazy = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3).to("lazy")
+    for size in sizes:
+        expected, made = normalised(eager, size, "cpu"), normalised(lazy, size, "lazy")
+        for one, other in zip(expected, made, strict=True):
+            torch.testing.assert_close(torpor.eager(other), one)
+
+
+@inductor
+@pytest.mark.usefixtures("strictly")
+def test_arithmetic_on_a_size_that_is_found_fixed_after_it_is_compiled() -> None:
+    assert_normalises((32, 12))
+    assert compiled()
+    assert not counted("CompiledForFixedSizes")
+
+
+@pytest.fixture
+def no_symbols(strictly: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that fails wherever there are symbols."""
+    compile_module = InductorBackend.compile_module
+
+    def fail(self: InductorBackend, traced: Any, piece: Any) -> Any:
+        if traced.open_sizes is not None:
+            raise TypeError("Cannot convert expression to float")
+        return compile_module(self, traced, piece)
+
+    monkeypatch.setattr(InductorBackend, "compile_module", fail)
+
+
+@inductor
+@pytest.mark.usefixtures("no_symbols")
+def test_what_fails_for_open_sizes_is_compiled_for_those_that_occur() -> None:
+    for size in (12, 13, 12, 13, 14):
+        step(size)
+    assert compiled() == counted("CompiledForFixedSizes") == 3
+
+
+@inductor
+@pytest.mark.usefixtures("no_symbols")
+def test_no_more_fixed_sizes_are_compiled_than_a_structure_may_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(config, "max_graphs_per_structure", 2)
+    for size in (12, 13, 14, 15, 13):
+        step(size)
+    assert compiled() == 2
+
+
+@inductor
+@pytest.mark.usefixtures("no_symbols")
+def test_code_for_fixed_sizes_is_kept_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "cache", True)
+    monkeypatch.setattr(config, "cache_dir", str(tmp_path / "cache"))
+    for size in (12, 13):
+        step(size)
+    assert (compiled(), counted("DiskCacheWrite")) == (2, 2)
+    PLANS.clear()
+    SIZES.clear()
+    metrics.reset()
+    for size in (13, 12, 14):
+        step(size)
+    assert (compiled(), counted("DiskCacheHit")) == (1, 2)
+
+
+@inductor
+@pytest.mark.usefixtures("no_symbols")
+def test_what_is_compiled_for_fixed_sizes_writes_over_statistics() -> None:
+    assert_normalises((12, 13))
+    assert counted("CompiledForFixedSizes")

@@ -1380,6 +1380,25 @@ def test_OpenSizes_formulas() -> None:
     assert opened.conditions() in (["s1 <= s0"], ["s0 >= s1"])
 
 
+def test_fold_known_sizes() -> None:
+    opened = _torch.OpenSizes({"s0": 37, "s1": 8})
+    long, wide = opened.sizes["s0"], opened.sizes["s1"]
+
+    def scaled(x: torch.Tensor, long: int, wide: int) -> torch.Tensor:
+        y = x * (long / (long - 1)) * (wide / 3)
+        torch._check(long == 37)
+        return y
+
+    with opened.mode:
+        module = make_fx(scaled)(torch.empty(long, wide), long, wide)
+        _torch.fold_known_sizes(module)
+    scales = module.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    numbers = [node.args[1] for node in scales]
+    assert numbers[0] == 37 / 36
+    assert isinstance(numbers[1], torch.fx.Node)  # of a size that is open
+    assert torch.equal(module(torch.ones(37, 8), 37, 8), scaled(torch.ones(37, 8), 37, 8))
+
+
 def test_start_inductor_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.async_compile import AsyncCompile
 

@@ -336,19 +336,24 @@ class FxBackend(Backend):
         return found
 
     def _compile_anew(self, piece: Piece, program: Program) -> Shared:
+        """Compile a piece: for all sizes, or if that fails for those that occur."""
         try:
-            with metrics.timer("FxTrace"):
-                table = self.decompositions()
-                given = (piece, program.types, program.device, table, program.hints)
-                traced = trace(*given)
-                if self.prefers_channels_last(traced):
-                    traced = trace(*given, channels_last=True)
-        except NodeError as error:
-            raise Refused([error.instruction], error.reason) from error
+            return self._compile_traced(piece, program, fixed=not piece.sizes)
+        except Refused:
+            raise
+        except Exception:
+            if not piece.sizes:
+                raise
+        metrics.count("CompiledForFixedSizes")
+        return self._compile_traced(piece, program, fixed=True)
+
+    def _compile_traced(self, piece: Piece, program: Program, *, fixed: bool) -> Shared:
+        traced = self._traced(piece, program, fixed)
         try:
             laid = {piece.outputs.index(register): t for register, t in traced.laid.items()}
             compiled = self.compile_module(traced, piece)
-            return Shared(*compiled, piece.checked, laid, _conditions(traced, piece))
+            conditions = _conditions(traced, piece, program.hints)
+            return Shared(*compiled, piece.checked, laid, conditions)
         except Exception as error:
             blamed = [
                 instruction
@@ -358,6 +363,17 @@ class FxBackend(Backend):
             if not blamed:
                 raise
             raise Refused(blamed, error) from error
+
+    def _traced(self, piece: Piece, program: Program, fixed: bool) -> Traced:
+        given = (piece, program.types, program.device, self.decompositions(), program.hints)
+        try:
+            with metrics.timer("FxTrace"):
+                traced = trace(*given, fixed=fixed)
+                if self.prefers_channels_last(traced):
+                    traced = trace(*given, channels_last=True, fixed=fixed)
+        except NodeError as error:
+            raise Refused([error.instruction], error.reason) from error
+        return traced
 
     def _note_fallback(self, instruction: Instruction) -> None:
         node = instruction.node
@@ -378,12 +394,14 @@ class FxBackend(Backend):
         self.complaints.append(f"{text}\n{hint}")
 
 
-def _conditions(traced: Traced, piece: Piece) -> tuple[Condition, ...]:
+def _conditions(traced: Traced, piece: Piece, hints: Mapping[Symbol, int]) -> tuple[Condition, ...]:
     """What compiling assumed about sizes."""
     if traced.open_sizes is None:
-        return ()
+        texts = [f"{one.name} == {hints[one]}" for one in piece.sizes]
+    else:
+        texts = traced.open_sizes.conditions()
     symbols = own_names(piece.sizes)
-    return tuple([assumption(text, symbols) for text in traced.open_sizes.conditions()])
+    return tuple([assumption(text, symbols) for text in texts])
 
 
 def _changes_device(instruction: Instruction, types: dict[int, Any]) -> bool:

@@ -71,16 +71,20 @@ def trace(
     decompositions: dict[Any, Callable[..., Any]] | None,
     hints: Mapping[Symbol, int],
     channels_last: bool = False,
+    fixed: bool = False,
 ) -> Traced:
     """Trace `piece`; its module takes tensors, packed numbers and sizes, and returns a tuple.
 
-    `hints` are sizes that occur. With `channels_last`, convolutions get pictures whose channels lie
-    side by side, and outputs that are free stay as they come out.
+    `hints` are sizes that occur; if they are `fixed`, the module is for no others. With
+    `channels_last`, convolutions get pictures whose channels lie side by side, and outputs that are
+    free stay as they come out.
     """
-    inputs, mode, open_sizes = fake_inputs(piece, types, device, hints)
+    inputs, mode, open_sizes = fake_inputs(piece, types, device, hints, fixed)
     replay = _Replay(piece, types, device, channels_last)
     with mode, torch.no_grad(), _torch.quiet_fakes():
         module = make_fx(replay, decomposition_table=decompositions)(*inputs)
+        if open_sizes is not None:
+            _torch.fold_known_sizes(module)
     laid = {register: _settled(type_, open_sizes) for register, type_ in replay.laid.items()}
     return Traced(module, inputs, mode, replay.sources, laid, open_sizes)
 
@@ -98,14 +102,20 @@ def _settled(type_: TensorType, open_sizes: _torch.OpenSizes | None) -> TensorTy
 
 
 def fake_inputs(
-    piece: Piece, types: dict[int, Any], device: torch.device, hints: Mapping[Symbol, int]
+    piece: Piece,
+    types: dict[int, Any],
+    device: torch.device,
+    hints: Mapping[Symbol, int],
+    fixed: bool = False,
 ) -> tuple[list[Any], Any, _torch.OpenSizes | None]:
     """What the module of `piece` takes: tensors, packed numbers, and sizes.
 
-    With them the fake-tensor mode they are of, and the compiler's symbols, if there are sizes.
+    With them the fake-tensor mode they are of, and the compiler's symbols, if there are sizes that
+    are not `fixed`.
     """
-    open_sizes, sizes = None, {}
-    if piece.sizes:
+    open_sizes: _torch.OpenSizes | None = None
+    sizes: dict[Symbol, Any] = {one: hints[one] for one in piece.sizes}
+    if sizes and not fixed:
         open_sizes = _torch.OpenSizes({one.name: hints[one] for one in piece.sizes})
         sizes = {one: open_sizes.sizes[one.name] for one in piece.sizes}
     mode = _torch.new_fake_mode() if open_sizes is None else open_sizes.mode
@@ -138,6 +148,7 @@ class _Replay:
         self.channels_last = channels_last
         self.promised = types
         self.sizes: dict[Symbol, Any] = {}
+        self.fixed = True  # no size is one of the compiler's symbols
         self.device = device
         self.env: dict[int, Any] = {}
         self.maker: dict[int, Instruction] = {}
@@ -145,10 +156,11 @@ class _Replay:
         self.laid: dict[int, TensorType] = {}
         self.guards = Guards() if device.type == "cpu" else None
 
-    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def __call__(self, *given: Any) -> tuple[torch.Tensor, ...]:
         inputs, sizes = self.piece.inputs, self.piece.sizes
-        tensors, given = tensors[: len(tensors) - len(sizes)], tensors[len(tensors) - len(sizes) :]
+        tensors, given = given[: len(given) - len(sizes)], given[len(given) - len(sizes) :]
         self.sizes = dict(zip(sizes, given, strict=True))
+        self.fixed = all(type(size) is int for size in given)
         self.env = dict(zip(inputs, tensors))
         self._unpack(tensors[len(inputs) :])
         for instruction in self.piece.instructions:
@@ -178,7 +190,7 @@ class _Replay:
             made = functional.call(spec, args, promised, operands)
             if spec.name not in functional.FORMS:
                 _check_sizes(made, promised)
-                if not self.sizes:
+                if self.fixed:
                     _check_strides(spec, args, made, promised)
         for register, tensor in zip(instruction.outputs, made, strict=True):
             self.env[register] = tensor
@@ -246,7 +258,7 @@ class _Replay:
         taken.add(_memory(tensor))
         if free or not type_.is_dense:  # a view gets memory of its own, without holes
             size = (type_.shape, tuple(tensor.stride()))
-            make = TensorType.loose if self.sizes else TensorType.of
+            make = TensorType.of if self.fixed else TensorType.loose
             self.laid[register] = make(*size, type_.dtype, type_.device)
         return tensor
 
