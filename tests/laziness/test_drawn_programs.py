@@ -35,6 +35,21 @@ def _grown(column: Any, x: Any) -> Any:
     return torch.add(column, x, out=column)
 
 
+I64 = torch.int64
+
+
+def _first(like: Any, count: int) -> Any:
+    return torch.zeros(count, dtype=I64, device=like.device)
+
+
+def _put(x: Any, values: Any) -> Any:
+    return x.clone().index_put_((_first(x, 2),), values, accumulate=True)
+
+
+def _by_itself(index: Any) -> Any:
+    return index.scatter_(0, index, 1)
+
+
 REFUSED = {
     "max_pool1d_of_integers": lambda x: torch.nn.functional.max_pool1d(x[None].short(), 2),
     "out_grows_while_it_is_read": lambda x: _grown(x[:, :1].clone(), x),
@@ -42,6 +57,25 @@ REFUSED = {
     "max_of_nothing": lambda x: x[:0].max(0),
     "argmax_of_nothing": lambda x: x[:0].argmax(),
     "set_to_another_dtype": lambda x: x.set_(x.double()),
+    "put_into_a_number": lambda x: _put(x[0, 0], x[:1, :1]),
+    "put_another_dtype": lambda x: _put(x[0], x[0, :2].double()),
+    "put_another_size": lambda x: _put(x[0] > 1, x[:1, :3].expand(2, 1, 3) > 1),
+    "put_apart_another_dtype": lambda x: x.index_put((_first(x, 2),), x[0].double()),
+    "put_apart_another_size": lambda x: x.index_put((_first(x, 2),), x[0, :3]),
+    "set_another_size": lambda x: x.__setitem__(_first(x, 2), x[0, :3]),
+    "add_itself": lambda x: x.index_add_(0, _first(x, 3), x),
+    "add_itself_by_another_name": lambda x: x.index_add_(0, _first(x, 3), x.type_as(x)),
+    "copy_itself": lambda x: x.index_copy_(0, _first(x, 3), x),
+    "scatter_itself": lambda x: x[0].scatter_(0, _first(x, 4), x[0]),
+    "scatter_by_itself": lambda x: _by_itself(_first(x, 4)),
+    "put_itself": lambda x: x.index_put_((_first(x, 3),), x),
+    "gather_into_itself": lambda x: torch.gather(x, 0, torch.zeros_like(x, dtype=I64), out=x),
+    "select_into_itself": lambda x: torch.index_select(x, 0, _first(x, 3), out=x),
+    "index_of_nothing": lambda x: x[:0][[0, -1]],
+    "select_of_nothing": lambda x: x[:0].index_select(0, _first(x, 1)),
+    "gather_of_nothing": lambda x: x[:0].gather(0, _first(x, 1)[None]),
+    "embedding_of_nothing": lambda x: torch.nn.functional.embedding(_first(x, 1), x[:0]),
+    "scatter_to_nothing": lambda x: x[:0].scatter_add(0, _first(x, 1)[None], x),
 }
 
 
@@ -76,7 +110,13 @@ def _copied_onto_itself(x: Any) -> Any:
     return repeated.view_as(repeated).copy_(repeated[:]), x
 
 
-ACCEPTED = {"masked_windows": _masked, "copied_onto_itself": _copied_onto_itself}
+ACCEPTED = {
+    "masked_windows": _masked,
+    "copied_onto_itself": _copied_onto_itself,
+    "none_of_nothing": lambda x: (x[:0][_first(x, 0)], x[:0].index_select(0, _first(x, 0))),
+    "nothing_added_to_nothing": lambda x: x[:0].index_add(0, _first(x, 0), x[:0]),
+    "divided_by_itself": lambda x: (x + 1).remainder_(x + 1),
+}
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

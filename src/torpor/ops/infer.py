@@ -21,6 +21,7 @@ from torpor.ir.node import Value
 from torpor.ir.types import ScalarType, TensorType
 from torpor.ops import type_rules
 from torpor.ops.elementwise import elementwise_types
+from torpor.ops.indexing import is_doubtful
 from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
 from torpor.ops.strides import restrided
 
@@ -269,6 +270,8 @@ def _check(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
     known = spec.name in type_rules.WHOLLY_KNOWN  # but not this call of it
     if known or spec.target._opname in type_rules.UNCHECKED_SIZES:
         raise Suspicious(f"{spec.name} is checked by its kernel alone")
+    if is_doubtful(spec, bound):
+        raise Suspicious(f"{spec.name} takes indices that may not fit")
     if _casts(spec, bound):
         _check_cast(spec, bound, sample, to)
     pointwise = torch.Tag.pointwise in spec.target.tags
