@@ -172,3 +172,47 @@ def test_a_view_that_leaves_the_device_keeps_its_strides(virtual: Put, look: Any
     assert not torpor.is_lazy(lazily)
     assert lazily.stride() == expected.stride()
     assert torch.equal(lazily, expected)
+
+
+def _swapped(x: Any) -> Any:
+    x = x.clone()
+    x.swapaxes_(0, -1)
+    return x.tril()
+
+
+FREE = {
+    "tril": torch.tril,
+    "triu": torch.triu,
+    "swapaxes_": _swapped,
+    "masked_fill": lambda x: x.masked_fill(x > 1, 2),
+    "sort": torch.sort,
+    "flip": lambda x: x.flip(0),
+    "frexp": torch.frexp,
+    "renorm": lambda x: x.renorm(2, 0, 1.0),
+    "abs": lambda x: x.cfloat().abs(),
+    "angle": lambda x: x.cfloat().angle(),
+    "diag_embed": torch.diag_embed,
+    "index_put": lambda x: x.index_put((_first(x, 1),), x[:1]),
+    "index_fill": lambda x: x.index_fill(0, _first(x, 1), 2),
+    "prelu": lambda x: torch.nn.functional.prelu(x, x.flatten()[1]),
+}
+SMALL_ONES = {
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]),
+}
+
+
+def _strided(result: Any) -> Any:
+    results = result if isinstance(result, tuple) else (result,)
+    return [(r.shape, r.stride()) for r in results]
+
+
+@pytest.mark.parametrize("name", [*FREE, *SMALL_ONES])
+def test_strides_of_dimensions_of_size_1_are_eagers(put: Put, name: str) -> None:
+    call = {**FREE, **SMALL_ONES}[name]
+    lengths = (4, 5000) if name in FREE and name != "diag_embed" else (4,)
+    for length in lengths:
+        x = torch.arange(float(length))
+        for one in (x.view(1, -1).t(), x.view(-1, 1).t(), x.view(-1, 1, 2).transpose(0, 1)):
+            lazy = put(x).as_strided(one.shape, one.stride())
+            assert _strided(call(lazy)) == _strided(call(one))
