@@ -21,8 +21,9 @@ from torpor.ir.node import Value
 from torpor.ir.types import ScalarType, TensorType
 from torpor.ops import type_rules
 from torpor.ops.elementwise import elementwise_types
+from torpor.ops.indexing import is_doubtful
 from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
-from torpor.ops.strides import restrided
+from torpor.ops.strides import has_free_strides, restrided
 
 Types = tuple[TensorType | None, ...]
 Physical = Callable[[torch.device], torch.device]
@@ -183,9 +184,10 @@ def _ask_torch(
         _check(spec, bound, sample, to)
     except Suspicious:
         _confirm(spec, bound, sample, to)
-    if _is_empty(spec, bound, types):
+    types = restrided(spec, bound, types)
+    if _is_empty(spec, bound, types) or _is_free(spec, bound):
         return _tried_or(types, spec, bound, sample, to, device)
-    return restrided(spec, bound, types)
+    return types
 
 
 def _is_the_gpus(spec: OpSpec, device: torch.device | None, to: Physical) -> bool:
@@ -223,6 +225,14 @@ def _is_empty(spec: OpSpec, bound: list[Any], types: Types) -> bool:
     empty = any(type_ is not None and type_.numel == 0 for type_ in types)
     empty = empty or (bool(operands) and not any(t.numel for t in operands))
     return empty and _is_small(spec, bound)
+
+
+def _is_free(spec: OpSpec, bound: list[Any]) -> bool:
+    """Fresh results of operands whose strides say little: fake kernels choose others than real."""
+    if spec.mutated or any(r.kind is not ReturnKind.FRESH for r in spec.returns):
+        return False
+    free = any(map(has_free_strides, _operand_types(spec, bound)))
+    return free and spec.target.namespace == "aten" and _is_small(spec, bound)
 
 
 def _is_small(spec: OpSpec, bound: list[Any]) -> bool:
@@ -269,6 +279,8 @@ def _check(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
     known = spec.name in type_rules.WHOLLY_KNOWN  # but not this call of it
     if known or spec.target._opname in type_rules.UNCHECKED_SIZES:
         raise Suspicious(f"{spec.name} is checked by its kernel alone")
+    if is_doubtful(spec, bound):
+        raise Suspicious(f"{spec.name} takes indices that may not fit")
     if _casts(spec, bound):
         _check_cast(spec, bound, sample, to)
     pointwise = torch.Tag.pointwise in spec.target.tags

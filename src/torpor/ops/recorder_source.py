@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import CodeType
 from typing import Any
 
-from torpor.ops.recorders import ALIASES, Recordable, kept_arguments
+from torpor.ops.recorders import ALIASES, Recordable, kept_arguments, may_repeat
 from torpor.ops.spec import ArgKind, ReturnKind
 
 _READ = """\
@@ -216,7 +216,7 @@ def _overlap_line(op: Recordable, names: list[str]) -> str:
         if j in op.mutated and j < i:
             continue
         test = f"type({names[j]}) is LazyTensor and {names[i]} is not None and s{j} is s{i}"
-        if not op.arguments[i].keyword_only:  # `x.add_(x)` is what everybody writes
+        if may_repeat(op, i):
             test += f" and {names[j]} is not {names[i]}"
         tests.append(test)
     lists = [i for i, a in enumerate(op.arguments) if a.kind is ArgKind.TENSORS]

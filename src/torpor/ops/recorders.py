@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import Any, Final, Protocol
 
+from torpor.ops import rules
 from torpor.ops.spec import ArgKind, OpSpec, Return, ReturnKind
 
 PACKAGE: Final = "torpor.ops._generated.recorders"
@@ -75,6 +76,15 @@ def kept_arguments(op: Recordable) -> list[int]:
     """Arguments that live on in the results: written ones, and those that are viewed."""
     viewed = {r.argument for r in op.returns if r.kind is ReturnKind.VIEW}
     return sorted({*op.mutated, *viewed})
+
+
+def may_repeat(op: Recordable, position: int) -> bool:
+    """The argument at `position`, which is written to, may be read as another one too.
+
+    `x.add_(x)` is what everybody writes. What is read where indices say must not be written.
+    """
+    indexing = op.name.split(".")[1] in rules.INDEXING
+    return not indexing and not op.arguments[position].keyword_only
 
 
 def recorder_code(spec: OpSpec, also: str = "") -> CodeType:

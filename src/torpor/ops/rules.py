@@ -68,13 +68,17 @@ SHAPE_ONLY: Final = frozenset(
      "new_full"}
 )  # fmt: skip
 
-MAY_FAIL: Final = frozenset(
-    # aten ops whose kernels refuse certain numbers: indices out of range, integers divided by 0
-    {"embedding", "embedding_dense_backward", "_embedding_bag", "_embedding_bag_forward_only",
-     "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce",
+INDEXING: Final = frozenset(
+    # aten ops that read or write where indices say
+    {"embedding", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce",
      "scatter_reduce_", "index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index",
      "_unsafe_index_put", "index_select", "index_add", "index_add_", "index_copy", "index_copy_",
-     "index_fill", "index_fill_", "index_reduce", "index_reduce_", "take", "put", "put_",
+     "index_fill", "index_fill_", "index_reduce", "index_reduce_", "take", "put", "put_"}
+)  # fmt: skip
+
+MAY_FAIL: Final = INDEXING | frozenset(
+    # aten ops whose kernels refuse certain numbers: indices out of range, integers divided by 0
+    {"embedding_dense_backward", "_embedding_bag", "_embedding_bag_forward_only",
      "one_hot", "nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward",
      "nll_loss2d_backward", "multi_margin_loss", "multilabel_margin_loss_forward",
      "max_unpool2d", "max_unpool3d", "bincount", "histc", "binary_cross_entropy",

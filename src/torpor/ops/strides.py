@@ -22,7 +22,7 @@ Types = tuple[TensorType | None, ...]
 _LIKE_SELF: Final = frozenset(
     # made by `empty_like`: a dense tensor passes its strides on
     {"zeros_like", "ones_like", "full_like", "empty_like", "hardtanh", "nan_to_num", "deg2rad",
-     "rad2deg"}
+     "rad2deg", "sort", "flip", "frexp", "index_fill", "index_put", "_prelu_kernel"}
 )  # fmt: skip
 
 _OTHERWISE: Final = frozenset(
@@ -33,26 +33,34 @@ _OTHERWISE: Final = frozenset(
 
 FRESH: Final = frozenset(
     {"aten.pow.Scalar", "aten._foreach_pow.ScalarAndTensor", "aten.masked_fill.Scalar",
-     "aten.masked_fill.Tensor"}
+     "aten.masked_fill.Tensor", "aten.tril.default", "aten.triu.default", "aten.renorm.default",
+     "aten.diag_embed.default"}
 )  # fmt: skip
-"""Elementwise ops whose results are contiguous, whatever they are made of."""
+"""Ops whose results are contiguous, whatever they are made of."""
 
 _NUMBER_IS_NO_OPERAND: Final = frozenset({"aten.lerp.Scalar", "aten.pow.Tensor_Scalar"})
 
 
 def restrided(spec: OpSpec, bound: list[Any], types: Types) -> Types:
-    """`types` of an elementwise op with eager's strides: fake tensors only come close to them."""
+    """`types` of results with eager's strides: fake tensors only come close to them."""
     if spec.name in FRESH:
         return tuple(t and TensorType.contiguous(t.shape, t.dtype, t.device) for t in types)
-    type_ = types[0] if len(types) == 1 else None
-    if type_ is None or spec.mutated or spec.returns[0].kind is not ReturnKind.FRESH:
+    if spec.mutated or spec.target.namespace != "aten":
         return types
-    if spec.target.namespace != "aten" or type_.conj or type_.neg:
+    if len(types) > 1 and spec.target._opname not in _LIKE_SELF:
+        return types  # not one kernel over all operands
+    if any(t is None or t.conj or t.neg for t in types):
         return types
+    if any(returned.kind is not ReturnKind.FRESH for returned in spec.returns):
+        return types
+    return tuple(_restrided(spec, bound, t) for t in types if t is not None)
+
+
+def _restrided(spec: OpSpec, bound: list[Any], type_: TensorType) -> TensorType:
     stride = eager_strides(spec, bound, type_)
     if stride is None:
-        return types
-    return (TensorType.of(type_.shape, stride, type_.dtype, type_.device, type_.offset),)
+        return type_
+    return TensorType.of(type_.shape, stride, type_.dtype, type_.device, type_.offset)
 
 
 def eager_strides(spec: OpSpec, bound: list[Any], type_: TensorType) -> Ints | None:
@@ -62,6 +70,9 @@ def eager_strides(spec: OpSpec, bound: list[Any], type_: TensorType) -> Ints | N
     if torch.Tag.pointwise not in spec.target.tags or spec.target._opname in _OTHERWISE:
         return None
     operands = [v.type for v in bound if type(v) is Value and type(v.type) is TensorType]
+    if operands and operands[0].dtype.is_complex and spec.target._opname in ("abs", "angle"):
+        like_self = spec.target._opname == "abs"  # real numbers are made by another kernel
+        return _like_strides(bound) if like_self else contiguous_strides(type_.shape)
     compared = operands[1:] if spec.name == "aten.where.self" else operands
     if any(t.conj or t.neg for t in operands):
         return None  # some are copied first, with other strides
@@ -144,6 +155,15 @@ def _is_contiguous(shape: Ints, stride: Ints, order: Sequence[int]) -> bool:
                 return False
             expected *= shape[dim]
     return True
+
+
+def has_free_strides(type_: TensorType) -> bool:
+    """A dimension of size 1 has a stride that says nothing; kernels differ in what they make of it."""
+    usual = contiguous_strides(type_.shape)
+    return any(
+        size == 1 and stride != expected
+        for size, stride, expected in zip(type_.shape, type_.stride, usual, strict=True)
+    )
 
 
 def is_dense(shape: Ints, stride: Ints) -> bool:

@@ -24,7 +24,7 @@ from torpor.execute.storage import BY_OPERATOR, TRACE, LazyStorage
 from torpor.ir.node import Node, Value
 from torpor.ops.infer import NotRecordable
 from torpor.ops.keys import key_of, number_key
-from torpor.ops.recorders import kept_arguments, recorder_code
+from torpor.ops.recorders import kept_arguments, may_repeat, recorder_code
 from torpor.ops.spec import ArgKind, OpSpec, Return, ReturnKind
 from torpor.ops.storage_ops import window
 from torpor.trace.scalars import node_with_numbers, promotable_positions
@@ -438,14 +438,12 @@ def _overlaps(spec: OpSpec, bound: list[Any]) -> bool:
         written = bound[position]
         if type(written) is not LazyTensor:
             continue
-        same_is_fine = not spec.arguments[position].keyword_only  # `x.add_(x)`
+        repeats = may_repeat(spec, position)
         for other, argument in zip(bound, spec.arguments):
             if argument.kind is ArgKind.TENSORS and shares(written._lazy_storage, other):
                 return True
             if argument is spec.arguments[position] or type(other) is not LazyTensor:
                 continue
-            if other._lazy_storage is written._lazy_storage and not (
-                same_is_fine and other is written
-            ):
+            if other._lazy_storage is written._lazy_storage and not (repeats and other is written):
                 return True
     return False

@@ -960,7 +960,7 @@ def _index_put_impl_(a0, a1, a2, a3=None, a4=None):
                 k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
-        if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0) or (a0 is not None and shares(s0, a1)):
+        if (type(a2) is LazyTensor and a0 is not None and s2 is s0) or (a0 is not None and shares(s0, a1)):
             check_overlap(spec, (a0, a1, a2, a3, a4))
         key = (k0, k1, k2, a3, a4)
         node = nodes.get(key)
@@ -1986,7 +1986,7 @@ def index_add_(a0, a1, a2, a3, *, alpha=None):
         else:
             k3 = other_value(a3)
         k4 = n4 if alpha is d4 else alpha if type(alpha) is float and alpha == alpha and alpha != 0.0 else number_key(alpha)
-        if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0) or (type(a3) is LazyTensor and a0 is not None and s3 is s0 and a3 is not a0):
+        if (type(a2) is LazyTensor and a0 is not None and s2 is s0) or (type(a3) is LazyTensor and a0 is not None and s3 is s0):
             check_overlap(spec, (a0, a1, a2, a3, alpha))
         key = (k0, a1, k2, k3, k4)
         node = nodes.get(key)
@@ -2051,7 +2051,7 @@ def index_copy_(a0, a1, a2, a3):
                 k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
-        if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0) or (type(a3) is LazyTensor and a0 is not None and s3 is s0 and a3 is not a0):
+        if (type(a2) is LazyTensor and a0 is not None and s2 is s0) or (type(a3) is LazyTensor and a0 is not None and s3 is s0):
             check_overlap(spec, (a0, a1, a2, a3))
         key = (k0, a1, k2, k3)
         node = nodes.get(key)
@@ -2104,7 +2104,7 @@ def index_fill__int_Scalar(a0, a1, a2, a3):
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
-        if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0):
+        if (type(a2) is LazyTensor and a0 is not None and s2 is s0):
             check_overlap(spec, (a0, a1, a2, a3))
         key = (k0, a1, k2, k3)
         node = nodes.get(key)
@@ -2157,7 +2157,7 @@ def index_put_(a0, a1, a2, a3=None):
                 k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
-        if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0) or (a0 is not None and shares(s0, a1)):
+        if (type(a2) is LazyTensor and a0 is not None and s2 is s0) or (a0 is not None and shares(s0, a1)):
             check_overlap(spec, (a0, a1, a2, a3))
         key = (k0, k1, k2, a3)
         node = nodes.get(key)
@@ -2222,7 +2222,7 @@ def index_reduce_(a0, a1, a2, a3, a4, *, include_self=None):
                 k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
-        if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0) or (type(a3) is LazyTensor and a0 is not None and s3 is s0 and a3 is not a0):
+        if (type(a2) is LazyTensor and a0 is not None and s2 is s0) or (type(a3) is LazyTensor and a0 is not None and s3 is s0):
             check_overlap(spec, (a0, a1, a2, a3, a4, include_self))
         key = (k0, a1, k2, k3, a4, include_self)
         node = nodes.get(key)
@@ -2403,7 +2403,7 @@ def put_(a0, a1, a2, a3=None):
                 k2 = view_value(w2, s2, a2)
         else:
             k2 = other_value(a2)
-        if (type(a1) is LazyTensor and a0 is not None and s1 is s0 and a1 is not a0) or (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0):
+        if (type(a1) is LazyTensor and a0 is not None and s1 is s0) or (type(a2) is LazyTensor and a0 is not None and s2 is s0):
             check_overlap(spec, (a0, a1, a2, a3))
         key = (k0, k1, k2, a3)
         node = nodes.get(key)
@@ -2572,7 +2572,7 @@ def scatter__reduce(a0, a1, a2, a3, *, reduce):
                 k3 = view_value(w3, s3, a3)
         else:
             k3 = other_value(a3)
-        if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0) or (type(a3) is LazyTensor and a0 is not None and s3 is s0 and a3 is not a0):
+        if (type(a2) is LazyTensor and a0 is not None and s2 is s0) or (type(a3) is LazyTensor and a0 is not None and s3 is s0):
             check_overlap(spec, (a0, a1, a2, a3, reduce))
         key = (k0, a1, k2, k3, reduce)
         node = nodes.get(key)
@@ -2625,7 +2625,7 @@ def scatter__value_reduce(a0, a1, a2, a3, *, reduce):
         else:
             k2 = other_value(a2)
         k3 = a3 if type(a3) is float and a3 == a3 and a3 != 0.0 else number_key(a3)
-        if (type(a2) is LazyTensor and a0 is not None and s2 is s0 and a2 is not a0):
+        if (type(a2) is LazyTensor and a0 is not None and s2 is s0):
             check_overlap(spec, (a0, a1, a2, a3, reduce))
         key = (k0, a1, k2, k3, reduce)
         node = nodes.get(key)
