@@ -829,6 +829,11 @@ users_of: Callable[[int], int] = _C._storage_Use_Count
 """How many tensors and storage objects are on a memory."""
 
 
+def untyped(storage: Any) -> Any:
+    """The untyped form of a storage object, without torch's warning about typed ones."""
+    return getattr(storage, "_untyped_storage", storage)
+
+
 def weak_memories(tensors: Iterable[torch.Tensor]) -> list[Any]:
     """What names the memories of tensors, `cdata` of each: no other gets that name meanwhile."""
     from torch.multiprocessing.reductions import StorageWeakRef

@@ -145,13 +145,39 @@ def test_another_dtype_of_a_tensor_is_refused(put: Put) -> None:
         put(X).set_(put(Y.double()))
 
 
-def test_plain_memory_is_taken_as_it_is_and_shared_among_lazy_tensors(concrete: Put) -> None:
-    memory = Y.clone()
-    one = concrete(X).set_(memory.untyped_storage(), 0, (4,), (1,))
-    other = concrete(X).set_(memory.untyped_storage(), 2, (4,), (1,))
+def test_memory_of_no_tensor_is_taken_as_it_is_and_shared_among_lazy_tensors(
+    concrete: Put,
+) -> None:
+    memory = Y.clone().untyped_storage()
+    one = concrete(X).set_(memory, 0, (4,), (1,))
+    other = concrete(X).set_(memory, 2, (4,), (1,))
     one.zero_()
     assert other.tolist() == [0.0, 0.0, 4.0, 5.0]
-    assert torch.equal(memory, Y)
+    assert torch.equal(torch.empty(0).set_(memory), Y)
+
+
+ONTO_PLAIN = {
+    "storage": lambda x, plain: x.set_(plain.untyped_storage(), 0, (2,), (1,)),
+    "all_of_it": lambda x, plain: x.set_(source=plain.untyped_storage()),
+    "tensor": lambda x, plain: x.set_(plain),
+    "window": lambda x, plain: x.set_(plain, 1, (2,), (1,)),
+    "view": lambda x, plain: x.set_(plain[2:].untyped_storage()),
+}
+
+
+@pytest.mark.parametrize("name", ONTO_PLAIN)
+def test_memory_of_a_plain_tensor_is_refused(concrete: Put, name: str) -> None:
+    x, plain = concrete(X), Y.clone()
+    with pytest.raises(UnsupportedError, match=r"torpor\.lazy\(plain\)"):
+        ONTO_PLAIN[name](x, plain)
+    assert torch.equal(torpor.eager(x), X)
+
+
+def test_memory_of_a_plain_tensor_that_was_made_lazy_is_shared(concrete: Put) -> None:
+    y = concrete(Y)
+    x = concrete(X).set_(y.untyped_storage(), 0, (2,), (1,))
+    y.add_(1)
+    assert x.tolist() == [1.0, 2.0]
 
 
 def test_memory_of_another_device_is_refused(virtual: Put) -> None:

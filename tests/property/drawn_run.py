@@ -115,11 +115,16 @@ class World:
         self.place = (step, place, line.source())
         try:
             if line.gives:
-                self.names[line.gives] = _small(eval(line.text, self.names))
+                self.names[line.gives] = self._put(_small(eval(line.text, self.names)))
             else:
                 exec(line.text, self.names)
         except ERRORS as error:
             self.seen.append(Seen(*self.place, _error(error)))
+
+    def _put(self, value: Any) -> Any:
+        """A result; factories on a concrete device make plain tensors, which `set_` refuses."""
+        plain = self.lazy and isinstance(value, Tensor) and not torpor.is_lazy(value)
+        return self.put(value) if plain else value
 
     def _note_all(self, step: int) -> None:
         for name in self.program.names():

@@ -1171,6 +1171,21 @@ def test_users_of_counts_tensors_on_a_memory() -> None:
     assert _torch.users_of(memory) == alone
 
 
+def test_a_storage_alone_has_one_user() -> None:
+    storage = torch.ones(3).untyped_storage()
+    assert _torch.users_of(storage._cdata) == 1
+    tensor = torch.empty(0).set_(storage)
+    assert _torch.users_of(storage._cdata) == 2
+    assert tensor.shape == (3,)
+
+
+def test_untyped_gives_the_memory_of_both_forms_of_storages() -> None:
+    tensor = torch.ones(3)
+    memory = tensor.untyped_storage()
+    assert _torch.untyped(memory) is memory
+    assert _torch.untyped(_torch.typed_storage(tensor))._cdata == memory._cdata
+
+
 class FakeGenerator:
     """A generator of a GPU, on a CPU: its state is a list that others may hold."""
 

@@ -158,7 +158,7 @@ def _is_contiguous(shape: Ints, stride: Ints, order: Sequence[int]) -> bool:
 
 
 def has_free_strides(type_: TensorType) -> bool:
-    """A dimension of size 1 has a stride that says nothing; kernels differ in what they make of it."""
+    """A dimension of size 1 has an unusual stride, of which kernels make what they like."""
     usual = contiguous_strides(type_.shape)
     return any(
         size == 1 and stride != expected

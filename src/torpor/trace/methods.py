@@ -17,7 +17,7 @@ from torpor.execute.events import asked_for
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.trace.sharing import LOCATION
 from torpor.trace.site import site
-from torpor.trace.storages import own_buffer, storage_object
+from torpor.trace.storages import own_buffer, refuse_shared, storage_object
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import make_wrapper, plain, plain_copy, wrap_data
 
@@ -162,6 +162,15 @@ def untyped_storage(self: LazyTensor) -> torch.UntypedStorage:
     """
     metrics.count_line("Sync::untyped_storage", str(site()))
     return storage_object(self)
+
+
+@method
+def set_(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
+    """`set_` to memory of lazy tensors, or to memory that no plain tensor is on."""
+    source = args[0] if args else kwargs.get("source")
+    if source is not None and not isinstance(source, LazyTensor):
+        refuse_shared(self, source)
+    return torch.Tensor.set_(self, *args, **kwargs)
 
 
 @method

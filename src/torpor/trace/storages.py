@@ -75,8 +75,8 @@ def on_storage(
 ) -> LazyTensor:
     """A tensor like `tensor` on the memory of a storage object; grows it if it must, as eager does.
 
-    Memory that is not a lazy tensor's is taken as it is now: lazy tensors on it share it with each
-    other.
+    Memory that is not a lazy tensor's is taken as it is now (see `refuse_shared`): lazy tensors on
+    it share it with each other.
     """
     real = _judged(tensor, memory, offset, size, stride)
     type_ = TensorType.of_tensor(real, tensor.device)
@@ -89,6 +89,25 @@ def on_storage(
     if type_.numel and type_.nbytes > storage.type.nbytes:
         storage = grow(storage, type_)
     return wrap_window(storage, type_)
+
+
+def refuse_shared(tensor: torch.Tensor, source: Any) -> None:
+    """Refuse to put `tensor` on memory that plain tensors are on.
+
+    What they write there would not be seen, nor would they see what lazy tensors write. Memory that
+    only storage objects hold is somebody's gift: `torch.load` and pickles give it.
+    """
+    memory = source.untyped_storage() if isinstance(source, torch.Tensor) else source
+    memory = _torch.untyped(memory)
+    given = isinstance(memory, LoadedStorage) or hasattr(memory, _OWNER)
+    if given or memory.device != tensor.device or not memory.nbytes():
+        return
+    if _torch.users_of(memory._cdata) > 1:
+        raise UnsupportedError(
+            "set_ of a lazy tensor to the memory of a plain one: neither could see what is written "
+            "to the other; make the plain one lazy first (`torpor.lazy(plain)`), or copy with "
+            "`lazy.copy_(plain)`"
+        )
 
 
 def _judged(tensor: torch.Tensor, memory: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
