@@ -242,3 +242,14 @@ def test_interrupts_lose_nothing_as_torpor_is_installed(monkeypatch: pytest.Monk
     monkeypatch.delenv("TORPOR_CACHE", raising=False)
     found = _faults("inductor", "--interrupts", "8", "--bad-batches", "0", "--seed", "5")
     assert found["problems"] == []
+
+
+def test_a_read_that_fails_keeps_what_does_not_depend_on_the_failure() -> None:
+    table = torpor.lazy(torch.zeros(2, 1))
+    torpor.sync(wait=True)
+    table.add_(1)
+    picked = nn.functional.embedding(torpor.lazy(torch.tensor([7])), table)
+    table.mul_(picked.sum())
+    with pytest.raises(IndexError):
+        picked.tolist()
+    assert table.tolist() == [[1.0], [1.0]]

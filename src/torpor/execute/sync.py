@@ -188,6 +188,7 @@ def _launch(
     job = _job(found, backend, device)
     if not job.is_ready():
         job.saved = Saved(partial=not ends)
+    job.ends = ends
     if ends:
         job.undo = tuple(TRACE.undo)
     give_handles(job, live, [s.value for s in live] if partial else wanted)  # type: ignore[misc]  # alive: values are set

@@ -48,7 +48,7 @@ class StepJob(Job):
     """One run of a plan, which may still have to be compiled."""
 
     __slots__ = (
-        "aliases", "backend", "computed", "device", "epoch", "lines", "making", "numbers",
+        "aliases", "backend", "computed", "device", "ends", "epoch", "lines", "making", "numbers",
         "outline", "plan",
         "refused", "replaced", "saved", "types", "undo", "watchers", "written",
     )  # fmt: skip
@@ -75,6 +75,7 @@ class StepJob(Job):
         self.undo: tuple[Callable[[], None], ...] = ()
         self.computed = dict(TRACE.computed)  # what was read before: contents of storages too
         self.epoch = TRACE.epoch  # of the trace it was cut from
+        self.ends = False  # that trace ends with it
         self.saved: Saved | None = None  # that trace, in case the graph cannot be compiled
         self.refused: BaseException | None = None  # it could not be compiled
         self.written = False  # donated arguments have been written over
@@ -185,6 +186,8 @@ class StepJob(Job):
         for alias, position in self.aliases:
             alias.assign(self.results[position])
         self.aliases = []
+        if not self.ends:  # a read: what does not depend on the failure has happened, as in eager
+            self.replaced = [(h, old) for h, old in self.replaced if h.error is not None]
         self._roll_back(errors[0])
 
     def _roll_back(self, error: BaseException) -> None:
