@@ -275,7 +275,8 @@ For whoever wants to know how far "as eager" has been tried. Programs are drawn 
 (`tests/property/drawn.py`) and run eagerly and lazily; values, strides, dtypes and types of errors
 are compared: bit for bit on `reference`, within what a dtype holds elsewhere, where every graph is
 compiled when it is first met. Left out is what eager leaves undefined: a write to memory that holds
-an element twice, or that is read in part by the same op.
+an element twice, or that is read in part by the same op. Plain results are made lazy before they
+are used: `set_` of a lazy tensor to a plain one's memory, which torpor refuses, is not drawn.
 Written by `python -m scripts.drawn_programs --write` (`make sweep-drawn`).
 
 | backend | programs | seeds | differ | torch | time |
