@@ -1126,6 +1126,16 @@ def start_inductor_workers() -> None:
     workers.use_process_pool()
 
 
+def forget_inductor_threads() -> None:
+    """After a fork: let Inductor make the threads anew that call the C++ compiler.
+
+    It does so for its processes alone, and would wait for threads that the child does not have.
+    """
+    module = sys.modules.get("torch._inductor.async_compile")
+    if module is not None:
+        module.AsyncCompile.pool.cache_clear()
+
+
 @functools.cache
 def _patched_wait() -> Callable[[Any, dict[str, Any]], None]:
     """Let Inductor ask whether to wait for kernels; how it waits."""

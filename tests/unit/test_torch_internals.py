@@ -415,6 +415,20 @@ def test_typed_storage_is_what_torch_save_writes() -> None:
 # -- modules, optimizers, devices ------------------------------------------------------------------
 
 
+def test_forget_inductor_threads_lets_the_next_compile_make_them_anew() -> None:
+    from torch._inductor import config as settings
+    from torch._inductor.async_compile import AsyncCompile
+
+    with settings.patch(compile_threads=2):
+        before = AsyncCompile.pool()
+        _torch.forget_inductor_threads()
+        after = AsyncCompile.pool()
+    assert before is not after
+    _torch.forget_inductor_threads()
+    before.shutdown()
+    after.shutdown()
+
+
 def test_register_step_pre_hook_is_told_before_every_optimizer_step() -> None:
     parameter, seen = torch.nn.Parameter(torch.ones(1)), []
     handle = _torch.register_step_pre_hook(lambda *told: seen.append(parameter.item()))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torpor import config, metrics
+from torpor import _torch, config, metrics
 from torpor.backend.beside import compiling_beside
 from torpor.errors import CompileError
 
@@ -159,6 +159,7 @@ COMPILER = Compiler()
 
 def _begin_again() -> None:
     """Threads do not survive a fork: the child compiles what it comes to need itself."""
+    _torch.forget_inductor_threads()
     left = [job for job in COMPILER.unfinished if not job.done.is_set()]
     COMPILER.__init__()  # type: ignore[misc]  # as new
     for job in left:
