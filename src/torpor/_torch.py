@@ -507,11 +507,6 @@ def on_compile(hook: Callable[[torch.nn.Module], None]) -> None:
     module.compile = compile
 
 
-def register_before_step_hook(hook: Callable[..., None]) -> Any:
-    """Call `hook(optimizer, args, kwargs)` before every `optimizer.step()` in the process."""
-    return register_optimizer_step_pre_hook(hook)
-
-
 def on_registration(hook: Callable[[torch.nn.Module, str, Any], None]) -> None:
     """Call `hook(module, name, value)` before a parameter, buffer or module becomes a module's."""
     modules = torch.nn.modules.module
@@ -1297,10 +1292,13 @@ def start_inductor_workers() -> None:
     workers.use_process_pool()
 
 
-def forget_compile_threads() -> None:
-    """In a forked child: Inductor's threads, which compile kernels, are the parent's alone."""
+def forget_inductor_threads() -> None:
+    """After a fork: let Inductor make the threads anew that call the C++ compiler.
+
+    It does so for its processes alone, and would wait for threads that the child does not have.
+    """
     module = sys.modules.get("torch._inductor.async_compile")
-    if module is not None:  # torch forgets the processes itself, and not the threads
+    if module is not None:
         module.AsyncCompile.pool.cache_clear()
 
 

@@ -415,6 +415,20 @@ def test_typed_storage_is_what_torch_save_writes() -> None:
 # -- modules, optimizers, devices ------------------------------------------------------------------
 
 
+def test_forget_inductor_threads_lets_the_next_compile_make_them_anew() -> None:
+    from torch._inductor import config as settings
+    from torch._inductor.async_compile import AsyncCompile
+
+    with settings.patch(compile_threads=2):
+        before = AsyncCompile.pool()
+        _torch.forget_inductor_threads()
+        after = AsyncCompile.pool()
+    assert before is not after
+    _torch.forget_inductor_threads()
+    before.shutdown()
+    after.shutdown()
+
+
 def test_register_step_pre_hook_is_told_before_every_optimizer_step() -> None:
     parameter, seen = torch.nn.Parameter(torch.ones(1)), []
     handle = _torch.register_step_pre_hook(lambda *told: seen.append(parameter.item()))
@@ -1573,18 +1587,6 @@ def test_on_compile_is_told_of_modules_compiled_in_place(monkeypatch: pytest.Mon
     assert _torch.is_compiled(module)
 
 
-def test_register_before_step_hook_is_called_before_a_step() -> None:
-    x, seen = torch.ones(1).requires_grad_(), []
-    handle = _torch.register_before_step_hook(lambda *_: seen.append(x.item()))
-    try:
-        optimizer = torch.optim.SGD([x], lr=1.0)
-        x.sum().backward()
-        optimizer.step()
-    finally:
-        handle.remove()
-    assert seen == [1.0]
-
-
 def test_on_registration_is_told_of_parameters_buffers_and_modules() -> None:
     seen: list[str] = []
     hooks = nn.modules.module
@@ -1826,16 +1828,3 @@ def test_on_set_data_leaves_plain_tensors_as_they_are() -> None:
     x.data = y
     assert (x.tolist(), x.requires_grad, x.data.requires_grad) == ([0, 0, 0], True, False)
     assert x.data_ptr() == y.data_ptr()
-
-
-def test_forget_compile_threads_lets_inductor_start_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import async_compile
-
-    monkeypatch.setattr(async_compile, "get_compile_threads", lambda: 2)
-    pool = async_compile.AsyncCompile.pool
-    pool.cache_clear()
-    before = pool()
-    assert pool() is before
-    _torch.forget_compile_threads()
-    assert pool() is not before
-    pool.cache_clear()

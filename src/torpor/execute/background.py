@@ -159,7 +159,7 @@ COMPILER = Compiler()
 
 def _begin_again() -> None:
     """Threads do not survive a fork: the child compiles what it comes to need itself."""
-    _torch.forget_compile_threads()
+    _torch.forget_inductor_threads()
     left = [job for job in COMPILER.unfinished if not job.done.is_set()]
     COMPILER.__init__()  # type: ignore[misc]  # as new
     for job in left:

@@ -274,7 +274,7 @@ def _install() -> None:
     _torch.on_registration(LAZINESS.registered)
     _torch.on_compile(LAZINESS.compiled)
     _torch.on_parameter_groups(_around_groups)
-    _torch.register_before_step_hook(LAZINESS.before_step)
+    _torch.register_step_pre_hook(LAZINESS.before_step)
 
 
 def enable() -> None:
