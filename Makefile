@@ -95,7 +95,7 @@ endef
 test-defaults: $(STAMP) ## what people install (inductor, cache, native library, two threads): properties, slices of op_db and models
 	@rm -rf $(DEFAULT_CACHE)
 	@printf '\n== defaults: random programs ==\n'
-	@$(DEFAULT_PYTEST) $(QUICK) tests/property $(ARGS)
+	@$(DEFAULT_PYTEST) $(QUICK) tests/property/test_random_programs.py $(ARGS)
 	@printf '\n== defaults: op_db, part $(DEFAULT_PART) ==\n'
 	@$(DEFAULT_PYTEST) $(QUICK) tests/ops/test_opdb.py --part $(DEFAULT_PART) $(ARGS)
 	@printf '\n== defaults: some models ==\n'
