@@ -65,7 +65,7 @@ OPTIMIZERS = [
 ]  # fmt: skip
 OPEN = pytest.mark.xfail(
     strict=False,
-    reason="after other tests in one process the next step may fail once more; to be found and mended",
+    reason="after other tests in one process the next step may fail once more; not found yet",
 )
 READS = (
     "before backward", pytest.param("before the optimizer", marks=OPEN), "after the step", "",
