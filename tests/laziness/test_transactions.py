@@ -63,21 +63,23 @@ OPTIMIZERS = [
     (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {}), (torch.optim.NAdam, {}),
     (torch.optim.Adam, {"foreach": False}), (torch.optim.Adagrad, {}),
 ]  # fmt: skip
-OPEN = pytest.mark.xfail(
-    strict=False,
-    reason="after other tests in one process the next step may fail once more; not found yet",
-)
-READS = (
-    "before backward", pytest.param("before the optimizer", marks=OPEN), "after the step", "",
-)  # fmt: skip
+READS = ("before backward", "before the optimizer", "after the step", "")
 
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
 @pytest.mark.parametrize("first", [0, 2], ids=["at first", "later"])
 def test_training_goes_on_after_a_bad_batch_as_eagers_does(
-    put: Put, optimizer: type, options: dict, read: str, first: int
+    put: Put,
+    optimizer: type,
+    options: dict,
+    read: str,
+    first: int,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if read == "before the optimizer" and (optimizer is torch.optim.NAdam or "foreach" in options):
+        why = "after tests/property/test_drawn.py in one process a good step fails once more"
+        request.applymarker(pytest.mark.xfail(strict=False, reason=why))
     eager, lazy = Loop(lambda t: t, optimizer, **options), Loop(put, optimizer, **options)
     for loop in (eager, lazy):
         for _ in range(first):
