@@ -153,4 +153,5 @@ def test_a_training_step_writes_over_all_its_parameters(
         torpor.wait()
     last = programs[-1]
     assert len(last.donated) >= 10
-    assert last.copied == {}
+    # Batch norm computes its running mean and variance while the step may still fail: copied last.
+    assert len(last.copied) == 2
