@@ -20,6 +20,7 @@ except ImportError:
 
 Advance = Callable[[str], None]  # one step is done; the text says how it stands
 Row = Sequence[str]
+_NONE = ("", "–")  # where there is no number
 _NUMBER = re.compile(r"[-+±<>≤]?\s?\d")  # how a cell with a number begins
 
 
@@ -51,8 +52,9 @@ def _plain_row(row: Row, widths: Sequence[int], right: Sequence[bool]) -> str:
 
 
 def _right_aligned(rows: Sequence[Row]) -> list[bool]:
-    """For each column whether it holds numbers, and nothing else."""
-    return [all(_NUMBER.match(cell) for cell in cells if cell) for cells in zip(*rows, strict=True)]
+    """For each column whether it holds numbers, or dashes where there are none."""
+    columns = zip(*rows, strict=True)
+    return [all(_NUMBER.match(cell) for cell in cells if cell not in _NONE) for cells in columns]
 
 
 def _rich_table(columns: Row, rows: Sequence[Row]) -> None:
