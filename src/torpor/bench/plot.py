@@ -116,15 +116,17 @@ def _finish(axes: Any) -> None:
 def wild(found: Wild, path: Path) -> None:
     """Two bars for each program and runner: its step and its total, as multiples of eager's."""
     pyplot = _pyplot()
-    height = 1.2 + 0.42 * len(found.outcomes)
-    figure, panels = pyplot.subplots(1, 2, figsize=(11, height), layout="constrained", sharey=True)
+    height = 1.6 + 0.42 * len(found.outcomes)
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, height), layout="constrained")
     for axes, (what, title) in zip(panels, WILD.items(), strict=True):
         for offset, runner in ((-0.2, "torpor"), (0.2, "compile")):
             _draw_wild(axes, found, runner, what, offset)
         axes.set_title(title, fontsize=10)
+        axes.set_yticks(range(len(found.outcomes)), [o.program for o in found.outcomes])
         _finish(axes)
-    panels[0].set_yticks(range(len(found.outcomes)), [o.program for o in found.outcomes])
-    panels[1].legend(frameon=False, fontsize=8, loc="lower right")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), ncols=2, frameon=False, loc="outside lower center"
+    )
     figure.suptitle(f"Ordinary programs: {machine('cpu')}", fontsize=11)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -1,9 +1,10 @@
-"""Loops of another kind: a trainer class, a fit by closures, an agent in a world."""
+"""Loops of another kind: a trainer class, a fit by closures, an agent in a world, random paths."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -248,6 +249,49 @@ def actor_critic(loop: Loop) -> None:
             value_losses.append(F.smooth_l1_loss(value, torch.tensor([r])))
         optimizer.zero_grad()
         loss = torch.stack(policy_losses).sum() + torch.stack(value_losses).sum()
+        loss.backward()
+        optimizer.step()
+        loop.log(loss.item())
+        loop.step()
+
+
+# --- random paths ------------------------------------------------------------------------------
+
+
+class Supernet(nn.Module):
+    """Layers with several candidates each, one of which is taken at a time."""
+
+    def __init__(self, width: int = 32, depth: int = 6) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList([nn.Linear(width, width) for _ in range(depth)])
+        self.others = nn.ModuleList([nn.Linear(width, width) for _ in range(depth)])
+        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(depth)])
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor, path: list[int]) -> Tensor:
+        kinds = (F.relu, torch.tanh, F.gelu, F.silu, torch.sigmoid, F.softplus)
+        for choice, linear, other, norm in zip(
+            path, self.linears, self.others, self.norms, strict=True
+        ):
+            y = (linear if choice % 2 else other)(x)
+            x = x + kinds[choice // 2 % 6](norm(y) if choice >= 12 else y)
+        score: Tensor = self.head(x)
+        return score
+
+
+def supernet(loop: Loop) -> None:
+    """A search over architectures: a path drawn at every step, one of 191 million."""
+    torch.manual_seed(0)
+    draw = random.Random(0)
+    x = torch.randn(4096, 32)
+    y = torch.sin(x.sum(1, keepdim=True))
+    model = Supernet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for _ in itertools.count():
+        ix = torch.randint(0, len(x), (32,))
+        path = [draw.randrange(24) for _ in range(6)]
+        loss = F.mse_loss(model(x[ix], path), y[ix])
+        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         loop.log(loss.item())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 GROUPS = 40  # of steps, in one run: the device is waited for at the end of each
+GRACE = 50  # steps that may be slow without a compiled graph: another group ends there
 STATM = Path("/proc/self/statm")
 PAGE = 4096
 
@@ -23,6 +24,7 @@ class Mark:
 
     steps: int
     seconds: float  # since the run began
+    resumed: float  # the same, when the mark was made and the program went on
     cpu_s: float  # of all threads of the process
     resident: int  # bytes
     compiled: int  # runs of compiled graphs so far
@@ -62,15 +64,17 @@ class Loop:
     def step(self) -> None:
         """A step has ended; raises `Done` at the last one."""
         self.done += 1
-        if self.done % self.group and self.done < self.steps:
+        if self.done % self.group and self.done not in (GRACE, self.steps):
             return
         self.finish()
-        now = time.perf_counter() - self.start
-        self.marks.append(
-            Mark(self.done, now, time.process_time(), resident(), self.compiled_runs())
-        )
+        now, cpu_s = self._now(), time.process_time()
+        compiled = self.compiled_runs()
+        self.marks.append(Mark(self.done, now, self._now(), cpu_s, resident(), compiled))
         if self.done >= self.steps or 0 < self.most_s < now:
             raise Done
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.start
 
 
 def resident() -> int:

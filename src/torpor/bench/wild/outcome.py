@@ -12,11 +12,10 @@ import torch
 
 from torpor.backends.agreement import TOLERANCES
 from torpor.bench.results import now
-from torpor.bench.wild.loop import Mark
+from torpor.bench.wild.loop import GRACE, Mark
 
 GROWTH = 10.0  # a rounding error at one step is a larger one some steps later
 WINDOW = 20  # steps after the first difference in which losses are compared so
-GRACE = 50  # steps that may be slow without a compiled graph
 SLOW = 1.1  # times eager
 
 
@@ -39,7 +38,7 @@ class Run:
 
     def ms(self) -> list[float]:
         """Milliseconds of a step, for each group."""
-        return [(b.seconds - a.seconds) * 1e3 / (b.steps - a.steps) for a, b in self.groups()]
+        return [(b.seconds - a.resumed) * 1e3 / (b.steps - a.steps) for a, b in self.groups()]
 
     @property
     def step_ms(self) -> float | None:
@@ -130,21 +129,24 @@ class Outcome:
         usual = eager.step_ms
         if usual is None or not ours.marks:
             return None
-        theirs = eager.ms()
-        slow = 0
-        for place, ((a, b), ms) in enumerate(zip(ours.groups(), ours.ms(), strict=True)):
-            allowed = SLOW * max(usual, theirs[place] if place < len(theirs) else usual)
-            uncompiled = b.compiled - a.compiled < b.steps - a.steps
-            slow += (b.steps - max(a.steps, GRACE)) * (
-                uncompiled and ms > allowed and b.steps > GRACE
-            )
-        return slow
+        theirs = [*eager.ms(), *[usual] * len(ours.marks)]  # it may have been stopped
+        groups = zip(ours.groups(), ours.ms(), theirs)
+        return sum(
+            b.steps - a.steps
+            for (a, b), ms, same in groups
+            if a.steps >= GRACE and _uncompiled(a, b) and ms > SLOW * max(usual, same)
+        )
 
     def losses(self) -> Losses | None:
         """torpor's losses beside eager's."""
         if not {"eager", "torpor"} <= set(self.rows):
             return None
         return Losses.of(self.rows["eager"].last.losses, self.rows["torpor"].last.losses)
+
+
+def _uncompiled(before: Mark, after: Mark) -> bool:
+    """Fewer compiled graphs ran than there were steps."""
+    return after.compiled - before.compiled < after.steps - before.steps
 
 
 @dataclass(frozen=True)

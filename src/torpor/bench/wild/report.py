@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torpor.bench.report import Table, described, shortened
 from torpor.bench.results import facts
+from torpor.bench.wild.loop import GRACE
 from torpor.bench.wild.measure import Plan
-from torpor.bench.wild.outcome import GRACE, Outcome, Wild
+from torpor.bench.wild.outcome import Outcome, Wild
 
 MOST_STEP = 1.05  # times eager, each program
 MOST_STEP_MEAN = 0.95
