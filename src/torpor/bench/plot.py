@@ -116,6 +116,8 @@ def _finish(axes: Any) -> None:
 def wild(found: Wild, path: Path) -> None:
     """Two bars for each program and runner: its step and its total, as multiples of eager's."""
     pyplot = _pyplot()
+    if not found.outcomes:
+        raise NoPicture("no picture: no program was run")
     height = 1.6 + 0.42 * len(found.outcomes)
     figure, panels = pyplot.subplots(1, 2, figsize=(11, height), layout="constrained")
     for axes, (what, title) in zip(panels, WILD.items(), strict=True):
