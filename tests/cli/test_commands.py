@@ -109,9 +109,10 @@ def test_demo_says_so_when_runs_differ():
     eager = demo.Run("eager", losses=[1.0, 2.0], parameters={"w": torch.ones(2)}, sample="a")
     lazy = demo.Run("lazy", losses=[1.0, 2.5], parameters={"w": torch.zeros(2)}, sample="b")
     comparison = demo.Comparison.of(eager, lazy)
-    assert comparison == demo.Comparison(1, 0.5, 0, 1, False)
+    assert comparison == demo.Comparison(1, (2, 0.5), (2, 0.5), 0, 1, False)
     answers = dict(demo.equality_rows(2, comparison))
-    assert answers["losses"] == "1 of 2 (by 5.0e-01 at most)"
+    assert answers["losses"] == "1 of 2"
+    assert answers["  first difference"] == "5.0e-01, step 2"
     assert answers["parameters"] == "0 of 1 tensors"
     assert answers["generated text"] == "another"
 

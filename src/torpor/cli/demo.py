@@ -25,6 +25,10 @@ NAME = "demo"
 HELP = "train a small character GPT eagerly and lazily; compare losses and speed"
 
 EXACT = "reference"
+ROUNDED = (
+    "What {} compiles is rounded in another order, and every step of a training adds to that; "
+    "eager's bits are kept where eager's kernels run."
+)
 NEXT = (
     ("TORPOR_VIEW=1 torpor demo", "the same with a page: graphs, timeline, memory"),
     ("torpor bench --wild", "twelve ordinary programs: torpor, eager, torch.compile"),
@@ -211,6 +215,8 @@ def _show(found: Demo) -> None:
     compared = [dict(equality_rows(steps, Comparison.of(runs[0], run))) for run in runs[1:]]
     rows = [(what, *(each[what] for each in compared)) for what in compared[0]]
     terminal.table(("what", *names[1:]), rows)
+    if found.exact is not None and compared[0]["  first difference"] != "none":
+        terminal.paragraphs([ROUNDED.format(found.lazy.name)])
     terminal.heading("time of a step")
     terminal.table(("ms", *names), _time_rows(runs))
     terminal.heading(f"what torpor.explain() says of {found.lazy.name}")
@@ -239,16 +245,18 @@ def _loss_rows(steps: int, runs: list[Run]) -> list[terminal.Row]:
 
 
 def equality_rows(steps: int, comparison: Comparison) -> list[tuple[str, str]]:
-    """How much of a run is eager's, to the last bit."""
-    apart = comparison.largest_loss_difference
-    losses = f"{comparison.equal_losses} of {steps}"
-    if comparison.equal_losses < steps:
-        losses += f" (by {apart:.1e} at most)"
+    """How much of a run is eager's, to the last bit, and how far off the rest is."""
     return [
-        ("losses", losses),
+        ("losses", f"{comparison.equal_losses} of {steps}"),
+        ("  first difference", _difference(comparison.first_difference)),
+        ("  largest difference", _difference(comparison.largest_difference)),
         ("parameters", f"{comparison.equal_parameters} of {comparison.all_parameters} tensors"),
         ("generated text", "the same" if comparison.same_sample else "another"),
     ]
+
+
+def _difference(found: tuple[int, float] | None) -> str:
+    return f"{found[1]:.1e}, step {found[0]}" if found else "none"
 
 
 def _time_rows(runs: list[Run]) -> list[terminal.Row]:

@@ -20,7 +20,7 @@ READ_EVERY = 10  # steps between two readings of the loss, as a training script 
 class Plan:
     """What is trained, and for how long."""
 
-    steps: int = 400
+    steps: int = 300
     batch: int = 8
     layers: int = 3
     width: int = 96
@@ -141,21 +141,24 @@ class Comparison:
     """How far apart two runs ended."""
 
     equal_losses: int
-    largest_loss_difference: float
+    first_difference: tuple[int, float] | None  # step, and how far apart the losses are there
+    largest_difference: tuple[int, float] | None
     equal_parameters: int
     all_parameters: int
     same_sample: bool
 
     @classmethod
     def of(cls, eager: Run, lazy: Run) -> Comparison:
-        pairs = list(zip(eager.losses, lazy.losses))
+        gaps = [(step, abs(a - b)) for step, (a, b) in enumerate(zip(eager.losses, lazy.losses), 1)]
+        apart = [(step, gap) for step, gap in gaps if gap != 0]
         same = [
             name in lazy.parameters and torch.equal(p, lazy.parameters[name])
             for name, p in eager.parameters.items()
         ]
         return cls(
-            equal_losses=sum(a == b for a, b in pairs),
-            largest_loss_difference=max(abs(a - b) for a, b in pairs),
+            equal_losses=len(gaps) - len(apart),
+            first_difference=apart[0] if apart else None,
+            largest_difference=max(apart, key=lambda each: each[1], default=None),
             equal_parameters=sum(same),
             all_parameters=len(same),
             same_sample=eager.sample == lazy.sample,

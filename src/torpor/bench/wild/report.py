@@ -22,11 +22,13 @@ def headline(plan: Plan, wild: Wild) -> str:
 def step_table(wild: Wild) -> Table:
     """The step after warm-up."""
     columns = [
-        "program", "eager ms", "torpor ms", "torpor ×", "compile ms", "compile ×", "slow steps",
+        "program", "eager ms", "torpor ms", "torpor ×", "CPU ×", "compile ms", "compile ×",
+        "slow steps",
     ]  # fmt: skip
     rows = [_step_cells(outcome) for outcome in wild.outcomes]
-    means = [_ratio(wild.mean(runner, "step_ms")) for runner in ("torpor", "compile")]
-    return columns, [*rows, ["geometric mean", "", "", means[0], "", means[1], ""]]
+    ours, theirs = (_ratio(wild.mean(runner, "step_ms")) for runner in ("torpor", "compile"))
+    cpu = _ratio(wild.mean("torpor", "step_cpu_ms"))
+    return columns, [*rows, ["geometric mean", "", "", ours, cpu, "", theirs, ""]]
 
 
 def _step_cells(outcome: Outcome) -> list[str]:
@@ -36,6 +38,7 @@ def _step_cells(outcome: Outcome) -> list[str]:
         _ms(outcome, "eager"),
         _ms(outcome, "torpor"),
         _ratio(outcome.ratio("torpor", "step_ms")),
+        _ratio(outcome.ratio("torpor", "step_cpu_ms")),
         _ms(outcome, "compile"),
         _ratio(outcome.ratio("compile", "step_ms")),
         "" if slow is None else f"{slow:,}",
