@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import wild_figures
 from torpor.bench import plot
 from torpor.bench.wild import report, soak
 from torpor.bench.wild.loop import GRACE, Done, Loop, Mark
@@ -57,6 +58,22 @@ def test_the_picture_is_drawn(bench):
     content = bench[2].read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert min(struct.unpack(">II", content[16:24])) > 200
+
+
+def test_the_figures_become_markdown(bench, tmp_path, monkeypatch, capsys):
+    page, numbers = tmp_path / "page.md", tmp_path / "wild.json"
+    numbers.write_text(json.dumps(bench[1]))
+    page.write_text(f"before\n{wild_figures.BEGIN}\nold\n{wild_figures.END}\nafter\n")
+    for options in ([], ["--brief"], ["--write", str(page)]):
+        monkeypatch.setattr("sys.argv", ["wild_figures", str(numbers), *options])
+        wild_figures.main()
+    printed = capsys.readouterr().out
+    assert printed.count("| `makemore` |") == printed.count("| geometric mean |") == 2
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert "| `policy` |" in text
 
 
 def test_a_soak_compares_steps_and_memory(tmp_path, capfd):
@@ -159,6 +176,7 @@ def test_losses_are_equal_within_rounding_or_off():
     drifted = [(step, loss if step < 90 else 1.5) for step, loss in rounded]
     wrong = [(step, loss if step != 65 else 1.5) for step, loss in rounded]
     assert str(Losses.of(eager, eager)) == "equal"
+    assert str(Losses.of([], [])) == "none read"
     assert Losses.of(eager, rounded).agree
     assert Losses.of(eager, rounded).equal == 60
     assert Losses.of(eager, drifted).agree  # a rounding error has grown for over twenty steps

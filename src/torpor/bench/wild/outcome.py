@@ -175,6 +175,8 @@ class Losses:
         return self.difference <= GROWTH * (relative + absolute)
 
     def __str__(self) -> str:
+        if not self.compared:
+            return "none read"
         if self.equal == self.compared:
             return "equal"
         return f"±{self.difference:.0e}" if self.agree else f"off by {self.difference:.0e}"
