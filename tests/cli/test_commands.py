@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ import torch
 
 import torpor
 from torpor.cli import demo, info, main
-from torpor.debug.explain import Balance, Explanation
 
 TINY = ["--steps", "12", "--batch", "2", "--layers", "1", "--width", "8"]
 
@@ -121,8 +121,9 @@ def told(name="inductor", ms=10.0, seconds=20.0, uncompiled=0, record=1e-3, run=
     """What the demo says of a run beside one of eager's, 10 s of 1,000 steps."""
     plan, eager = demo.Plan(steps=1000), demo.Run("eager", step_ms=[10.0], seconds=10.0)
     lazy = demo.Run(name, step_ms=[ms], seconds=seconds, uncompiled=uncompiled)
-    explanation = Explanation(Balance(1000, 1, record, run, 0.0, 0.0), (), (), 0)
-    return " ".join(demo.verdict(plan, eager, lazy, explanation))
+    balance = replace(lazy.explanation.balance, record=record, run=run)
+    lazy.explanation = replace(lazy.explanation, balance=balance)
+    return " ".join(demo.verdict(plan, eager, lazy))
 
 
 def test_demo_says_when_compiling_has_paid():

@@ -45,7 +45,6 @@ class Demo:
     eager: Run
     lazy: Run
     exact: Run | None  # where that is another one
-    explanation: Explanation  # of `lazy`
 
     @property
     def others(self) -> list[Run]:
@@ -103,12 +102,10 @@ def _train_all(plan: Plan, eager_device: str, lazy_device: str) -> Demo:
     warm_up(eager_device)
     eager = train("eager", eager_device, plan, text)
     lazy = train(backend, lazy_device, plan, text)
-    explanation = torpor.explain()
     if backend == EXACT:
-        return Demo(plan, eager, lazy, None, explanation)
+        return Demo(plan, eager, lazy, None)
     with torpor.using(EXACT):
-        exact = train(EXACT, lazy_device, plan, text)
-    return Demo(plan, eager, lazy, exact, explanation)
+        return Demo(plan, eager, lazy, train(EXACT, lazy_device, plan, text))
 
 
 @contextmanager
@@ -126,7 +123,7 @@ def physical_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def verdict(plan: Plan, eager: Run, lazy: Run, explanation: Explanation) -> list[str]:
+def verdict(plan: Plan, eager: Run, lazy: Run) -> list[str]:
     """Who is ahead, and by what; if torpor is not, why not."""
     ratio = lazy.steady_ms / eager.steady_ms
     if ratio < 1.0:
@@ -136,7 +133,7 @@ def verdict(plan: Plan, eager: Run, lazy: Run, explanation: Explanation) -> list
         ]
     return [
         f"torpor on {lazy.name} is not ahead: a step takes {ratio:.2f} times as long as eager's.",
-        _why_not(plan, lazy, explanation),
+        _why_not(plan, lazy),
     ]
 
 
@@ -157,8 +154,8 @@ def _round(steps: float) -> int:
     return int(float(f"{steps:.2g}"))
 
 
-def _why_not(plan: Plan, lazy: Run, explanation: Explanation) -> str:
-    balance = explanation.balance
+def _why_not(plan: Plan, lazy: Run) -> str:
+    balance = lazy.explanation.balance
     if lazy.name == EXACT:
         return (
             "The reference runs eager's kernels one by one, so recording is only added to them; "
@@ -201,8 +198,8 @@ def _as_json(found: Demo) -> dict[str, object]:
     return {
         "plan": asdict(found.plan),
         "runs": {run.name: about(run) for run in (found.eager, *found.others)},
-        "explain": json.loads(found.explanation.to_json()),
-        "verdict": verdict(found.plan, found.eager, found.lazy, found.explanation),
+        "explain": json.loads(found.lazy.explanation.to_json()),
+        "verdict": verdict(found.plan, found.eager, found.lazy),
     }
 
 
@@ -220,11 +217,11 @@ def _show(found: Demo) -> None:
     terminal.heading("time of a step")
     terminal.table(("ms", *names), _time_rows(runs))
     terminal.heading(f"what torpor.explain() says of {found.lazy.name}")
-    terminal.paragraphs(_explained(found.explanation))
+    terminal.paragraphs(_explained(found.lazy.explanation))
     terminal.heading(f"what it has learnt ({found.lazy.name})")
     print(found.lazy.sample)
     terminal.heading("and so")
-    terminal.paragraphs(verdict(found.plan, found.eager, found.lazy, found.explanation))
+    terminal.paragraphs(verdict(found.plan, found.eager, found.lazy))
     terminal.heading("where to look next")
     widest = max(len(name) for name, _ in NEXT)
     for name, what in NEXT:

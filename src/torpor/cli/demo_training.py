@@ -12,6 +12,7 @@ from torch import Tensor
 import torpor
 from torpor.cli import terminal
 from torpor.cli.char_gpt import CharGPT, Shape, Text, learning_rate_scale
+from torpor.debug.explain import Explanation
 
 READ_EVERY = 10  # steps between two readings of the loss, as a training script logs
 
@@ -47,6 +48,7 @@ class Run:
     uncompiled: int = 0  # steps that no compiled graph ran
     sample: str = ""
     seconds: float = 0.0
+    explanation: Explanation = field(default_factory=torpor.explain)  # before a sample is drawn
 
     @property
     def first_ms(self) -> float:
@@ -112,6 +114,7 @@ def train(name: str, device: str, plan: Plan, text: Text) -> Run:
             _train_group(training, group, outcome, advance)
     outcome.seconds = time.perf_counter() - start
     outcome.counters = _difference(torpor.metrics.counters(), before)
+    outcome.explanation = torpor.explain()
     outcome.parameters = training.parameters()
     outcome.sample = training.sample()
     return outcome
