@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from torpor.backend.device import BackendDevice
+from torpor.backend.interrupts import Shield
 from torpor.backend.native import NATIVE
 from torpor.errors import StepError
 from torpor.ir.types import TensorType
@@ -32,9 +33,16 @@ class Failure:
 
     def note_told(self) -> None:
         """Somebody is told by other means."""
-        undo, self.undo, self.told = self.undo, (), True
-        for step in undo:
-            step()
+        with Shield():  # an interrupt waits until all has gone back
+            undo, self.undo, self.told = self.undo, (), True
+            for step in undo:
+                self._run(step)
+
+    def _run(self, undo: Callable[[], None]) -> None:
+        try:
+            undo()
+        except Exception as error:  # others go back all the same, and the user is told
+            self.error.add_note(f"  and not all went back to what it was: {error!r}")
 
 
 class Done(threading.Event):
