@@ -122,6 +122,41 @@ def test_whoever_reads_first_is_told_with_the_line_and_nobody_again(put: Put) ->
     torpor.wait()
 
 
+def test_who_is_told_by_a_later_step_is_not_told_of_the_failed_one_again(put: Put) -> None:
+    weight = put(torch.ones(2))
+    bad = failing(weight)
+    weight.mul_(bad)
+    torpor.sync()
+    assert type(raised_by(lambda: (bad + 1).tolist())) is ArithmeticError
+    assert_same(weight, torch.ones(2))
+    torpor.sync(wait=True)
+
+
+def test_a_step_recorded_before_an_error_was_told_does_not_tell_it_again(put: Put) -> None:
+    weight, total = put(torch.ones(2)), put(torch.zeros(2))
+    bad = failing(weight)
+    torpor.sync()
+    bad._lazy_storage.data.done.wait()
+    total.add_(bad)
+    held = gated(weight)
+    assert type(raised_by(torpor.sync)) is ArithmeticError  # the step behind has not run yet
+    open_gate()
+    torpor.sync(wait=True)
+    assert_same([total, held], [torch.zeros(2), torch.ones(2)])
+
+
+def test_bad_batches_without_gradients_are_told_once_each(put: Put) -> None:
+    model, told = put(nn.Sequential(nn.Embedding(4, 3), nn.BatchNorm1d(3))), []
+    with torch.no_grad():
+        for batch, words in enumerate((GOOD, BAD, GOOD, BAD, BAD, GOOD)):
+            try:
+                model(put(words)).square().mean().item()
+                [plain(buffer) for buffer in model.buffers()]
+            except IndexError:
+                told.append(batch)
+    assert told == [1, 3, 4]
+
+
 def test_an_error_told_by_a_sync_is_not_raised_by_a_tensor_that_went_back(put: Put) -> None:
     weight = put(torch.ones(2))
     weight.mul_(failing(weight))
