@@ -15,7 +15,6 @@ from torpor.backend.native import NATIVE
 from torpor.errors import StepError
 from torpor.ir.types import TensorType
 
-
 _TELLING = threading.Lock()  # a failure is told, or grows, one after the other
 
 

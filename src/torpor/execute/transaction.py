@@ -229,9 +229,8 @@ class StepJob(Job):
 def _cause(arguments: Sequence[Any], error: BaseException) -> Failure | None:
     """The failure of an earlier job that an error came from with an argument."""
     for argument in arguments:
-        if isinstance(argument, BackendData) and argument.error is error:
-            if argument.done is not None and argument.done.failure is not None:
-                return argument.done.failure
+        if isinstance(argument, BackendData) and argument.error is error and argument.done:
+            return argument.done.failure
     return None
 
 
