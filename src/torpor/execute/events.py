@@ -45,20 +45,31 @@ def _nowhere() -> Any:
     return None
 
 
+def _anywhere() -> int:
+    return 0
+
+
 class _Lines:
     """How the user's line is found; `trace` knows."""
 
     find: Callable[[], Any] = staticmethod(_nowhere)
+    place: Callable[[], int] = staticmethod(_anywhere)
 
 
-def find_lines_with(find: Callable[[], Any]) -> None:
-    """Let `find()` say which line of the user's is being run."""
+def find_lines_with(find: Callable[[], Any], place: Callable[[], int]) -> None:
+    """Let `find()` say which line of the user's is being run, and `place()` how it came there."""
     _Lines.find = staticmethod(find)
+    _Lines.place = staticmethod(place)
 
 
 def user_line() -> Any:
     """The user's line that is being run; None where there is none."""
     return _Lines.find()
+
+
+def place_of_read() -> int:
+    """Where the program is: the same number in the same place, called from the same ones."""
+    return _Lines.place()
 
 
 # -- the step that is being recorded -----------------------------------------------------------

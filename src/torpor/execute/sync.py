@@ -22,6 +22,7 @@ from torpor.backend.interrupts import Shield
 from torpor.backend.native import NATIVE
 from torpor.backend.registry import get_backend, on_change
 from torpor.errors import CompileError
+from torpor.execute.cycles import came_back, ends_step, step_ended
 from torpor.execute.donation import donations
 from torpor.execute.events import STEP, refuse_read, was_read
 from torpor.execute.plan import (
@@ -137,7 +138,7 @@ def _serve(jobs: list[StepJob], shield: Shield) -> None:
 
 
 def rest() -> None:
-    """After a read: start a new trace if nothing in this one is pending, or if it is too long.
+    """After a read: start a new trace if nothing in this one is pending, or if this is a step.
 
     A program that only ever reads would otherwise record one trace for ever.
     """
@@ -147,13 +148,21 @@ def rest() -> None:
     with Shield(), _undisturbed():
         if at_work:
             return
-        if not TRACE.live():
+        pending = TRACE.live()
+        if not pending:
             STEP.end(TRACE.misses)
             STEP.read_at = STEP.last_read
             TRACE.reset()
             return
     if len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
         cut()
+    elif came_back(pending):
+        _end_step()
+
+
+def _end_step() -> None:
+    cut()
+    step_ended()
 
 
 def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
@@ -291,6 +300,8 @@ def read(storage: LazyStorage) -> Any:
         return data.wait()
     refuse_read()
     start, compiling = time.perf_counter(), STEP.compiling
+    if data is None and ends_step():
+        _end_step()
     data = finish(storage)
     was_read(start, STEP.compiling - compiling)
     return data
