@@ -28,6 +28,8 @@ ADVICE = {
     "results (.item()) instead of holding them.",
     kinds.BRANCH: "Use torch.where or multiply by a mask, so that every step records the same ops; "
     "a branch that is taken rarely may stay.",
+    kinds.OPEN: "Call torpor.sync() here, at the end of the step: every step is a graph of its own as "
+    "long as nothing ends the trace. optimizer.step() would end it, too.",
     kinds.READ: "Read at the same place in every step, or after the step has been cut.",
     kinds.RESULTS: "Hold the same tensors at the end of every step; drop what is not needed "
     "(`del`, .item()).",
@@ -55,6 +57,7 @@ TITLES = {
     kinds.LIST: "an op takes another number of tensors",
     kinds.BRANCH: "Python took another branch",
     kinds.READ: "a tensor was read in the middle of the step",
+    kinds.OPEN: "nothing ends the step",
     kinds.RESULTS: "another tensor is held at the end of the step",
     kinds.ORDER: "the same ops on the same tensors, first used in another order",
     kinds.UNKNOWN: "the graph is new",
@@ -64,19 +67,27 @@ TITLES = {
 def recompiles(records: Sequence[GraphRecord]) -> list[Finding]:
     """A finding for each cause of new graphs at lines that had one before."""
     groups: dict[tuple[object, ...], list[tuple[GraphRecord, Difference]]] = {}
-    latest: dict[int, Difference] = {}  # what is no longer known is taken to be as what is
-    for record in records:
-        found = record.difference
-        if found is not None:
-            if found.kind == kinds.UNKNOWN:
-                found = latest.get(id(record.cut_site), found)
-            latest[id(record.cut_site)] = found
-            groups.setdefault(_group(record, found), []).append((record, found))
+    for record, found in _differences(records):
+        groups.setdefault(_group(record, found), []).append((record, found))
     last = {id(record.cut_site): record for record in records}
     return [
         _finding(group, settled=last[id(group[0][0].cut_site)].hits >= FEW_SIZES)
         for group in groups.values()
     ]
+
+
+def _differences(records: Sequence[GraphRecord]) -> list[tuple[GraphRecord, Difference]]:
+    """How each differs; what is no longer known is taken to be as what came after it there."""
+    next_: dict[int, Difference] = {}
+    result: list[tuple[GraphRecord, Difference]] = []
+    for record in reversed(records):
+        found = record.difference
+        if found is not None:
+            if found.kind == kinds.UNKNOWN:
+                found = next_.get(id(record.cut_site), found)
+            next_[id(record.cut_site)] = found
+            result.append((record, found))
+    return result[::-1]
 
 
 def failures(records: Iterable[GraphRecord]) -> list[Finding]:

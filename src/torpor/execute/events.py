@@ -69,12 +69,13 @@ class _Step:
 
     __slots__ = (
         "away", "began", "compiling", "last", "last_asked", "last_read", "read_at",
-        "span", "thread",
+        "span", "thread", "told",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.began = 0.0
         self.away = 0.0  # seconds since then that went into waiting and compiling
+        self.told = 0.0  # seconds of it that were counted for a graph made before its end
         self.compiling = 0.0  # seconds in compiles, ever
         self.last = 0.0  # seconds that the step before took
         self.last_read = ""  # the line that read last
@@ -88,16 +89,21 @@ class _Step:
         if _torch.is_profiler_on():
             self.span, self.thread = _torch.profiler_span("torpor record"), threading.get_ident()
             self.span.__enter__()
-        self.began, self.away = time.perf_counter(), 0.0
+        self.began, self.away, self.told = time.perf_counter(), 0.0, 0.0
 
     def so_far(self) -> float:
         """Seconds of recording since the first tensor entered; those of the last step after it."""
         return time.perf_counter() - self.began - self.away if self.began else self.last
 
+    def since_last_graph(self) -> float:
+        """Seconds of recording since the last graph of this trace was made."""
+        before, self.told = self.told, self.so_far()
+        return self.told - before
+
     def end(self, new_nodes: int) -> None:
         """Nothing more is recorded into this trace, which has met `new_nodes` new ones."""
         if not self.began:
-            self.last = 0.0
+            self.last = self.told = 0.0
             return
         self.last = max(0.0, self.so_far())
         EVENTS.append(Event("record", self.began))
