@@ -37,7 +37,7 @@ MAX_RECORDS: Final = 1024
 MAX_CUT_SITES: Final = 1024
 MAX_GRAPHS: Final = 64
 MAX_NODES: Final = 100_000
-MAX_LEAVES: Final = 4096
+MAX_LEAVES: Final = 2048
 """Leaves of a trace whose storages are remembered."""
 FIRST: Final = 4
 """Graphs of a cut site that are kept longest: how it began."""
@@ -82,6 +82,7 @@ class GraphRecord:
         "loaded",
         "name",
         "place",
+        "plan_seconds",
         "read_at",
         "record_seconds",
         "run_seconds",
@@ -104,6 +105,7 @@ class GraphRecord:
         self.hits = 0
         self.compiled = False
         self.loaded = False  # from disk, where it was kept compiled
+        self.plan_seconds = 0.0  # to make its plan, but for compiling it
         self.compile_seconds = 0.0
         self.record_seconds = STEP.since_last_graph() if TRACE.misses else 0.0
         self.failure = ""
@@ -211,10 +213,8 @@ class GraphRecord:
 
 def _leaf_storages() -> dict[int, ref[LazyStorage]]:
     """The storage that entered this trace as each leaf."""
-    found: dict[int, ref[LazyStorage]] = {}
-    for storage, value in TRACE.leaf_storages[:MAX_LEAVES]:
-        found.setdefault(value.node.args[0], ref(storage))
-    return found
+    first = TRACE.leaf_storages[:MAX_LEAVES]  # a read may leave the trace open for ever
+    return {leaf.node.args[0]: ref(storage) for storage, leaf in reversed(first)}
 
 
 def _ops(record: GraphRecord) -> Counter[OpKind]:

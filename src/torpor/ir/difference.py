@@ -30,6 +30,7 @@ DTYPE = "dtype"  # a tensor that enters, or is made, has another dtype
 LAYOUT = "layout"  # a tensor that enters has other strides, or is on another device
 MODULE = "module"  # a tensor that was always the same one is another one, of another type
 CONSTANT = "constant"  # a number, a size, a flag of an op
+INDEX = "index"  # where a view begins or ends
 PROMOTED = "promoted"  # a number has become a run-time input
 LIST = "list"  # an op takes more tensors, or fewer
 BRANCH = "branch"  # other ops
@@ -85,6 +86,7 @@ _WORDS = {
     LAYOUT: f"{_TENSOR} lies otherwise in memory: {{before}} -> {{after}}",
     MODULE: f"{_TENSOR} was the same one in every step and is another now: {{before}} -> {{after}}",
     CONSTANT: "a constant changed: `{argument}` of {op}, {before} -> {after}",
+    INDEX: "the index changed: `{argument}` of {op}, {before} -> {after}",
     PROMOTED: "a number that changes is a run-time input now: `{argument}` of {op}, was {before}",
     LIST: "{op} takes {after} tensors where it took {before}",
     BRANCH: "Python took another way: {exchange}",
@@ -366,10 +368,16 @@ def _attribute_difference(match: Node, node: Node) -> Difference | None:
         kind = _attribute_kind(one, other, lines)
         before = lines[1] if lines[1] != lines[0] else ""
         name = _name(node, position)
+        if kind == CONSTANT and name in _INDICES and node.op.name.startswith(_VIEWS):
+            kind = INDEX
         return Difference(
             kind, node.op.name, name, _plain(one), _plain(other), line=lines[0], line_before=before
         )
     return None
+
+
+_VIEWS = ("aten.select", "aten.slice", "aten.narrow")  # and what scatters into them
+_INDICES = ("index", "start", "end")
 
 
 def _attribute_kind(one: Any, other: Any, lines: tuple[str, str]) -> str:
