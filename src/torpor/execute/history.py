@@ -36,7 +36,7 @@ from torpor.ir.node import OpKind
 MAX_RECORDS: Final = 1024
 MAX_CUT_SITES: Final = 1024
 MAX_GRAPHS: Final = 64
-MAX_NODES: Final = 100_000
+MAX_NODES: Final = 40_000
 MAX_LEAVES: Final = 2048
 """Leaves of a trace whose storages are remembered."""
 FIRST: Final = 4

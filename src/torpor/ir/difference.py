@@ -129,7 +129,7 @@ def difference(before: Graph, after: Graph, replaced: Collection[int] = ()) -> D
     old = _Outline(before, wholes[0], _numbers_by_slot(wholes[0]), signatures)
     new = _Outline(after, wholes[1], _numbers_by_slot(wholes[1]), signatures)
     structure = _structure(old, new)
-    if structure is not None:
+    if structure is not None and _same_ops(old.whole, new.whole):
         uses: Uses = {}
         by_use = [_numbers_by_use(whole, uses) for whole in (old.whole, new.whole)]
         alike = (
@@ -139,6 +139,13 @@ def difference(before: Graph, after: Graph, replaced: Collection[int] = ()) -> D
         if _structure(*alike) is None:
             return _first(*alike, (), None) or Difference(ORDER)
     return _first(old, new, replaced, structure) or _ends(old, new)
+
+
+def _same_ops(one: Graph, other: Graph) -> bool:
+    """They have the same ops, each as often: it may be the order alone that differs."""
+    if len(one) != len(other):
+        return False
+    return Counter(node.op.name for node in one.nodes) == Counter(n.op.name for n in other.nodes)
 
 
 def difference_of_parts(before: Graph, after: Graph) -> Difference:
@@ -254,7 +261,7 @@ def _numbers_by_use(graph: Graph, uses: Uses) -> dict[Value, int]:
     leaves = [value for value in graph.inputs if value.node.op is LEAF]
     users: dict[Value, set[tuple[int, int]]] = {value: set() for value in leaves}
     for node in graph.nodes:
-        parts = (node.op.name, *(shape.get(operand.node, -1) for operand in node.operands))
+        parts = (node.op.name, *[shape.get(operand.node, -1) for operand in node.operands])
         shape[node] = uses.setdefault(parts, len(uses))
         for position, operand in enumerate(node.operands):
             if operand in users:
