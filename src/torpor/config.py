@@ -30,6 +30,9 @@ cut_after_optimizer: bool = _env_bool("CUT_AFTER_OPTIMIZER", True)
 cut_after_module: bool = _env_bool("CUT_AFTER_MODULE", True)
 """Cut the trace after the outermost module call made with gradients off."""
 
+cut_after_reads: bool = _env_bool("CUT_AFTER_READS", True)
+"""Cut the trace at a read that comes back to its place and finds more pending than it left."""
+
 max_trace_nodes: int = _env_int("MAX_TRACE_NODES", 150_000)
 """A trace that has met this many new nodes, or holds this many results, is cut by itself."""
 

@@ -42,8 +42,9 @@ def chromium() -> str:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     path = chromium()
-    from playwright.sync_api import sync_playwright  # not everywhere
+    from playwright.sync_api import expect, sync_playwright  # not everywhere
 
+    expect.set_options(timeout=30_000)  # a busy machine compares two large graphs for seconds
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser

@@ -1,7 +1,9 @@
 """A step is a transaction: one that fails or is interrupted leaves everything as it was."""
 
+import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from torch import nn
 import torpor
 from tests.comparison import Put, assert_same, line_below, message, plain, raised_by
 from tests.instrumented_ops import failing, gated, open_gate
+from torpor.backend.data import Failure
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD, BAD = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 9, 1])
@@ -70,16 +73,8 @@ READS = ("before backward", "before the optimizer", "after the step", "")
 @pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
 @pytest.mark.parametrize("first", [0, 2], ids=["at first", "later"])
 def test_training_goes_on_after_a_bad_batch_as_eagers_does(
-    put: Put,
-    optimizer: type,
-    options: dict,
-    read: str,
-    first: int,
-    request: pytest.FixtureRequest,
+    put: Put, optimizer: type, options: dict, read: str, first: int
 ) -> None:
-    if read == "before the optimizer" and (optimizer is torch.optim.NAdam or "foreach" in options):
-        why = "after tests/property/test_drawn.py in one process a good step fails once more"
-        request.applymarker(pytest.mark.xfail(strict=False, reason=why))
     eager, lazy = Loop(lambda t: t, optimizer, **options), Loop(put, optimizer, **options)
     for loop in (eager, lazy):
         for _ in range(first):
@@ -127,6 +122,41 @@ def test_whoever_reads_first_is_told_with_the_line_and_nobody_again(put: Put) ->
     torpor.wait()
 
 
+def test_who_is_told_by_a_later_step_is_not_told_of_the_failed_one_again(put: Put) -> None:
+    weight = put(torch.ones(2))
+    bad = failing(weight)
+    weight.mul_(bad)
+    torpor.sync()
+    assert type(raised_by(lambda: (bad + 1).tolist())) is ArithmeticError
+    assert_same(weight, torch.ones(2))
+    torpor.sync(wait=True)
+
+
+def test_a_step_recorded_before_an_error_was_told_does_not_tell_it_again(put: Put) -> None:
+    weight, total = put(torch.ones(2)), put(torch.zeros(2))
+    bad = failing(weight)
+    torpor.sync()
+    bad._lazy_storage.data.done.wait()
+    total.add_(bad)
+    held = gated(weight)
+    assert type(raised_by(torpor.sync)) is ArithmeticError  # the step behind has not run yet
+    open_gate()
+    torpor.sync(wait=True)
+    assert_same([total, held], [torch.zeros(2), torch.ones(2)])
+
+
+def test_bad_batches_without_gradients_are_told_once_each(put: Put) -> None:
+    model, told = put(nn.Sequential(nn.Embedding(4, 3), nn.BatchNorm1d(3))), []
+    with torch.no_grad():
+        for batch, words in enumerate((GOOD, BAD, GOOD, BAD, BAD, GOOD)):
+            try:
+                model(put(words)).square().mean().item()
+                [plain(buffer) for buffer in model.buffers()]
+            except IndexError:
+                told.append(batch)
+    assert told == [1, 3, 4]
+
+
 def test_an_error_told_by_a_sync_is_not_raised_by_a_tensor_that_went_back(put: Put) -> None:
     weight = put(torch.ones(2))
     weight.mul_(failing(weight))
@@ -156,6 +186,40 @@ def test_a_gradient_keeps_what_it_had_accumulated_before_a_bad_batch(put: Put) -
             except IndexError:
                 continue
     assert_same(plain(weights[1].grad), weights[0].grad)
+
+
+def test_gradients_of_a_bad_batch_go_though_torch_refuses_to_look_at_a_view(put: Put) -> None:
+    """Its base was written to since: asked for `is_leaf`, torch raises. It is looked at first."""
+    loop = Loop(put, torch.optim.SGD)
+    gc.collect()
+    gc.disable()  # what is new stands before what was collected
+    try:
+        with torch.no_grad():
+            held = loop.model[1].weight.t()
+            loop.model[1].weight.add_(1)
+        assert loop.try_step(BAD, "before the optimizer") is IndexError
+    finally:
+        gc.enable()
+    with pytest.raises(RuntimeError):
+        assert held.is_leaf
+    assert [parameter.grad for parameter in loop.model.parameters()] == [None] * 3
+
+
+def test_all_is_undone_though_one_undo_raises_and_the_error_says_so() -> None:
+    undone: list[int] = []
+    steps = (lambda: undone.append(1), lambda: 1 / 0, lambda: undone.append(2))
+    with pytest.raises(IndexError) as told:
+        Failure(IndexError("told"), steps).tell()
+    assert undone == [1, 2]
+    assert "division by zero" in message(told.value)
+
+
+def test_an_interrupt_comes_when_all_is_undone() -> None:
+    undone: list[int] = []
+    steps = (lambda: signal.raise_signal(signal.SIGINT), lambda: undone.append(1))
+    with pytest.raises(KeyboardInterrupt):
+        Failure(IndexError("told"), steps).tell()
+    assert undone == [1]
 
 
 def test_what_was_recorded_before_a_failed_read_and_does_not_depend_on_it_is_kept(put: Put) -> None:
@@ -231,7 +295,7 @@ def _faults(backend: str, *options: str) -> dict:
     told = {"TORPOR_BACKEND": backend, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "scripts.faults", "--json", *options]
     run = subprocess.run(
-        command, cwd=ROOT, env=os.environ | told, capture_output=True, text=True, timeout=550
+        command, cwd=ROOT, env=os.environ | told, capture_output=True, text=True, timeout=300
     )
     assert run.stdout, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
@@ -242,13 +306,13 @@ def test_interrupts_and_bad_batches_lose_nothing_on_the_reference(
     native: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORPOR_NATIVE", native)
-    found = _faults("reference", "--interrupts", "6", "--bad-batches", "6", "--seed", "5")
+    found = _faults("reference", "--interrupts", "12", "--bad-batches", "12", "--seed", "5")
     assert found["problems"] == []
 
 
 def test_interrupts_lose_nothing_as_torpor_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORPOR_CACHE", raising=False)
-    found = _faults("inductor", "--interrupts", "5", "--bad-batches", "0", "--seed", "5")
+    found = _faults("inductor", "--interrupts", "8", "--bad-batches", "0", "--seed", "5")
     assert found["problems"] == []
 
 

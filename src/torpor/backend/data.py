@@ -3,38 +3,67 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from torpor.backend.device import BackendDevice
+from torpor.backend.interrupts import Shield
 from torpor.backend.native import NATIVE
 from torpor.errors import StepError
 from torpor.ir.types import TensorType
+
+_TELLING = threading.Lock()  # a failure is told, or grows, one after the other
 
 
 class Failure:
     """What went wrong in a job, and whether somebody was told."""
 
-    __slots__ = ("error", "rolled_back", "told", "undo")
+    __slots__ = ("error", "known", "rolled_back", "told", "told_at", "undo")
 
     def __init__(self, error: BaseException, undo: Sequence[Callable[[], None]] = ()) -> None:
         self.error = error
         self.told = False
+        self.told_at = 0.0
+        self.known = False  # who records has been told of the error, by the job that it came from
         self.rolled_back: frozenset[int] = frozenset()  # ids of handles that hold old contents
         self.undo = tuple(undo)  # what goes back when it is told, on the thread that is told
 
-    def tell(self) -> NoReturn:
-        """Raise the error: from now on somebody knows."""
+    def tell(self) -> None:
+        """Raise the error, unless it is known: from now on somebody knows."""
         self.note_told()
-        raise self.error.with_traceback(None)
+        if not self.known:
+            raise self.error.with_traceback(None)
 
     def note_told(self) -> None:
         """Somebody is told by other means."""
-        undo, self.undo, self.told = self.undo, (), True
-        for step in undo:
-            step()
+        with Shield():  # an interrupt waits until all has gone back
+            with _TELLING:
+                undo, self.undo, self.told = self.undo, (), True
+                self.told_at = time.perf_counter()
+            for step in undo:
+                self._run(step)
+
+    def _run(self, undo: Callable[[], None]) -> None:
+        try:
+            undo()
+        except Exception as error:  # others go back all the same, and the user is told
+            self.error.add_note(f"  and not all went back to what it was: {error!r}")
+
+    def spread(self, other: Failure, since: float) -> Failure:
+        """The failure of a job that was submitted at `since` and failed for the same reason.
+
+        Both are told at once. If this one was told meanwhile, the other goes back without a word.
+        """
+        with _TELLING:
+            if self.told:
+                other.known = self.told_at > since
+                return other
+            self.undo = tuple(dict.fromkeys((*self.undo, *other.undo)))
+            self.rolled_back |= other.rolled_back
+            return self
 
 
 class Done(threading.Event):
@@ -93,7 +122,8 @@ class BackendData:
         done = self.done
         if done is not None:
             done.wait()
-            self.done = None
+            if self.error is None:  # else it knows where that came from
+                self.done = None
             if done.failure is not None:
                 self._tell(done.failure)
         if self.error is not None:

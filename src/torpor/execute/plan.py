@@ -30,9 +30,10 @@ from torpor.execute.compilation import (
     warn_once,
 )
 from torpor.execute.disk import MOST_KINDS, DiskPlace, keep, load, place_of
-from torpor.execute.events import STEP, span
+from torpor.execute.events import span
 from torpor.execute.history import HISTORY, GraphRecord, before_compile
 from torpor.execute.memory import warn_if_too_large
+from torpor.execute.phases import COMPILING, phase
 from torpor.execute.sizes import SIZES, Structure, is_on
 from torpor.execute.storage import LOCK
 from torpor.ir.graph import Graph
@@ -244,6 +245,7 @@ class PlanCache:
         donated: Mapping[int, int] = NOTHING_DONATED,
     ) -> Making:
         """Keep `graph` under `key`, to be compiled now or when it is met again."""
+        start = time.perf_counter()
         self.serial += 1
         recorded, graph = graph, graph.with_sizes()
         if config.verify_graphs:
@@ -254,14 +256,17 @@ class PlanCache:
         draft = Draft(graph, record, backend, device, donated, structure)
         make = functools.partial(self._make, key, draft, sizes_now(graph))
         making = self.making[key] = Making(Outline.of(graph, backend), make)
+        record.plan_seconds = time.perf_counter() - start
         return making
 
     def _make(self, key: tuple[Any, ...], draft: Draft, sizes: dict[Symbol, int]) -> Plan:
+        start, record = time.perf_counter(), draft.record
         try:
             plan = draft.first_plan(sizes)
+            record.plan_seconds += time.perf_counter() - start - record.compile_seconds
             with LOCK:
                 self.plans[key] = plan
-                HISTORY.keep(draft.record)
+                HISTORY.keep(record)
                 while len(self.plans) > config.max_cached_plans:
                     self.plans.popitem(last=False)
         finally:
@@ -445,13 +450,10 @@ def _timed(timer: str, kind: str, record: GraphRecord) -> Iterator[None]:
     """The body compiles the graph of `record`, or does what saves that."""
     start = time.perf_counter()
     try:
-        with metrics.timer(timer), span(kind, record.name):
+        with phase(COMPILING), metrics.timer(timer), span(kind, record.name):
             yield
     finally:
-        seconds = time.perf_counter() - start
-        record.compile_seconds += seconds
-        STEP.away += seconds
-        STEP.compiling += seconds
+        record.compile_seconds += time.perf_counter() - start
 
 
 def needed_graph(wanted: Sequence[Value], live: Sequence[Value], known: Collection[Value]) -> Graph:

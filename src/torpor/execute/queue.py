@@ -24,6 +24,7 @@ from torpor.backend.device import BackendDevice, cores
 from torpor.backend.interrupts import Shield
 from torpor.errors import StepError
 from torpor.execute.heap import keep
+from torpor.execute.phases import PLANNING, RUNNING, WAITING, beside, phase
 from torpor.execute.storage import LOCK, unlocked
 from torpor.ir.types import TensorType
 
@@ -42,6 +43,7 @@ class Job:
 
     __slots__ = (
         "arguments",
+        "awaited",
         "bytes",
         "donates",
         "done",
@@ -73,6 +75,7 @@ class Job:
         self.threads = torch.get_num_threads()
         self.submitted = 0.0  # when it was put on a queue
         self.here = False  # the thread that submitted it runs it
+        self.awaited = False  # that thread does nothing else before it has run
         self.donates = False  # it may write over its arguments: it is not to be interrupted
         self.succeeded = False  # what comes now cannot undo it
         self.expect(kept, usual, here, beside, kept_bytes)
@@ -153,7 +156,7 @@ class Budget:
         """Wait until all jobs fit; one that never will may stay when no other does."""
         with self.changed:
             if not self._fits():
-                with metrics.timer("QueueFull"):
+                with phase(WAITING), metrics.timer("QueueFull"):
                     self.changed.wait_for(self._fits)
 
     def _fits(self) -> bool:
@@ -219,8 +222,8 @@ class DeviceQueue:
             self._leave_to_thread(job)
 
     def _runs_here(self, job: Job, alone: bool) -> bool:
-        short = job.short and alone and self.device.torch_device.type == "cpu"
-        if short or job.must_be_here or not config.async_queue:
+        best = (job.short or job.awaited) and alone and self.device.torch_device.type == "cpu"
+        if best or job.must_be_here or not config.async_queue:
             return True
         return _torch.is_profiler_on_this_thread()  # which sees no other thread
 
@@ -247,7 +250,7 @@ class DeviceQueue:
 
     def _prepare(self, job: Job, shield: Shield) -> None:
         try:
-            with unlocked(), _opened(shield):
+            with phase(PLANNING), unlocked(), _opened(shield):
                 job.prepare()
         except BaseException as error:
             job.give_up(self, error)
@@ -272,7 +275,7 @@ class DeviceQueue:
         self.thread.start()
 
     def _run_here(self, job: Job, shield: Shield) -> None:
-        with metrics.timer("ExecuteHere"), self._on_its_stream():
+        with phase(RUNNING), metrics.timer("ExecuteHere"), self._on_its_stream():
             self._finish(job, shield)
         failure = job.done.failure
         if failure is not None and not isinstance(failure.error, Exception) and not failure.told:
@@ -403,6 +406,7 @@ class DeviceQueue:
             failure.tell()
 
     def _work(self) -> None:
+        beside()
         self._threads = 0
         torch.get_num_threads()  # sets a thread up: if asked later, it undoes what was set before
         if self.device.type.name == "cuda":

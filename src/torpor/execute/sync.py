@@ -22,8 +22,10 @@ from torpor.backend.interrupts import Shield
 from torpor.backend.native import NATIVE
 from torpor.backend.registry import get_backend, on_change
 from torpor.errors import CompileError
+from torpor.execute.cycles import came_back, ends_step, step_ended
 from torpor.execute.donation import donations
 from torpor.execute.events import STEP, refuse_read, was_read
+from torpor.execute.phases import COMPILING, PLANNING, TOTALS, WAITING, phase
 from torpor.execute.plan import (
     CARRIED,
     COMPUTED,
@@ -55,17 +57,17 @@ def cut(device: torch.device | None = None) -> None:
         if TRACE.is_at_work():
             _start(TRACE.live(), device, shield)
             return
-        with _undisturbed():
-            jobs = _cut(device)
+        with phase(PLANNING) as now, _undisturbed():
+            jobs = _cut(device, now)
         _serve(jobs, shield)
     metrics.count("MarkStep")
 
 
-def _cut(device: torch.device | None) -> list[StepJob]:
+def _cut(device: torch.device | None, now: float) -> list[StepJob]:
     live = TRACE.live()
     if device is not None and any(s.type.device != device for s in live):
         return _compute([s for s in live if s.type.device == device])
-    STEP.end(TRACE.misses)
+    STEP.end(TRACE.misses, now)
     groups = _by_device(live)
     several = len(groups) > 1
     jobs: list[StepJob] = []
@@ -80,24 +82,35 @@ def _cut(device: torch.device | None) -> list[StepJob]:
     return jobs
 
 
-def compute(storages: Sequence[LazyStorage]) -> None:
-    """Start computing `storages` and nothing that they do not need; the trace goes on."""
+def compute(storages: Sequence[LazyStorage], awaited: bool = False) -> None:
+    """Start computing `storages` and nothing that they do not need; the trace goes on.
+
+    `awaited`: this thread has nothing else to do until they are there.
+    """
     with Shield() as shield:
-        _start(storages, None, shield)
+        _start(storages, None, shield, awaited)
 
 
-def _start(storages: Sequence[LazyStorage], device: torch.device | None, shield: Shield) -> None:
-    with _undisturbed():
-        jobs = _compute([s for s in storages if device is None or s.type.device == device])
+def _start(
+    storages: Sequence[LazyStorage],
+    device: torch.device | None,
+    shield: Shield,
+    awaited: bool = False,
+) -> None:
+    with phase(PLANNING), _undisturbed():
+        chosen = [s for s in storages if device is None or s.type.device == device]
+        jobs = _compute(chosen, awaited)
     _serve(jobs, shield)
 
 
-def _compute(storages: Sequence[LazyStorage]) -> list[StepJob]:
+def _compute(storages: Sequence[LazyStorage], awaited: bool = False) -> list[StepJob]:
     jobs: list[StepJob] = []
     try:
         for group in _by_device([s for s in storages if s.data is None]):
             wanted: list[Any] = [s.value for s in group if s.data is None]
             jobs += _launch(TRACE.live(), wanted, partial=True)
+        for job in jobs:
+            job.awaited = awaited
     finally:
         _enqueue(jobs)
     return jobs
@@ -137,7 +150,7 @@ def _serve(jobs: list[StepJob], shield: Shield) -> None:
 
 
 def rest() -> None:
-    """After a read: start a new trace if nothing in this one is pending, or if it is too long.
+    """After a read: start a new trace if nothing in this one is pending, or if this is a step.
 
     A program that only ever reads would otherwise record one trace for ever.
     """
@@ -147,13 +160,21 @@ def rest() -> None:
     with Shield(), _undisturbed():
         if at_work:
             return
-        if not TRACE.live():
-            STEP.end(TRACE.misses)
+        pending = TRACE.live()
+        if not pending:
+            STEP.end(TRACE.misses, time.perf_counter())
             STEP.read_at = STEP.last_read
             TRACE.reset()
             return
     if len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
         cut()
+    elif came_back(pending):
+        _end_step()
+
+
+def _end_step() -> None:
+    cut()
+    step_ended()
 
 
 def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
@@ -248,8 +269,9 @@ def placeholders(
 def wait(device: torch.device | None = None) -> None:
     """Block until the queues (the queue of `device`) are empty; raise what went wrong on them."""
     chosen = queues(None if device is None else get_backend().backend_device(device))
-    for device_queue in chosen:
-        device_queue.wait()
+    with phase(WAITING):
+        for device_queue in chosen:
+            device_queue.wait()
     raise_errors(device)
 
 
@@ -290,16 +312,19 @@ def read(storage: LazyStorage) -> Any:
     if data is not None and data.done is None:
         return data.wait()
     refuse_read()
-    start, compiling = time.perf_counter(), STEP.compiling
+    start, made = time.perf_counter(), TOTALS[PLANNING] + TOTALS[COMPILING]
+    if data is None and ends_step():
+        _end_step()
     data = finish(storage)
-    was_read(start, STEP.compiling - compiling)
+    was_read(start, TOTALS[PLANNING] + TOTALS[COMPILING] - made)
     return data
 
 
 def finish(storage: LazyStorage) -> BackendData:
     """The data of `storage`, with its numbers there, as somebody has asked for in words."""
-    data = storage.data
-    while data is None:
-        compute([storage])
+    with phase(WAITING):
         data = storage.data
-    return data.wait()
+        while data is None:
+            compute([storage], awaited=True)
+            data = storage.data
+        return data.wait()

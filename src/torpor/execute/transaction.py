@@ -203,8 +203,9 @@ class StepJob(Job):
         else:
             for handle, _ in self.replaced:
                 handle.error = handle.error or error
-        self.done.failure = failure
         self._mend_trace(failure)
+        cause = _cause(self.arguments, error)
+        self.done.failure = failure if cause is None else cause.spread(failure, self.submitted)
         self.replaced = []
 
     def _add_computed(self) -> None:
@@ -223,6 +224,14 @@ class StepJob(Job):
         with LOCK:
             if TRACE.epoch == self.epoch:
                 mend(self, failure)
+
+
+def _cause(arguments: Sequence[Any], error: BaseException) -> Failure | None:
+    """The failure of an earlier job that an error came from with an argument."""
+    for argument in arguments:
+        if isinstance(argument, BackendData) and argument.error is error and argument.done:
+            return argument.done.failure
+    return None
 
 
 def _has_written(error: BaseException) -> bool:

@@ -8,6 +8,7 @@ time would fail for ever: eager would not have made it.
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -70,9 +71,21 @@ class _Step:
 def _drop_failed_gradients() -> None:
     """A gradient that was to be made by what failed does not exist, as in eager."""
     for tensor in gc.get_objects():  # nobody knows all parameters; a failure may take its time
-        is_leaf = type(tensor) is LazyTensor and tensor.requires_grad and tensor.is_leaf
-        if is_leaf and _has_failed(tensor.grad):
+        if type(tensor) is LazyTensor and tensor.requires_grad and _has_failed(_gradient(tensor)):
             tensor.grad = None
+
+
+def _gradient(tensor: LazyTensor) -> Any:
+    """The gradient of `tensor`, without a question that makes torch record something or raise.
+
+    A view whose base was written to is taken again by `is_leaf`, and if it was taken without
+    gradients torch refuses. `grad` does not ask that, and warns of tensors that are no leaves.
+    """
+    if not tensor._is_view():
+        return tensor.grad if tensor.is_leaf else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tensor.grad
 
 
 on_failure(_drop_failed_gradients)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import threading
 import warnings
 from types import CodeType, FrameType
 
@@ -61,6 +62,22 @@ def site() -> Site | None:
     return None
 
 
+CALLERS = 5
+"""Calls that tell two places apart: one function may read for several others."""
+
+
+def place() -> int:
+    """A number for the lines of the innermost calls outside torpor, on this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED[0]):
+        frame = frame.f_back
+    calls = [threading.get_ident()]
+    while frame is not None and len(calls) <= 2 * CALLERS:
+        calls += id(frame.f_code), frame.f_lineno
+        frame = frame.f_back
+    return hash(tuple(calls))
+
+
 WARNED: set[str] = set()
 """What `warn_once` has told the user of; clear it to be told again."""
 
@@ -77,4 +94,4 @@ def warn_once(what: str, text: str) -> None:
         warnings.warn_explicit(text, TorporWarning, where.file, where.line)
 
 
-find_lines_with(site)
+find_lines_with(site, place)

@@ -172,6 +172,9 @@ def add_node(
 
 def _is_passing(node: Node) -> bool:
     """It looks at memory, and depends on sizes that are not the memory's own."""
+    met = symbols_met(node)
+    if not met:  # writes to one tensor are a chain as long as the trace
+        return False
     root: Value | None = None
     spec = spec_of(node.op.target)
     looker = node
@@ -181,7 +184,7 @@ def _is_passing(node: Node) -> bool:
         if looker.op.target is None:
             break
         spec = spec_of(looker.op.target)
-    return root is not None and not are_own(symbols_met(node), root.type)
+    return root is not None and not are_own(met, root.type)
 
 
 def symbols_met(node: Node) -> set[Symbol]:
