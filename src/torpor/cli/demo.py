@@ -101,6 +101,7 @@ def _train_all(plan: Plan, eager_device: str, lazy_device: str) -> Demo:
     text, backend = Text.encode(make_text()), torpor.backend.get_backend().name
     warm_up(eager_device)
     eager = train("eager", eager_device, plan, text)
+    torpor.metrics.reset()  # what is explained begins here
     lazy = train(backend, lazy_device, plan, text)
     if backend == EXACT:
         return Demo(plan, eager, lazy, None)
