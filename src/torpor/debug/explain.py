@@ -13,6 +13,7 @@ from torpor.debug.reads import fallbacks, syncs, with_branches
 from torpor.debug.report import text
 from torpor.execute.history import HISTORY, GraphRecord
 from torpor.execute.storage import TRACE
+from torpor.trace.bound import report
 
 COMPUTE_BOUND = "compute-bound"
 TRACING_BOUND = "tracing-bound"
@@ -66,6 +67,7 @@ class Explanation:
     findings: tuple[Finding, ...]  # what costs most, first
     graphs: tuple[NewGraph, ...]  # in the order in which they were made
     forgotten: int  # new graphs that are no longer known
+    places: tuple[str, ...] = ()  # of `enable`: how each runs, and why
 
     def __str__(self) -> str:
         return text(self)
@@ -88,7 +90,7 @@ def explain() -> Explanation:
         graphs = tuple(map(_new_graph, records))
     found = with_branches(syncs(), compiles) + fallbacks() + failures(records)
     found.sort(key=lambda one: one.rank)
-    return Explanation(_balance(), tuple(found), graphs, HISTORY.forgotten)
+    return Explanation(_balance(), tuple(found), graphs, HISTORY.forgotten, tuple(report()))
 
 
 def _new_graph(record: GraphRecord) -> NewGraph:

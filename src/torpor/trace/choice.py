@@ -301,7 +301,8 @@ class Choice:
         self._rivals = []
 
     def _timed_step(self, came_back: bool) -> bool:
-        if not came_back:
+        self._new += not came_back
+        if 4 * self._new > self.limits.window * self.limits.windows:
             self._begin(WARMING)
             return False
         turn = (self.here - 1) % self.limits.window

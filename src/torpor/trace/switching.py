@@ -183,11 +183,14 @@ def to_plain(tensors: Iterable[Any], others: Iterable[Any] = ()) -> str:
         gradients = _Gradients(needed.values())
         try:
             needed.update({id(g): g for g in gradients.tensors() if _is_ours(g)})
+            loose = {id(t): t for t in others if _is_ours(t) and id(t) not in needed}
             groups = _by_storage(needed.values())
+            for tensor in loose.values():  # `.data` of a parameter goes with it
+                groups.get(tensor._lazy_storage, []).append(tensor)
             refusal = next(filter(None, _refusals(groups)), "")
             if not refusal:
-                groups |= _free_groups(others, groups)
-                del needed
+                groups |= _free_groups(loose.values(), groups)
+                del needed, loose
                 _make_plain(groups)
         finally:
             gradients.give_back()
@@ -208,11 +211,9 @@ def _by_storage(tensors: Iterable[Any]) -> _Groups:
     return groups
 
 
-def _free_groups(tensors: Iterable[Any], known: _Groups) -> _Groups:
+def _free_groups(tensors: Iterable[LazyTensor], known: _Groups) -> _Groups:
     """Those of `tensors` that may become plain too, with all that is on their memory."""
-    found = {id(t): t for t in tensors if _is_ours(t) and t._lazy_storage not in known}
-    groups = _by_storage(found.values())
-    del found
+    groups = _by_storage(t for t in tensors if t._lazy_storage not in known)
     refusals = _refusals(groups)
     return {s: g for (s, g), why in zip(groups.items(), refusals, strict=True) if not why}
 
