@@ -15,6 +15,10 @@ from tests.known_differences import KNOWN
 from torpor.execute.sizes import SIZES
 from torpor.trace import whole
 
+# Nothing is chosen by timing, in its processes neither: tests of the bound bring a clock.
+os.environ.setdefault("TORPOR_BOUND", "off")
+torpor.config.bound = os.environ["TORPOR_BOUND"]
+
 if not DEFAULTS:
     # Eager's kernels, and so its bits, unless a test asks for another backend; its processes too.
     os.environ.setdefault("TORPOR_BACKEND", "reference")

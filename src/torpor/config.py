@@ -24,6 +24,10 @@ def _env_choice(name: str, *choices: str) -> str:
     return text
 
 
+bound: str = _env_choice("BOUND", "auto", "off")
+"""Under `torpor.enable()`: measure what eager takes, and run recorded only what is faster so
+("auto"); record always ("off")."""
+
 cut_after_optimizer: bool = _env_bool("CUT_AFTER_OPTIMIZER", True)
 """Cut the trace after every `optimizer.step()`."""
 

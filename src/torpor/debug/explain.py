@@ -15,6 +15,7 @@ from torpor.execute.events import STEP
 from torpor.execute.history import HISTORY, GraphRecord
 from torpor.execute.phases import spent, wall_clock
 from torpor.execute.storage import TRACE
+from torpor.trace.bound import report
 
 COMPUTE_BOUND = "compute-bound"
 TRACING_BOUND = "tracing-bound"
@@ -77,6 +78,7 @@ class Explanation:
     findings: tuple[Finding, ...]  # what costs most, first
     graphs: tuple[NewGraph, ...]  # in the order in which they were made
     forgotten: int  # new graphs that are no longer known
+    places: tuple[str, ...] = ()  # of `enable`: how each runs, and why
 
     def __str__(self) -> str:
         return text(self)
@@ -99,7 +101,7 @@ def explain() -> Explanation:
         graphs = tuple(map(_new_graph, records))
     found = with_branches(syncs(), compiles) + fallbacks() + failures(records)
     found.sort(key=lambda one: one.rank)
-    return Explanation(_balance(), tuple(found), graphs, HISTORY.forgotten)
+    return Explanation(_balance(), tuple(found), graphs, HISTORY.forgotten, tuple(report()))
 
 
 def _new_graph(record: GraphRecord) -> NewGraph:

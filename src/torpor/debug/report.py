@@ -29,6 +29,8 @@ def text(explanation: Explanation) -> str:
             lines += _finding(number, finding)
     else:
         lines.append("Nothing to change: no recompile, no hidden sync, no fallback.")
+    if explanation.places:
+        lines += ["", "Under enable():", *(f"  {place}" for place in explanation.places)]
     if explanation.graphs:
         lines += ["", "New graphs:", *_graphs(explanation)]
     return "\n".join(lines)
