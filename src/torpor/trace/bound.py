@@ -21,8 +21,8 @@ from torpor import _torch, config, metrics
 from torpor.errors import PerformanceWarning
 from torpor.execute import sync
 from torpor.execute.background import COMPILER
-from torpor.execute.events import STEP
 from torpor.execute.history import HISTORY
+from torpor.execute.phases import COMPILING, TOTALS
 from torpor.execute.queue import queues
 from torpor.execute.storage import TRACE
 from torpor.trace.choice import Choice, Facts, Limits
@@ -178,10 +178,10 @@ class Bound:
             _torch.finish_gpu()
         now = self.clock()
         if choice.is_timing and self.last is place:
-            seconds = now - self.last_time - (STEP.compiling - self.last_compiling)
+            seconds = now - self.last_time - (TOTALS[COMPILING] - self.last_compiling)
             choice.interval((self.last_number, number), seconds)
         self.last, self.last_number, self.last_time = place, number, now
-        self.last_compiling = STEP.compiling
+        self.last_compiling = TOTALS[COMPILING]
         if is_step:
             wish = choice.step(_facts(), now)
         else:  # a step may take very long
