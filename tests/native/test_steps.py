@@ -209,7 +209,7 @@ def test_what_a_job_replaces_is_found(is_argument: bool, either: str) -> None:
     read, written = torch.ones(3, device="lazy"), torch.zeros(3, device="lazy")
     torpor.sync()
     written.copy_(read + 1) if not is_argument else written.add_(read)
-    leaf = {storage: leaf for storage, leaf in TRACE.leaf_storages}[written._lazy_storage]
+    leaf = dict(TRACE.leaf_storages)[written._lazy_storage]
     (handle,) = placeholders(get_backend(), DEVICE, (TYPE,))
     places = {leaf: 7} if is_argument else {}
     value = written._lazy_storage.value
