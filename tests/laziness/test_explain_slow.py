@@ -205,7 +205,11 @@ def test_the_answer_comes_at_once_after_many_graphs() -> None:
     answer: Explanation = torpor.explain()
     str(answer)
     assert time.process_time() - start < 1.0
-    assert (answer.findings[0].cause, len(answer.graphs), answer.forgotten) == ("constant", 1024, 476)
+    assert (answer.findings[0].cause, len(answer.graphs), answer.forgotten) == (
+        "constant",
+        1024,
+        476,
+    )
 
 
 def test_nothing_is_compared_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:

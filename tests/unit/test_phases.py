@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,14 +11,13 @@ from torpor.execute.phases import AWAY, PLANNING, RUNNING, WAITING, beside, phas
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing spent yet, on a clock that goes on by a second whenever it is asked."""
     monkeypatch.setattr(phases, "TOTALS", dict.fromkeys(phases.TOTALS, 0.0))
     monkeypatch.setattr(AWAY, "seconds", 0.0)
     monkeypatch.setattr(AWAY, "before", dict(phases.TOTALS))
     seconds = iter(range(1000))
     monkeypatch.setattr(phases, "perf_counter", lambda: float(next(seconds)))
-    yield
 
 
 def test_a_moment_counts_for_the_innermost_phase() -> None:

@@ -23,15 +23,15 @@ ADVICE = {
     "comes back.",
     kinds.CONSTANT: "Pass it as a tensor, so that it is data and no part of the graph; or keep it "
     "fixed.",
-    kinds.INDEX: "Take it from a plain tensor before that becomes lazy (data need not be lazy), or pass "
-    "the index as a tensor: x.index_select(0, rows).",
+    kinds.INDEX: "Take it from a plain tensor before that becomes lazy (data need not be lazy), or "
+    "pass the index as a tensor: x.index_select(0, rows).",
     kinds.PROMOTED: "Nothing: other values need no further compile.",
     kinds.LIST: "Keep the number of tensors fixed: write into one tensor of full size, or read old "
     "results (.item()) instead of holding them.",
     kinds.BRANCH: "Use torch.where or multiply by a mask, so that every step records the same ops; "
     "a branch that is taken rarely may stay.",
-    kinds.OPEN: "Call torpor.sync() here, at the end of the step: as long as nothing ends the trace "
-    "every step is a graph of its own. (optimizer.step() ends it, too.)",
+    kinds.OPEN: "Call torpor.sync() here, at the end of the step: as long as nothing ends the "
+    "trace every step is a graph of its own. (optimizer.step() ends it, too.)",
     kinds.READ: "Read at the same place in every step, or after the step has been cut.",
     kinds.RESULTS: "Hold the same tensors at the end of every step; drop what is not needed "
     "(`del`, .item()).",
@@ -165,7 +165,9 @@ def _what_was_done(records: Sequence[GraphRecord], compiled: int) -> str:
         return f"{_number(new, 'new graph')}, {compiled} compiled so far ({runs} interpreted)"
     if new == 1:
         return f"1 new graph, not compiled yet ({runs} interpreted)"
-    return f"{new} new graphs, never compiled because none came back often enough ({runs} interpreted)"
+    return (
+        f"{new} new graphs, never compiled because none came back often enough ({runs} interpreted)"
+    )
 
 
 def _number(count: int, what: str) -> str:

@@ -130,7 +130,6 @@ class _Step:
             self.span = None
         self.began = 0.0
 
-
     def begin_anew(self) -> None:
         """Count from now on what is going on."""
         if self.began:

@@ -25,7 +25,7 @@ TOTALS: dict[str, float] = dict.fromkeys((PLANNING, COMPILING, RUNNING, WAITING)
 class _Away:
     """Seconds in all phases together."""
 
-    __slots__ = ("began", "before", "seconds")
+    __slots__ = ("before", "began", "seconds")
 
     def __init__(self) -> None:
         self.seconds = 0.0

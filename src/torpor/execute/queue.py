@@ -67,11 +67,12 @@ class Job:
         here: bool = False,
         beside: bool = False,
         kept_bytes: int | None = None,
+        done: Done | None = None,
     ) -> None:
         self.run = run
         self.results = results
         self.arguments: list[Any] = []  # what it needs of other jobs, among others
-        self.done = Done()
+        self.done = done or Done()
         self.threads = torch.get_num_threads()
         self.submitted = 0.0  # when it was put on a queue
         self.here = False  # the thread that submitted it runs it
@@ -79,8 +80,9 @@ class Job:
         self.donates = False  # it may write over its arguments: it is not to be interrupted
         self.succeeded = False  # what comes now cannot undo it
         self.expect(kept, usual, here, beside, kept_bytes)
-        for result in results:
-            result.done = self.done
+        if done is None:  # else the results know it
+            for result in results:
+                result.done = self.done
 
     def expect(
         self,
@@ -151,6 +153,11 @@ class Budget:
         """Count `job`, whether it fits or not."""
         with self.changed:
             self.jobs.append(job)
+
+    def is_full(self) -> bool:
+        """There is more than fits."""
+        with self.changed:
+            return not self._fits()
 
     def wait(self) -> None:
         """Wait until all jobs fit; one that never will may stay when no other does."""
@@ -237,7 +244,7 @@ class DeviceQueue:
                 self._prepare(job, shield)
             if job.here:
                 self._run_here(job, shield)
-            elif self.runner != threading.get_ident():
+            elif self.runner != threading.get_ident() and self.budget.is_full():
                 with unlocked(), _opened(shield):
                     self.budget.wait()
         finally:
@@ -325,11 +332,12 @@ class DeviceQueue:
         if self.runner == threading.get_ident():
             self._run_inside(job, shield)
         while not job.done.is_set():
-            with unlocked(), _opened(shield):
-                self._wait_for_turn(job)
             turn = self._begin(self._is_ours)
             if turn is not None:
                 self._execute(turn, shield)
+            else:
+                with phase(WAITING), unlocked(), _opened(shield):
+                    self._wait_for_turn(job)
 
     def _wait_for_turn(self, job: Job) -> None:
         with self.changed:

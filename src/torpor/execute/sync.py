@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torpor import config, metrics
-from torpor.backend.data import BackendData
+from torpor.backend.data import BackendData, Done
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.interrupts import Shield
@@ -212,7 +212,8 @@ def _launch(
     job.ends = ends
     if ends:
         job.undo = tuple(TRACE.undo)
-    give_handles(job, live, [s.value for s in live] if partial else wanted)  # type: ignore[misc]  # alive: values are set
+    values: list[Any] = [s.value for s in live] if partial else wanted
+    give_handles(job, live, values if partial or len(wanted) > len(pending) else ())
     if partial:
         known.update(zip(job.outline.outputs, job.results, strict=True))
     return [job]
@@ -232,8 +233,9 @@ def _job(found: Plan | Making, backend: Backend, device: BackendDevice) -> StepJ
             else backend.data_from_scalar(TRACE.scalars[place], device),
         )  # fmt: skip
     types = tuple(type_.concrete for type_ in plan.types) if plan.symbols else plan.types
-    handles = placeholders(backend, device, types)
-    return StepJob(found, backend, device, arguments, handles, types)
+    done = Done()
+    handles = placeholders(backend, device, types, done)
+    return StepJob(found, backend, device, arguments, handles, types, done)
 
 
 def _settle(live: list[LazyStorage], wanted: list[Value]) -> tuple[Value, ...]:
@@ -256,14 +258,20 @@ def _settle(live: list[LazyStorage], wanted: list[Value]) -> tuple[Value, ...]:
 
 
 def placeholders(
-    backend: Backend, device: BackendDevice, types: tuple[TensorType, ...]
+    backend: Backend,
+    device: BackendDevice,
+    types: tuple[TensorType, ...],
+    done: Done | None = None,
 ) -> list[BackendData]:
-    """A handle for each result of a graph."""
+    """A handle for each result of a graph, which is there when that is `done`."""
     is_usual = getattr(backend.placeholder, "__func__", None) is Backend.placeholder
     if is_usual and NATIVE.library is not None:
-        handles: list[BackendData] = NATIVE.library.handles(device, types)
+        handles: list[BackendData] = NATIVE.library.handles(device, types, done)
         return handles
-    return [backend.placeholder(device, type_) for type_ in types]
+    handles = [backend.placeholder(device, type_) for type_ in types]
+    for handle in handles:
+        handle.done = done
+    return handles
 
 
 def wait(device: torch.device | None = None) -> None:

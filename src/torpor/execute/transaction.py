@@ -61,6 +61,7 @@ class StepJob(Job):
         arguments: list[Any],
         handles: list[BackendData],
         types: tuple[TensorType, ...],
+        done: Done,
     ) -> None:
         self.plan = found if isinstance(found, Plan) else None
         self.making = found if isinstance(found, Making) else None
@@ -79,7 +80,7 @@ class StepJob(Job):
         self.saved: Saved | None = None  # that trace, in case the graph cannot be compiled
         self.refused: BaseException | None = None  # it could not be compiled
         self.written = False  # donated arguments have been written over
-        super().__init__(self._run, handles)
+        super().__init__(self._run, handles, done=done)
         self.arguments = arguments
         if self.plan is not None:
             self._know(self.plan)
@@ -269,32 +270,58 @@ def told(error: BaseException, plan: Plan, backend: Backend) -> BaseException:
 # -- what a job replaces ---------------------------------------------------------------------------
 
 
-def give_handles(job: StepJob, live: list[LazyStorage], wanted: list[Value]) -> None:
+def give_handles(job: StepJob, live: list[LazyStorage], values: Sequence[Value]) -> None:
     """Let pending storages hold the results of `job`, which learns what each one replaces.
 
-    `wanted` are the values of the storages that are computed. A result goes back to one old content
-    only: where storages hold the same value, those that had contents get handles of their own.
+    A result goes back to one old content only: where storages hold the same value, those that had
+    contents get handles of their own. `values` are those among which there may be the same ones.
     """
-    positions, places, handles = job.outline.positions, job.outline.places, job.results
-    shared = _repeated(wanted) if len(set(wanted)) < len(wanted) else ()
-    for storage, leaf in TRACE.leaf_storages:
-        value = storage.value
-        if value is leaf or storage.data is not None:
-            continue
-        position = positions.get(value)  # type: ignore[arg-type]  # no data: a value is set
-        if position is not None:
-            handle = handles[position]
-            if value in shared:
-                handle = _alias(job, position)
-                storage.hold(handle)
-            place = places.get(leaf)
-            old = TRACE.leaves[leaf.node.args[0]] if place is None else place
-            job.replaced.append((handle, old))
+    positions, handles = job.outline.positions, job.results
+    if len(set(values)) < len(values):
+        _give_own(job, _repeated(values))
+    job.replaced += _replaced(TRACE.leaf_storages, positions, job.outline.places, handles)
     _hold(live, positions, handles)
 
 
-def _repeated(values: list[Value]) -> set[Value]:
+def _replaced(
+    leaf_storages: list[tuple[LazyStorage, Value]],
+    positions: Mapping[Value, int],
+    places: Mapping[Value, int],
+    handles: Sequence[BackendData],
+) -> list[Old]:
+    """The handles that storages with contents are about to get, and what they replace."""
+    found: list[Old]
+    if NATIVE.library is not None:
+        found = NATIVE.library.replaced(leaf_storages, positions, places, handles, TRACE.leaves)
+        return found
+    changed = [pair for pair in leaf_storages if pair[0].data is None]  # the others are inputs only
+    found = []
+    for storage, leaf in changed:
+        position = positions.get(storage.value)  # type: ignore[arg-type]  # no data: a value is set
+        if position is not None and storage.value is not leaf:
+            found.append((handles[position], _old(leaf, places)))
+    return found
+
+
+def _old(leaf: Value, places: Mapping[Value, int]) -> BackendData | int:
+    place = places.get(leaf)
+    return TRACE.leaves[leaf.node.args[0]] if place is None else place
+
+
+def _repeated(values: Sequence[Value]) -> set[Value]:
     return {value for value, times in Counter(values).items() if times > 1}
+
+
+def _give_own(job: StepJob, shared: set[Value]) -> None:
+    """Give storages that had contents, and now hold one of these values, handles of their own."""
+    for storage, leaf in TRACE.leaf_storages:
+        value = storage.value
+        if storage.data is None and value is not leaf and value in shared:
+            position = job.outline.positions.get(value)
+            if position is not None:
+                handle = _alias(job, position)
+                storage.hold(handle)
+                job.replaced.append((handle, _old(leaf, job.outline.places)))
 
 
 def _hold(
