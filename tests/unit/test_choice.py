@@ -1,5 +1,6 @@
 """The choice between recorded and eager, on programs that are numbers."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -124,9 +125,9 @@ def test_no_program_without_a_compiled_graph_is_slow_for_more_than_fifty_steps()
 def test_attempts_become_seldom() -> None:
     program = Program(eager=0.01, recorded=0.011, comes_back=lambda _: False).run(5000)
     starts = [step for step, phase in program.changes if phase == WARMING]
-    gaps = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(starts)]
     assert len(starts) > 3
-    assert all(b > 1.5 * a for a, b in zip(gaps, gaps[1:], strict=False))
+    assert all(b > 1.5 * a for a, b in itertools.pairwise(gaps))
 
 
 def test_a_program_that_settles_later_is_recorded_then() -> None:

@@ -13,7 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakSet, ref
 
 import torch
 
@@ -57,6 +57,8 @@ class Place:
         self.thread = threading.get_ident()
         self.is_shared = False  # between threads: it stays what it is
         self.calls = 0  # since the last step of an optimizer
+        self.stamp = -1  # of the step in which it was called last
+        self.rest = self.granted = 0  # steps that nobody looks at: still to come, and in all
         self.leaks = 0  # steps that recorded something although all is plain
         self.is_told = False
         self.joined: Place | None = None  # it is a part of this one
@@ -72,10 +74,15 @@ class Place:
                 yield from group["params"]
             yield from state_of(optimizer)
 
+    def steps(self, recorded: bool) -> int:
+        """Steps that it ran so, or eagerly."""
+        unseen = 0 if recorded else self.granted - self.rest
+        return self.choice.steps[recorded] + unseen
+
     def __str__(self) -> str:
         choice = self.choice
         how = "recorded" if choice.is_recorded else "eagerly"
-        steps = f"{choice.steps[True]:,} steps recorded, {choice.steps[False]:,} eagerly"
+        steps = f"{self.steps(True):,} steps recorded, {self.steps(False):,} eagerly"
         why = f": {choice.reason}" if choice.reason else ""
         return f"{self.name} ({self.site}) runs {how} now; {steps}{why}"
 
@@ -102,9 +109,10 @@ class Bound:
         self.clock = clock
         self.limits = Limits()
         self.places: deque[Place] = deque(maxlen=MOST_PLACES)
-        self.of_optimizer: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
         self.optimizers: WeakSet[Any] = WeakSet()
-        self.met: deque[Place] = deque(maxlen=MOST_PLACES)  # since the last step of an optimizer
+        self.of_optimizer: dict[int, Place] = {}  # by identity
+        self.met: list[Place] = []  # since the last step of an optimizer
+        self.stamp = 0  # steps of optimizers so far
         self.last: Place | None = None  # of the last event
         self.last_number = 0
         self.last_time = 0.0
@@ -112,8 +120,8 @@ class Bound:
         self.lock = threading.RLock()
 
     def is_on(self) -> bool:
-        """Places choose. Ranks do not, for they have to agree."""
-        return config.bound == "auto" and not _torch.is_distributed()
+        """Places choose."""
+        return config.bound == "auto"
 
     # -- events --------------------------------------------------------------------------------
 
@@ -125,7 +133,7 @@ class Bound:
         place.modules.append(ref(module))
         held = set(map(id, module.parameters()))
         for optimizer in list(self.optimizers):
-            if optimizer not in self.of_optimizer and _has_any(optimizer, held):
+            if id(optimizer) not in self.of_optimizer and _has_any(optimizer, held):
                 self._add(place, optimizer)
         return place
 
@@ -134,11 +142,15 @@ class Bound:
         self.optimizers.add(optimizer)
 
     def _add(self, place: Place, optimizer: Any) -> None:
-        place.optimizers.append(ref(optimizer))
-        self.of_optimizer[optimizer] = place
+        number = id(optimizer)
+        place.optimizers.append(ref(optimizer, lambda _: self.of_optimizer.pop(number, None)))
+        self.of_optimizer[number] = place
 
     def _new(self, name: str) -> Place:
-        place = Place(name, Choice(self.clock(), self.limits))
+        choice = Choice(self.clock(), self.limits)
+        if _torch.is_distributed():
+            choice.record_always()
+        place = Place(name, choice)
         self.places.append(place)
         return place
 
@@ -146,29 +158,43 @@ class Bound:
         """A model of `place` is called, by no other model; whether it is to be recorded."""
         if place.thread != threading.get_ident():
             place.is_shared = True
-        if place not in self.met:
+        if place.stamp != self.stamp:
+            place.stamp = self.stamp
             self.met.append(place)
         place.calls += 1
-        is_step = not place.optimizers or place.calls > CALLS_WITHOUT_STEP
-        if is_step or place.choice.is_timing:
-            self._event(place, number, is_step)
+        if not place.optimizers or place.calls > CALLS_WITHOUT_STEP:
+            self._step(place, number)
+        elif place.choice.is_timing:
+            self._event(place, number, False)
         return place.choice.is_recorded
 
     def is_recorded(self, optimizer: Any) -> bool:
         """The place of an optimizer is recorded."""
-        place = self.of_optimizer.get(optimizer)
+        place = self.of_optimizer.get(id(optimizer))
         return place is not None and place.choice.is_recorded
 
     def after_step(self, optimizer: Any) -> None:
         """An optimizer has made a step."""
-        place = self.of_optimizer.get(optimizer)
-        if place is None or len(self.met) != 1 or self.met[0] is not place:
+        place = self.of_optimizer.get(id(optimizer))
+        if place is None or any(other is not place for other in self.met):
             place = self._joined(optimizer, place)
         self.met.clear()
+        self.stamp += 1
         place.calls = 0
-        self._event(place, id(optimizer), True)
+        self._step(place, id(optimizer))
         if TRACE.is_open() and not place.choice.is_recorded:
             self._stop_leak(place)
+
+    def _step(self, place: Place, number: int) -> None:
+        if place.rest:
+            place.rest -= 1
+            self.last = None  # the interval that ends now is unknown
+            return
+        choice = place.choice
+        if place.granted:
+            choice.skip(place.granted)
+        self._event(place, number, True)
+        place.rest = place.granted = place.choice.rests()
 
     def _event(self, place: Place, number: int, is_step: bool) -> None:
         choice = place.choice
@@ -191,11 +217,13 @@ class Bound:
         if wish and self._may_change(place):
             self._change(place, is_step and (not place.calls or not place.optimizers))
             self.last_time = self.clock()
+            place.choice.pay(self.last_time - now)
 
     # -- changes -------------------------------------------------------------------------------
 
     def _may_change(self, place: Place) -> bool:
-        return not (place.is_shared or _torch.is_in_backward()) and may_switch()
+        is_bound = place.is_shared or _torch.is_in_backward() or _torch.is_distributed()
+        return not is_bound and may_switch()
 
     def _change(self, place: Place, is_between: bool) -> None:
         """Let a place run the other way, between two steps or in one."""
@@ -221,14 +249,17 @@ class Bound:
             if place is None:
                 place = self._place_of(optimizer)
                 self._add(place, optimizer)
-            for other in list(self.met):
+            for other in self.met:
                 if other is not place:
                     self._join(place, other)
         return place
 
     def _place_of(self, optimizer: Any) -> Place:
-        if len(self.met) == 1:
+        if self.met:
             return self.met[0]
+        for place in self.places:  # of several optimizers one may not have been seen yet
+            if _has_any(optimizer, set(map(id, place.tensors()))):
+                return place
         return self._new(type(optimizer).__name__)
 
     def _join(self, place: Place, other: Place) -> None:
@@ -239,9 +270,10 @@ class Bound:
         place.modules += other.modules
         place.optimizers += other.optimizers
         for optimizer in _alive(other.optimizers):
-            self.of_optimizer[optimizer] = place
+            self.of_optimizer[id(optimizer)] = place
         place.is_shared |= other.is_shared
         place.choice, other.joined = Choice(self.clock(), self.limits), place
+        place.rest = place.granted = 0
         self.places.remove(other)
 
     def _stop_leak(self, place: Place) -> None:
@@ -328,5 +360,5 @@ def report() -> list[str]:
 
 
 metrics.add_gauge("Places", lambda: len(BOUND.places))
-metrics.add_gauge("StepsEager", lambda: sum(p.choice.steps[False] for p in BOUND.places))
-metrics.add_gauge("StepsRecorded", lambda: sum(p.choice.steps[True] for p in BOUND.places))
+metrics.add_gauge("StepsEager", lambda: sum(p.steps(False) for p in BOUND.places))
+metrics.add_gauge("StepsRecorded", lambda: sum(p.steps(True) for p in BOUND.places))

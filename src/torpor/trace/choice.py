@@ -15,6 +15,7 @@ A place starts in EAGER. After TIMED it goes to EAGER for a few steps, and to th
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -109,6 +110,11 @@ class Choice:
         """The latest attempt has ended because graphs did not come back."""
         return self.reason.startswith(_NEW)
 
+    def record_always(self) -> None:
+        """Do not choose: ranks of one program have to agree."""
+        self._begin(RECORDED)
+        self.is_timing, self._patience = False, sys.maxsize
+
     # -- what is measured ----------------------------------------------------------------------
 
     def interval(self, kind: Kind, seconds: float) -> None:
@@ -171,6 +177,17 @@ class Choice:
         self._step = 0.0
         return wish
 
+    def rests(self) -> int:
+        """Steps for which nothing is to be looked at: `skip` them before the next one."""
+        if self.is_recorded or self.is_timing or self._waits or self._asks:
+            return 0
+        return max(0, self._rests_until - self.here - 1)
+
+    def skip(self, steps: int) -> None:
+        """So many steps are over that nobody looked at."""
+        self.here += steps
+        self.steps[self.is_recorded] += steps
+
     def changed(self, now: float) -> None:
         """The place runs the other way now."""
         self._refusals, self._asks = 0, False
@@ -178,10 +195,17 @@ class Choice:
         if self.phase == EAGER and self._rivals:
             self.eager = {}  # they are compared with what eager takes now
         if self.phase == WARMING:
-            self.attempts += not self._waits
+            if not self._waits:
+                self.attempts += 1
+                self.attempt_lost = 0.0
             self._waits = False
             if self._rivals and self._won():
                 self._win()
+
+    def pay(self, seconds: float) -> None:
+        """A change, or the attempt at one, has taken so long."""
+        self.lost += seconds
+        self.attempt_lost += seconds
 
     def refused(self, reason: str, counts: bool) -> None:
         """It could not change: it asks again; to become eager, not for ever."""
@@ -215,8 +239,17 @@ class Choice:
             if self._won():
                 return True
             self._lose()
-        self.is_timing = self.here >= self._due - self.limits.measured - 1
-        return self.here >= self._due and not facts.compiling and self._may_lose(now)
+        if self.here >= self._due:
+            if not facts.compiling and self._may_lose(now):
+                return True
+            self._due = self.here + self.limits.rest
+        self.is_timing = self._rests_until <= self.here
+        return False
+
+    @property
+    def _rests_until(self) -> int:
+        """The last step of this phase before eager is measured again."""
+        return self._due - self.limits.measured - 1
 
     def _won(self) -> bool:
         ratio = self.ratio()
@@ -275,8 +308,9 @@ class Choice:
         return seconds - (self._eager_of(counts) or seconds)
 
     def _give_up(self, reason: str) -> None:
-        self.attempt_lost = max(0.0, self._loss())
-        self.lost += self.attempt_lost
+        lost = max(0.0, self._loss())
+        self.attempt_lost += lost
+        self.lost += lost
         self._rivals, self._due = [], 0
         self.reason = reason
 
@@ -295,7 +329,8 @@ class Choice:
         """From the end of the next step on."""
         lost = max(0.0, self._loss())
         if self.phase == WARMING:
-            self.attempt_lost, self.lost = lost, self.lost + lost
+            self.attempt_lost += lost
+            self.lost += lost
         self._begin(TIMED)
         self.drain = True
         self._rivals = []
