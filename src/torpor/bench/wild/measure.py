@@ -81,7 +81,7 @@ def _run(plan: Plan, program: Program, runner: str, most_s: float) -> Run:
         variables = environment(plan.threads, "cpu")
         if not plan.keep_caches:
             variables |= fresh_caches(Path(folder))
-        late = _await(run, variables, said, 2 * most_s)
+        late = _await(run, variables, said, most_s + plan.timeout)  # one compile may be long
         ended = time.perf_counter()
         if not answer.exists():
             return Run(error=late or _last_line(said))
