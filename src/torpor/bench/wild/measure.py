@@ -49,7 +49,7 @@ def measure(plan: Plan, advance: Callable[[str], None], note: Callable[[Wild], N
     wild = Wild(load=[load()])
     for program in plan.programs:
         rows = {name: Row(name) for name in plan.runners}
-        outcome = Outcome(program.name, program.title, plan.steps_of(program), rows)
+        outcome = Outcome(program.name, program.title, plan.steps_of(program), rows, program.window)
         for _ in range(plan.rounds):
             for runner in plan.runners:
                 _take_turn(plan, program, outcome, runner)
