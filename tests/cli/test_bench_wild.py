@@ -175,14 +175,14 @@ def test_losses_are_equal_within_rounding_or_off():
     rounded = [(step, 1.0 if step < 60 else 1.00001) for step in range(100)]
     drifted = [(step, loss if step < 90 else 1.5) for step, loss in rounded]
     wrong = [(step, loss if step != 65 else 1.5) for step, loss in rounded]
-    assert str(Losses.of(eager, eager)) == "equal"
-    assert str(Losses.of([], [])) == "none read"
-    assert Losses.of(eager, rounded).agree
-    assert Losses.of(eager, rounded).equal == 60
-    assert Losses.of(eager, drifted).agree  # a rounding error has grown for over twenty steps
-    assert Losses.of(eager, drifted).final > 0.1
-    assert not Losses.of(eager, wrong).agree
-    assert not Losses.of([(0, 1.0)], [(0, float("nan"))]).agree
+    assert str(Losses.of(eager, eager, 20)) == "equal"
+    assert str(Losses.of([], [], 20)) == "none read"
+    assert Losses.of(eager, rounded, 20).agree
+    assert Losses.of(eager, rounded, 20).equal == 60
+    assert Losses.of(eager, drifted, 20).agree  # a rounding error has grown for over twenty steps
+    assert Losses.of(eager, drifted, 20).final > 0.1
+    assert not Losses.of(eager, wrong, 20).agree
+    assert not Losses.of([(0, 1.0)], [(0, float("nan"))], 20).agree
 
 
 def test_missed_bars_are_told():

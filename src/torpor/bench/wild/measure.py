@@ -49,7 +49,7 @@ def measure(plan: Plan, advance: Callable[[str], None], note: Callable[[Wild], N
     wild = Wild(load=[load()])
     for program in plan.programs:
         rows = {name: Row(name) for name in plan.runners}
-        outcome = Outcome(program.name, program.title, plan.steps_of(program), rows)
+        outcome = Outcome(program.name, program.title, plan.steps_of(program), rows, program.window)
         for _ in range(plan.rounds):
             for runner in plan.runners:
                 _take_turn(plan, program, outcome, runner)
@@ -81,7 +81,7 @@ def _run(plan: Plan, program: Program, runner: str, most_s: float) -> Run:
         variables = environment(plan.threads, "cpu")
         if not plan.keep_caches:
             variables |= fresh_caches(Path(folder))
-        late = _await(run, variables, said, 2 * most_s)
+        late = _await(run, variables, said, most_s + plan.timeout)  # one compile may be long
         ended = time.perf_counter()
         if not answer.exists():
             return Run(error=late or _last_line(said))

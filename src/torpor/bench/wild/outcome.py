@@ -15,7 +15,6 @@ from torpor.bench.results import now
 from torpor.bench.wild.loop import GRACE, Mark
 
 GROWTH = 10.0  # a rounding error at one step is a larger one some steps later
-WINDOW = 20  # steps after the first difference in which losses are compared so
 SLOW = 1.1  # times eager
 
 
@@ -101,6 +100,7 @@ class Outcome:
     title: str
     steps: int
     rows: dict[str, Row] = field(default_factory=dict)
+    window: int = 20  # steps after the first difference in which losses are compared
 
     def ratio(self, runner: str, what: str) -> float | None:
         """`step_ms`, `total_s` and so on of a runner, as a multiple of eager's."""
@@ -141,7 +141,8 @@ class Outcome:
         """torpor's losses beside eager's."""
         if not {"eager", "torpor"} <= set(self.rows):
             return None
-        return Losses.of(self.rows["eager"].last.losses, self.rows["torpor"].last.losses)
+        eager, ours = self.rows["eager"].last, self.rows["torpor"].last
+        return Losses.of(eager.losses, ours.losses, self.window)
 
 
 def _uncompiled(before: Mark, after: Mark) -> bool:
@@ -155,16 +156,17 @@ class Losses:
 
     compared: int
     equal: int  # to the last bit
-    difference: float  # the largest within `WINDOW` steps of the first, as a share of eager's
+    difference: float  # the largest within some steps of the first, as a share of eager's
     final: float  # of the mean over the last quarter
 
     @classmethod
-    def of(cls, eager: list[tuple[int, float]], ours: list[tuple[int, float]]) -> Losses:
+    def of(
+        cls, eager: list[tuple[int, float]], ours: list[tuple[int, float]], window: int
+    ) -> Losses:
         pairs = [(step, a, b) for (step, a), (_, b) in zip(eager, ours)]
         apart = [step for step, a, b in pairs if a != b]
-        near = [
-            _share(a, b) for step, a, b in pairs if apart and apart[0] <= step < apart[0] + WINDOW
-        ]
+        until = apart[0] + window if apart else 0
+        near = [_share(a, b) for step, a, b in pairs if step < until]
         last = pairs[-max(1, len(pairs) // 4) :]
         final = _share(sum(a for _, a, _ in last), sum(b for _, _, b in last))
         return cls(len(pairs), len(pairs) - len(apart), max(near, default=0.0), final)

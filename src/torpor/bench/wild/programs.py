@@ -19,6 +19,7 @@ class Program:
     function: str  # of a module of this package, loaded where it is run
     steps: int
     uncompiled: str = ""  # why its users would not call torch.compile
+    window: int = 20  # steps in which a rounding error stays a small one
 
     def load(self) -> Callable[[Loop], None]:
         """The program; it never returns by itself (`loop.Done`)."""
@@ -37,7 +38,8 @@ ALL = (
     Program("ddpm", "diffusion by a small U-net", "generative.ddpm", 300),
     Program("policy", "actor-critic in a world of Python's", "control.actor_critic", 320),
     Program("packed-lstm", "packed LSTM, changing lengths", "text.packed_lstm", 520),
-    Program("lbfgs", "surface fitted by LBFGS", "control.lbfgs", 240),
+    Program("lbfgs", "surface fitted by LBFGS", "control.lbfgs", 240,
+            window=3),  # twenty evaluations a step: it grows a thousandfold in each
     Program("image-recipe", "small ResNet, mixup, average of weights", "images.image_recipe", 200),
     Program("trainer", "transformer by a trainer class, accumulation", "control.trainer", 100),
     Program("gan", "two conv nets against each other", "generative.gan", 600),
