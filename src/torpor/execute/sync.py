@@ -257,7 +257,7 @@ def _launch(
 def _job(found: Plan | Making, backend: Backend, device: BackendDevice) -> StepJob:
     """One run of a plan, with handles for its outputs."""
     plan: Outline = found.outline if isinstance(found, Making) else found
-    types = tuple(type_.concrete for type_ in plan.types) if plan.symbols else plan.types
+    types = tuple(type_.concrete for type_ in plan.types) if plan.sized else plan.types
     handles = placeholders(backend, device, types)
     return StepJob(found, backend, device, _arguments(plan, backend, device), handles, types)
 
