@@ -39,7 +39,7 @@ from torpor.execute.storage import LOCK
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value
 from torpor.ir.sizes import Symbol
-from torpor.ir.types import ScalarType
+from torpor.ir.types import ScalarType, SymbolicType
 from torpor.ir.verify import verify
 from torpor.ops.draws import IN_TURN
 from torpor.ops.spec import spec_of
@@ -50,7 +50,7 @@ class Outline:
 
     __slots__ = (
         "fragile", "graph", "in_turn", "leaves", "others", "outputs", "places", "positions",
-        "symbols", "types",
+        "sized", "symbols", "types",
     )  # fmt: skip
 
     def __init__(self, graph: Graph, inputs: Sequence[tuple[int, Any]]) -> None:
@@ -58,6 +58,7 @@ class Outline:
         self.symbols = graph.symbols
         self.outputs = graph.outputs
         self.types = graph.types  # they may have symbols
+        self.sized = any(type(type_) is SymbolicType for type_ in self.types)
         self.positions = {value: i for i, value in enumerate(graph.outputs)}
         self.places = {value: i for i, value in enumerate(graph.inputs)}
         self.leaves = picker([place for source, place in inputs if source == LEAVES])

@@ -204,6 +204,7 @@ class DeviceQueue:
         self.running: list[Job] = []  # all by one thread: a kernel of one may wait for the next
         self.runner = 0  # that thread
         self.changed = threading.Condition()
+        self.waiting = 0  # threads that wait for a job to end, or for their turn
         self.budget = Budget()
         self.failure: Failure | None = None  # the first that nobody was told of yet
         self.thread: threading.Thread | None = None
@@ -306,6 +307,26 @@ class DeviceQueue:
             self._ended(job)
         return True
 
+    def borrow(self) -> Job | None:
+        """Let this thread run something now, as a job, if nothing runs or waits to."""
+        with self.changed:
+            if self.running or self.jobs:
+                return None
+            job = _Borrowed()
+            self.running.append(job)
+            self.runner = threading.get_ident()
+        return job
+
+    def give_back(self, job: Job) -> None:
+        """What was run instead of `job` is over."""
+        with self.changed:
+            self.running.remove(job)
+            if not self.running:
+                self.runner = 0
+            job.done.set()
+            if self.jobs or self.waiting:  # the queue's thread need not wake for nothing
+                self.changed.notify_all()
+
     # -- waiting -------------------------------------------------------------------------------
 
     def is_idle(self) -> bool:
@@ -341,8 +362,14 @@ class DeviceQueue:
 
     def _wait_for_turn(self, job: Job) -> None:
         with self.changed:
-            while not (job.done.is_set() or (self.jobs and not self.running and self._is_ours())):
-                self.changed.wait()
+            self.waiting += 1
+            try:
+                while not (
+                    job.done.is_set() or (self.jobs and not self.running and self._is_ours())
+                ):
+                    self.changed.wait()
+            finally:
+                self.waiting -= 1
 
     def _is_ours(self) -> bool:
         """The next job is not for the queue's thread, nor for one that does not wait here."""
@@ -485,6 +512,16 @@ _OWN_RESULT = (
     "a kernel reads a result of its own step, or of one that waits for it: it would wait for "
     "itself. Give it the tensor as an argument, or end the step before it (torpor.sync())"
 )
+
+
+class _Borrowed(Job):
+    """Stands among the running jobs for what a thread runs that has borrowed the queue."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.done = Done()
+        self.arguments = []
 
 
 class _opened:  # a class for speed

@@ -22,6 +22,7 @@ from torpor.backend.interrupts import Shield
 from torpor.backend.native import NATIVE
 from torpor.backend.registry import get_backend, on_change
 from torpor.errors import CompileError
+from torpor.execute.at_once import Turn, may_run_at_once
 from torpor.execute.cycles import came_back, ends_step, step_ended
 from torpor.execute.donation import donations
 from torpor.execute.events import STEP, refuse_read, was_read
@@ -41,6 +42,7 @@ from torpor.execute.queue import queue_of, queues
 from torpor.execute.sizes import SIZES
 from torpor.execute.storage import LOCK, TRACE, LazyStorage
 from torpor.execute.transaction import Saved, StepJob, give_handles
+from torpor.execute.watch import WATCHERS
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, Value
 from torpor.ir.types import TensorType
@@ -160,16 +162,23 @@ def rest() -> None:
     with Shield(), _undisturbed():
         if at_work:
             return
-        pending = TRACE.live()
-        if not pending:
-            STEP.end(TRACE.misses, time.perf_counter())
+        if _reset_at_rest():
             STEP.read_at = STEP.last_read
-            TRACE.reset()
             return
+        pending = TRACE.live()
     if len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
         cut()
     elif came_back(pending):
         _end_step()
+
+
+def _reset_at_rest() -> bool:
+    """Start a new trace if nothing in this one is pending."""
+    if TRACE.live():
+        return False
+    STEP.end(TRACE.misses, time.perf_counter())
+    TRACE.reset()
+    return True
 
 
 def _end_step() -> None:
@@ -185,6 +194,45 @@ def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
     for storage in storages:
         groups.setdefault(storage.type.device, []).append(storage)
     return list(groups.values())
+
+
+def _compute_at_once(storage: LazyStorage) -> bool:
+    """Compute what a read asks for here and now, if nothing is in the way (`execute/at_once.py`).
+
+    Nothing is changed before it has been computed: what cannot be done here is done as ever.
+    Whether nothing is pending after it, and a new trace has begun.
+    """
+    if TRACE.is_at_work() or WATCHERS:
+        return False
+    with Shield() as shield:
+        with _undisturbed():
+            live, epoch = TRACE.live(), TRACE.epoch
+            turn = None if storage.data is not None else _turn(storage, live)
+        results = None if turn is None else turn.take(shield)
+        if turn is None or results is None:
+            return False
+        with _undisturbed():
+            if TRACE.epoch != epoch:
+                return False
+            TRACE.computed.update(zip(turn.plan.outputs, results, strict=True))
+            _settle(live, [])
+            return _reset_at_rest()
+
+
+def _turn(storage: LazyStorage, live: list[LazyStorage]) -> Turn | None:
+    """A run of the graph that a read asks for; None if it is not to be run here and now."""
+    pending = _settle(live, [storage.value])  # type: ignore[list-item]  # no data: a value is set
+    if not pending:
+        return None
+    backend = get_backend()
+    device = backend.backend_device(storage.type.device)
+    others = tuple({s.value: None for s in live if s.data is None})
+    key = (backend, device, pending, others, tuple(TRACE.computed))
+    plan = PLANS.plans.get(key)
+    if plan is None or not may_run_at_once(plan) or not queue_of(device).is_idle():
+        return None
+    PLANS.find(key)
+    return Turn(plan, device, _arguments(plan, backend, device))
 
 
 def _launch(
@@ -222,7 +270,15 @@ def _launch(
 def _job(found: Plan | Making, backend: Backend, device: BackendDevice) -> StepJob:
     """One run of a plan, with handles for its outputs."""
     plan: Outline = found.outline if isinstance(found, Making) else found
-    arguments = list(plan.leaves(TRACE.leaves))
+    types = tuple(type_.concrete for type_ in plan.types) if plan.sized else plan.types
+    done, arguments = Done(), _arguments(plan, backend, device)
+    handles = placeholders(backend, device, types, done)
+    return StepJob(found, backend, device, arguments, handles, types, done)
+
+
+def _arguments(plan: Outline, backend: Backend, device: BackendDevice) -> list[Any]:
+    """What a plan takes from the trace."""
+    arguments: list[Any] = list(plan.leaves(TRACE.leaves))
     for position, source, place in plan.others:
         arguments.insert(
             position,
@@ -232,10 +288,7 @@ def _job(found: Plan | Making, backend: Backend, device: BackendDevice) -> StepJ
             else place.value if source == SIZE_NOW
             else backend.data_from_scalar(TRACE.scalars[place], device),
         )  # fmt: skip
-    types = tuple(type_.concrete for type_ in plan.types) if plan.symbols else plan.types
-    done = Done()
-    handles = placeholders(backend, device, types, done)
-    return StepJob(found, backend, device, arguments, handles, types, done)
+    return arguments
 
 
 def _settle(live: list[LazyStorage], wanted: list[Value]) -> tuple[Value, ...]:
@@ -321,10 +374,16 @@ def read(storage: LazyStorage) -> Any:
         return data.wait()
     refuse_read()
     start, made = time.perf_counter(), TOTALS[PLANNING] + TOTALS[COMPILING]
-    if data is None and ends_step():
-        _end_step()
+    at_rest = False
+    if data is None:
+        if ends_step():
+            _end_step()
+        else:
+            at_rest = _compute_at_once(storage)
     data = finish(storage)
     was_read(start, TOTALS[PLANNING] + TOTALS[COMPILING] - made)
+    if at_rest:
+        STEP.read_at = STEP.last_read
     return data
 
 

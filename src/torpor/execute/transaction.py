@@ -160,7 +160,7 @@ class StepJob(Job):
             self.written = bool(plan.donated)  # unless a result has failed: see `Backend.execute`
             busy = time.thread_time() - before  # and not waiting for Python's lock
             plan.record.ran(time.perf_counter() - start, busy, plan.draft is not None)
-            if not plan.checked or plan.symbols:
+            if not plan.checked or plan.sized:
                 results = checked(results, plan, self.backend, self.types)
         except Exception as error:
             raise told(error, plan, self.backend) from error.__cause__

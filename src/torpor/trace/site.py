@@ -20,6 +20,7 @@ _SKIPPED = (
 )
 _PROGRAMS = tuple(_SKIPPED[0] + name + os.sep for name in ("cli", "bench"))  # use torpor themselves
 _known: dict[int, tuple[CodeType, bool]] = {}  # by identity: hashing code is slow
+_texts: dict[tuple[int, int], tuple[CodeType, str]] = {}  # of lines; the code keeps its identity
 
 
 class Site:
@@ -36,8 +37,14 @@ class Site:
         return self.code.co_filename
 
     def __str__(self) -> str:
-        text = linecache.getline(self.file, self.line).strip()
-        return f"{os.path.basename(self.file)}:{self.line}   {text}".rstrip()
+        known = _texts.get((id(self.code), self.line))
+        if known is None or known[0] is not self.code:
+            text = linecache.getline(self.file, self.line).strip()
+            text = f"{os.path.basename(self.file)}:{self.line}   {text}".rstrip()
+            if len(_texts) > 10_000:
+                _texts.clear()
+            known = _texts[id(self.code), self.line] = (self.code, text)
+        return known[1]
 
 
 def _learn(code: CodeType) -> tuple[CodeType, bool]:
