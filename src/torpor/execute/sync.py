@@ -204,7 +204,7 @@ def _compute_at_once(storage: LazyStorage) -> bool:
     """
     if TRACE.is_at_work() or WATCHERS:
         return False
-    with Shield() as shield:
+    with phase(PLANNING), Shield() as shield:
         with _undisturbed():
             live, epoch = TRACE.live(), TRACE.epoch
             turn = None if storage.data is not None else _turn(storage, live)
