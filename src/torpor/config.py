@@ -45,10 +45,10 @@ max_memoised_types: int = _env_int("MAX_MEMOISED_TYPES", 50_000)
 promote_scalars: bool = _env_bool("PROMOTE_SCALARS", True)
 """Turn a Python number that changes from step to step into a run-time input."""
 
-native: str = _env_choice("NATIVE", "built", "auto", "off", "on")
-"""Record by C++ what was met before: where that is built already (`torpor native build`; "built"),
-and where it is not let it be built for the next process ("auto"), or now ("on"); never ("off").
-Read at the first op."""
+native: str = _env_choice("NATIVE", "auto", "off", "on")
+"""Record by C++ what was met before. "auto": if there is a compiler, the library is built beside
+the first process that records, kept in the cache directory, and taken up at a cut; "on": it is
+built now, and waited for; "off": never. Read at the first op; `torpor info` tells the outcome."""
 
 dynamic: str = _env_choice("DYNAMIC", "auto", "off", "on")
 """Sizes that change become symbols: when a graph comes back with others ("auto"), never ("off"), or

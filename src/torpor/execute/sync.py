@@ -59,6 +59,8 @@ def cut(device: torch.device | None = None) -> None:
             jobs = _cut(device)
         _serve(jobs, shield)
     metrics.count("MarkStep")
+    if NATIVE.at_cut is not None:
+        NATIVE.at_cut()
 
 
 def _cut(device: torch.device | None) -> list[StepJob]:
@@ -151,8 +153,10 @@ def rest() -> None:
             STEP.end(TRACE.misses)
             STEP.read_at = STEP.last_read
             TRACE.reset()
-            return
-    if len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
+    if not TRACE.is_open():
+        if NATIVE.at_cut is not None:
+            NATIVE.at_cut()
+    elif len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
         cut()
 
 
