@@ -17,6 +17,10 @@ def _env_bool(name: str, default: bool) -> bool:
     return default if text is None else text.lower() not in ("0", "false", "no", "off", "")
 
 
+def _env_maybe(name: str) -> bool | None:
+    return _env_bool(name, False) if f"TORPOR_{name}" in os.environ else None
+
+
 def _env_choice(name: str, *choices: str) -> str:
     text = os.environ.get(f"TORPOR_{name}", choices[0])
     if text not in choices:
@@ -68,10 +72,13 @@ keep_bytes: int = _env_int("KEEP_BYTES", 1 << 28)
 the first step is run on a CPU."""
 
 compile_after: int = _env_int("COMPILE_AFTER", -1)
-"""Runs of a graph on the reference backend before it is compiled; -1: as the backend says."""
+"""Runs of a graph on the reference backend before it is compiled; -1: as the backend says, and when
+compiling pays, by what the runs have taken."""
 
-compile_async: bool = _env_bool("COMPILE_ASYNC", False)
-"""Compile on a thread beside the program; until then the reference backend runs the graph."""
+compile_async: bool | None = _env_maybe("COMPILE_ASYNC")
+"""Compile while the program goes on, in a process of low priority, or else on a thread; until then
+the reference backend runs the graph. None: in that process, where there is a core for it, for
+graphs that are compiled when it pays."""
 
 compile_timeout: float = float(_env_int("COMPILE_TIMEOUT", 1800))
 """Seconds after which a compile beside the program is given up."""

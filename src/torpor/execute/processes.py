@@ -15,6 +15,10 @@ import torch
 _QUIET: Final = {"TORPOR_NATIVE": "off", "TORPOR_VIEW": "0", "TORPOR_EXPLAIN": "0"}
 """Settings that are the program's own affair."""
 
+NICE = 10
+"""How far such a process stands back: a tenth of a core if the program keeps all of them busy. With
+19, nothing would come of it then: a program of as many threads as cores were never compiled."""
+
 LEAVE: Final = "import os; os.fork() and os._exit(0); "
 """Code that leaves the rest to a process nobody has to wait for: its parent ends at once."""
 
@@ -29,7 +33,7 @@ def interpreter() -> str | None:
 def command(python: str, code: str, *arguments: str, detached: bool = False) -> list[str]:
     """Runs `code`, which finds torpor and torch as this process did, at low priority."""
     before = LEAVE if detached else "import os; "
-    return [python, "-P", "-c", f"{before}os.nice(19); {code}", *arguments]
+    return [python, "-P", "-c", f"{before}os.nice({NICE}); {code}", *arguments]
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
