@@ -61,6 +61,7 @@ def _environment(folder: Path, backend: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in unset}
     folder = Path(kept.get("TORPOR_WILD_CACHE", folder))
     kept.update(TORPOR_CACHE_DIR=str(folder), TORPOR_NATIVE="off" if backend else "on")
+    kept.update(TORPOR_COMPILE_AFTER="4")  # as if they ran long enough for compiles to pay
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT), kept.get("PYTHONPATH", "")))
     kept.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     kept.setdefault("TORPOR_FAILURES_DIR", str(folder / "failures"))

@@ -63,6 +63,8 @@ def cut(device: torch.device | None = None) -> None:
             jobs = _cut(device, now)
         _serve(jobs, shield)
     metrics.count("MarkStep")
+    if NATIVE.at_cut is not None:
+        NATIVE.at_cut()
 
 
 def _cut(device: torch.device | None, now: float) -> list[StepJob]:
@@ -162,11 +164,12 @@ def rest() -> None:
     with Shield(), _undisturbed():
         if at_work:
             return
-        if _reset_at_rest():
-            STEP.read_at = STEP.last_read
-            return
-        pending = TRACE.live()
-    if len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
+        pending = [] if _reset_at_rest() else TRACE.live()
+    if not pending:
+        STEP.read_at = STEP.last_read
+        if NATIVE.at_cut is not None:
+            NATIVE.at_cut()
+    elif len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
         cut()
     elif came_back(pending):
         _end_step()
