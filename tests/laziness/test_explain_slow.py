@@ -32,7 +32,7 @@ PARTS = ("recording", "planning", "compiling", "running", "waiting", "outside")
 class Slow(ReferenceBackend):
     """Takes its time to compile and to run."""
 
-    name = "slow"
+    name = "slow-compiler"
 
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
         time.sleep(0.15)
@@ -45,7 +45,7 @@ class Slow(ReferenceBackend):
         return super().execute(computation, arguments, device)
 
 
-register("slow", Slow)
+register("slow-compiler", Slow)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_the_seconds_add_up_to_the_wall_clock(
 ) -> None:
     monkeypatch.setattr(torpor.config, "compile_after", 0)
     monkeypatch.setattr(torpor.config, "async_queue", queued)
-    with torpor.using("slow"):
+    with torpor.using("slow-compiler"):
         x = torch.ones(4).to("lazy")
         torpor.metrics.reset()
         start = time.perf_counter()
@@ -174,6 +174,7 @@ def rows_of_lazy_data(steps: int) -> None:
 
 def test_an_index_that_changes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torpor.config, "promote_scalars", False)
+    monkeypatch.setattr(torpor.config, "dynamic", "off")  # else it becomes an input
     rows_of_lazy_data(8)
     found = torpor.explain().findings[0]
     assert (found.cause, found.count) == ("index", 7)

@@ -1,8 +1,8 @@
 """Graphs compiled in another process, of low priority, that ends with this one.
 
-A thread would not do: compilers are Python, and who takes turns with another thread at Python's
-lock waits up to 5 ms for it, at every op. The process gets a graph as text and gives back bytes,
-which the backend makes a computation of in milliseconds, without the imports of a compiler.
+A thread would not do: compilers are Python, and take turns with the program at Python's lock; and
+a program cannot end while one is at work. The process gets a graph as text and gives back bytes, of
+which the backend makes a computation in milliseconds, without the imports of a compiler.
 """
 
 from __future__ import annotations

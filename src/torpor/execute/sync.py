@@ -164,7 +164,7 @@ def rest() -> None:
     with Shield(), _undisturbed():
         if at_work:
             return
-        pending = [] if _reset_at_rest() else TRACE.live()
+        pending = [] if _reset_at_rest(time.perf_counter()) else TRACE.live()
     if not pending:
         STEP.read_at = STEP.last_read
         if NATIVE.at_cut is not None:
@@ -175,11 +175,11 @@ def rest() -> None:
         _end_step()
 
 
-def _reset_at_rest() -> bool:
-    """Start a new trace if nothing in this one is pending."""
+def _reset_at_rest(now: float) -> bool:
+    """Start a new trace if nothing in this one, recorded until `now`, is pending."""
     if TRACE.live():
         return False
-    STEP.end(TRACE.misses, time.perf_counter())
+    STEP.end(TRACE.misses, now)
     TRACE.reset()
     return True
 
@@ -207,7 +207,7 @@ def _compute_at_once(storage: LazyStorage) -> bool:
     """
     if TRACE.is_at_work() or WATCHERS:
         return False
-    with phase(PLANNING), Shield() as shield:
+    with phase(PLANNING) as now, Shield() as shield:
         with _undisturbed():
             live, epoch = TRACE.live(), TRACE.epoch
             turn = None if storage.data is not None else _turn(storage, live)
@@ -219,7 +219,7 @@ def _compute_at_once(storage: LazyStorage) -> bool:
                 return False
             TRACE.computed.update(zip(turn.plan.outputs, results, strict=True))
             _settle(live, [])
-            return _reset_at_rest()
+            return _reset_at_rest(now)
 
 
 def _turn(storage: LazyStorage, live: list[LazyStorage]) -> Turn | None:

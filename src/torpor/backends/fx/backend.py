@@ -478,8 +478,7 @@ def in_fresh_thread(function: Callable[[], T]) -> T:
         except BaseException as error:
             outcome.append((None, error))
 
-    # at its end the process waits for no compile that nobody waits for
-    thread = threading.Thread(target=work, name="torpor-compile", daemon=is_beside())
+    thread = threading.Thread(target=work, name="torpor-compile")
     thread.start()
     thread.join()
     result, error = outcome[0]
