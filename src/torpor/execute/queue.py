@@ -42,6 +42,7 @@ class Job:
 
     __slots__ = (
         "arguments",
+        "awaited",
         "bytes",
         "donates",
         "done",
@@ -73,6 +74,7 @@ class Job:
         self.threads = torch.get_num_threads()
         self.submitted = 0.0  # when it was put on a queue
         self.here = False  # the thread that submitted it runs it
+        self.awaited = False  # that thread has nothing else to do until it has run
         self.donates = False  # it may write over its arguments: it is not to be interrupted
         self.succeeded = False  # what comes now cannot undo it
         self.expect(kept, usual, here, beside, kept_bytes)
@@ -220,8 +222,10 @@ class DeviceQueue:
             self._leave_to_thread(job)
 
     def _runs_here(self, job: Job, alone: bool) -> bool:
-        short = job.short and alone and self.device.torch_device.type == "cpu"
-        if short or job.must_be_here or not config.async_queue:
+        short = job.short or job.awaited
+        if (short and alone and self.device.torch_device.type == "cpu") or job.must_be_here:
+            return True
+        if not config.async_queue:
             return True
         return _torch.is_profiler_on_this_thread()  # which sees no other thread
 

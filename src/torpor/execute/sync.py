@@ -49,8 +49,10 @@ from torpor.ir.types import TensorType
 PLANS = PlanCache()
 
 
-def cut(device: torch.device | None = None) -> None:
+def cut(device: torch.device | None = None, awaited: bool = False) -> None:
     """End the trace; everything alive (on `device`) becomes data on its device's queue.
+
+    `awaited`: the caller has nothing else to do until it is there.
 
     The part that changes anything is not interrupted; compiling, running and waiting may be.
     """
@@ -59,12 +61,12 @@ def cut(device: torch.device | None = None) -> None:
             _start(TRACE.live(), device, shield)
             return
         with _undisturbed():
-            jobs = _cut(device)
+            jobs = _cut(device, awaited)
         _serve(jobs, shield)
     metrics.count("MarkStep")
 
 
-def _cut(device: torch.device | None) -> list[StepJob]:
+def _cut(device: torch.device | None, awaited: bool) -> list[StepJob]:
     live = TRACE.live()
     if device is not None and any(s.type.device != device for s in live):
         return _compute([s for s in live if s.type.device == device])
@@ -78,31 +80,37 @@ def _cut(device: torch.device | None) -> list[StepJob]:
             jobs += _launch(live if several else group, wanted, partial=several, ends=True)
         TRACE.reset()  # first: a buffer the trace still holds cannot be written over
     finally:
-        _enqueue(jobs)
+        _enqueue(jobs, awaited)
     STEP.read_at = STEP.last_asked = ""
     return jobs
 
 
-def compute(storages: Sequence[LazyStorage]) -> None:
+def compute(storages: Sequence[LazyStorage], awaited: bool = False) -> None:
     """Start computing `storages` and nothing that they do not need; the trace goes on."""
     with Shield() as shield:
-        _start(storages, None, shield)
+        _start(storages, None, shield, awaited)
 
 
-def _start(storages: Sequence[LazyStorage], device: torch.device | None, shield: Shield) -> None:
+def _start(
+    storages: Sequence[LazyStorage],
+    device: torch.device | None,
+    shield: Shield,
+    awaited: bool = False,
+) -> None:
+    chosen = [s for s in storages if device is None or s.type.device == device]
     with _undisturbed():
-        jobs = _compute([s for s in storages if device is None or s.type.device == device])
+        jobs = _compute(chosen, awaited)
     _serve(jobs, shield)
 
 
-def _compute(storages: Sequence[LazyStorage]) -> list[StepJob]:
+def _compute(storages: Sequence[LazyStorage], awaited: bool = False) -> list[StepJob]:
     jobs: list[StepJob] = []
     try:
         for group in _by_device([s for s in storages if s.data is None]):
             wanted: list[Any] = [s.value for s in group if s.data is None]
             jobs += _launch(TRACE.live(), wanted, partial=True)
     finally:
-        _enqueue(jobs)
+        _enqueue(jobs, awaited)
     return jobs
 
 
@@ -122,8 +130,9 @@ class _undisturbed:  # a class for speed
         LOCK.release()
 
 
-def _enqueue(jobs: list[StepJob]) -> None:
+def _enqueue(jobs: list[StepJob], awaited: bool = False) -> None:
     for job in jobs:
+        job.awaited = awaited
         queue_of(job.device).enqueue(job)
 
 
@@ -157,7 +166,7 @@ def rest() -> None:
     if len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
         cut()
     elif came_back(pending):
-        _end_step()
+        _end_step(awaited=False)
 
 
 def _reset_at_rest() -> bool:
@@ -169,8 +178,8 @@ def _reset_at_rest() -> bool:
     return True
 
 
-def _end_step() -> None:
-    cut()
+def _end_step(awaited: bool) -> None:
+    cut(awaited=awaited)
     step_ended()
 
 
@@ -356,7 +365,7 @@ def read(storage: LazyStorage) -> Any:
     at_rest = False
     if data is None:
         if ends_step():
-            _end_step()
+            _end_step(awaited=True)
         else:
             at_rest = _compute_at_once(storage)
     data = finish(storage)
@@ -370,6 +379,6 @@ def finish(storage: LazyStorage) -> BackendData:
     """The data of `storage`, with its numbers there, as somebody has asked for in words."""
     data = storage.data
     while data is None:
-        compute([storage])
+        compute([storage], awaited=True)
         data = storage.data
     return data.wait()
