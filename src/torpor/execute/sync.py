@@ -50,8 +50,10 @@ from torpor.ir.types import TensorType
 PLANS = PlanCache()
 
 
-def cut(device: torch.device | None = None) -> None:
+def cut(device: torch.device | None = None, awaited: bool = False) -> None:
     """End the trace; everything alive (on `device`) becomes data on its device's queue.
+
+    `awaited`: the caller has nothing else to do until it is there.
 
     The part that changes anything is not interrupted; compiling, running and waiting may be.
     """
@@ -60,14 +62,14 @@ def cut(device: torch.device | None = None) -> None:
             _start(TRACE.live(), device, shield)
             return
         with phase(PLANNING) as now, _undisturbed():
-            jobs = _cut(device, now)
+            jobs = _cut(device, now, awaited)
         _serve(jobs, shield)
     metrics.count("MarkStep")
     if NATIVE.at_cut is not None:
         NATIVE.at_cut()
 
 
-def _cut(device: torch.device | None, now: float) -> list[StepJob]:
+def _cut(device: torch.device | None, now: float, awaited: bool) -> list[StepJob]:
     live = TRACE.live()
     if device is not None and any(s.type.device != device for s in live):
         return _compute([s for s in live if s.type.device == device])
@@ -81,7 +83,7 @@ def _cut(device: torch.device | None, now: float) -> list[StepJob]:
             jobs += _launch(live if several else group, wanted, partial=several, ends=True)
         TRACE.reset()  # first: a buffer the trace still holds cannot be written over
     finally:
-        _enqueue(jobs)
+        _enqueue(jobs, awaited)
     STEP.read_at = STEP.last_asked = ""
     return jobs
 
@@ -113,10 +115,8 @@ def _compute(storages: Sequence[LazyStorage], awaited: bool = False) -> list[Ste
         for group in _by_device([s for s in storages if s.data is None]):
             wanted: list[Any] = [s.value for s in group if s.data is None]
             jobs += _launch(TRACE.live(), wanted, partial=True)
-        for job in jobs:
-            job.awaited = awaited
     finally:
-        _enqueue(jobs)
+        _enqueue(jobs, awaited)
     return jobs
 
 
@@ -136,8 +136,9 @@ class _undisturbed:  # a class for speed
         LOCK.release()
 
 
-def _enqueue(jobs: list[StepJob]) -> None:
+def _enqueue(jobs: list[StepJob], awaited: bool = False) -> None:
     for job in jobs:
+        job.awaited = awaited
         queue_of(job.device).enqueue(job)
 
 
@@ -172,7 +173,7 @@ def rest() -> None:
     elif len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
         cut()
     elif came_back(pending):
-        _end_step()
+        _end_step(awaited=False)
 
 
 def _reset_at_rest(now: float) -> bool:
@@ -184,8 +185,8 @@ def _reset_at_rest(now: float) -> bool:
     return True
 
 
-def _end_step() -> None:
-    cut()
+def _end_step(awaited: bool) -> None:
+    cut(awaited=awaited)
     step_ended()
 
 
@@ -380,7 +381,7 @@ def read(storage: LazyStorage) -> Any:
     at_rest = False
     if data is None:
         if ends_step():
-            _end_step()
+            _end_step(awaited=True)
         else:
             at_rest = _compute_at_once(storage)
     data = finish(storage)
