@@ -472,7 +472,7 @@ def may_change(tensor: torch.Tensor, holders: int = 1) -> bool:
     What accumulates its gradient may hold it too: a loss that was not dropped keeps that alive. Not
     if Python holds the accumulator: somebody has registered hooks with it.
     """
-    if _holders(tensor) == holders:
+    if _holders(tensor) <= holders:
         return True
     if _holders(tensor) != holders + 1 or not tensor.is_leaf or not tensor.requires_grad:
         return False

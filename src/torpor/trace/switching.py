@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -228,15 +229,17 @@ def _refusals(groups: _Groups) -> list[str]:
 
 
 def held_by_graph(tensors: Iterable[Any]) -> str:
-    """Why tensors cannot become others: a graph of autograd needs one; "" if none does."""
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and not _is_free(tensor):
+    """Why tensors cannot become others: a graph of autograd needs one; "" if none does.
+
+    A view holds the tensor that it is a view of; if both are here, that is no reason.
+    """
+    found = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    views = Counter(id(tensor._base) for tensor in found if tensor._is_view())
+    for tensor in found:
+        is_free = tensor.is_leaf and not tensor.is_inference()
+        if not (is_free and _torch.may_change(tensor, 1 + views[id(tensor)])):
             return f"a graph of autograd holds a tensor of shape {tuple(tensor.shape)}"
     return ""
-
-
-def _is_free(tensor: torch.Tensor) -> bool:
-    return tensor.is_leaf and not tensor.is_inference() and _torch.may_change(tensor)
 
 
 def _references(groups: _Groups) -> list[int]:
@@ -273,8 +276,12 @@ def _make_plain(groups: _Groups) -> None:
     while groups:
         storage, tensors = groups.popitem()
         real = clone_plain(backend.tensor_from_data(sync.finish(storage)))
-        for tensor in tensors:
+        for tensor in sorted(tensors, key=_is_base):  # views first: they hold what they look at
             exchange(tensor, seen_by(tensor, real))
+
+
+def _is_base(tensor: torch.Tensor) -> bool:
+    return not tensor._is_view()
 
 
 def loose_tensors() -> Iterator[LazyTensor]:
