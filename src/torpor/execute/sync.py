@@ -291,7 +291,11 @@ def read(storage: LazyStorage) -> Any:
         return data.wait()
     refuse_read()
     start, compiling = time.perf_counter(), STEP.compiling
-    data = finish(storage)
+    try:
+        data = finish(storage)
+    except Exception:
+        rest()  # what is recorded next is of another batch
+        raise
     was_read(start, STEP.compiling - compiling)
     return data
 
