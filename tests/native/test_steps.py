@@ -209,13 +209,14 @@ def test_what_a_job_replaces_is_found(is_argument: bool, either: str) -> None:
     read, written = torch.ones(3, device="lazy"), torch.zeros(3, device="lazy")
     torpor.sync()
     written.copy_(read + 1) if not is_argument else written.add_(read)
-    leaf = dict(TRACE.leaf_storages)[written._lazy_storage]
+    entered = next(e for e in TRACE.leaf_storages if e[0] is written._lazy_storage)
+    leaf = entered[1]
     (handle,) = placeholders(get_backend(), DEVICE, (TYPE,))
     places = {leaf: 7} if is_argument else {}
     value = written._lazy_storage.value
     found = transaction._replaced(TRACE.leaf_storages, {value: 0}, places, [handle])
     held = TRACE.leaves[leaf.node.args[0]]
-    assert found == [(handle, 7 if is_argument else held)]
+    assert found == [(handle, 7 if is_argument else held, entered)]
     assert transaction._replaced(TRACE.leaf_storages, {}, places, [handle]) == []
 
 

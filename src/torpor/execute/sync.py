@@ -379,12 +379,16 @@ def read(storage: LazyStorage) -> Any:
     refuse_read()
     start, made = time.perf_counter(), TOTALS[PLANNING] + TOTALS[COMPILING]
     at_rest = False
-    if data is None:
-        if ends_step():
-            _end_step(awaited=True)
-        else:
-            at_rest = _compute_at_once(storage)
-    data = finish(storage)
+    try:
+        if data is None:
+            if ends_step():
+                _end_step(awaited=True)
+            else:
+                at_rest = _compute_at_once(storage)
+        data = finish(storage)
+    except Exception:
+        rest()  # what is recorded next is of another batch
+        raise
     was_read(start, TOTALS[PLANNING] + TOTALS[COMPILING] - made)
     if at_rest:
         STEP.read_at = STEP.last_read

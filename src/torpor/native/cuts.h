@@ -243,8 +243,8 @@ inline PyObject* hold(PyObject*, PyObject* arguments) {
 }
 
 // replaced(leaf_storages, positions, places, handles, leaves): for each storage that has entered and
-// is pending, the handle at the position of its value, and what it held: the place of an argument,
-// or data.
+// is pending, the handle at the position of its value, what it held (the place of an argument, or
+// data), and its entry.
 inline PyObject* replaced(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
   const World& w = world();
@@ -274,8 +274,8 @@ inline PyObject* replaced(PyObject*, PyObject* arguments) {
       old = slot == nullptr ? nullptr : PyList_GetItem(leaves, PyLong_AsSsize_t(slot));
       if (old == nullptr) fail();
     }
-    Ref pair = checked(PyTuple_Pack(2, handle, old));
-    if (PyList_Append(found.get(), pair.get()) < 0) fail();
+    Ref one = checked(PyTuple_Pack(3, handle, old, entry.get()));
+    if (PyList_Append(found.get(), one.get()) < 0) fail();
   }
   return found.release();
   END_HANDLE_TH_ERRORS
