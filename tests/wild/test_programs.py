@@ -33,7 +33,7 @@ NEEDS = {
 """What is not installed everywhere."""
 
 ROUNDED = {"word_language_model"}
-"""oneDNN's LSTM looks at the grad mode, which is on where a recorded one runs: an ulp off without."""
+"""oneDNN's LSTM looks at the grad mode, which is on where recorded ones run: an ulp off without."""
 
 EXACT = [name for module in MODULES for name in named(module)[::3]]
 ALONE = [(name, way) for module in MODULES for name in named(module) for way in ways_of(name)]
