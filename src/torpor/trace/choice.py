@@ -261,6 +261,7 @@ class Choice:
         if ratio is not None:
             self.reason = f"a recorded step takes {ratio:.2f} times as long as eager's"
         self._rivals = []
+        self.attempt_lost = 0.0  # the next one finds its graphs compiled
         self._rest()
 
     def _rest(self) -> None:
