@@ -135,6 +135,13 @@ def test_a_step_is_the_median_of_the_later_half():
     assert Run().step_ms is None
 
 
+def test_a_run_stopped_in_its_first_half_has_no_step_after_warm_up():
+    marks = marked(9, 9, 9, 1, 2, 3)
+    assert Run(marks, steps=60, planned=120).step_ms == pytest.approx(2)
+    assert Run(marks, steps=60, planned=130).step_ms is None
+    assert Run(marks, steps=60, planned=130).step_cpu_ms is None
+
+
 def test_the_bookkeeping_of_a_mark_is_not_the_programs():
     marks = [Mark(0, 0.0, 5.0, 0.0, 0, 0), Mark(10, 6.0, 6.0, 0.0, 0, 0)]
     assert Run(marks).ms() == [100.0]

@@ -21,7 +21,7 @@ from torpor.native.build import folder as native_folder
 
 RUNNERS = ("eager", "torpor", "compile")
 PATIENCE = 5.0  # times eager: a run that takes longer is stopped at the end of a step
-LEAST_S = 60.0  # before that
+LEAST_S = 120.0  # before that; a slow machine compiles for a minute
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ def _run(plan: Plan, program: Program, runner: str, most_s: float) -> Run:
         found = json.loads(answer.read_text())
     found["marks"] = [Mark(**mark) for mark in found["marks"]]
     found["losses"] = [(step, loss) for step, loss in found["losses"]]
-    return Run(total_s=ended - found.pop("start"), **found)
+    start, planned = found.pop("start"), plan.steps_of(program)
+    return Run(total_s=ended - start, planned=planned, **found)
 
 
 def fresh_caches(folder: Path) -> dict[str, str]:

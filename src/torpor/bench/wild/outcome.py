@@ -25,6 +25,7 @@ class Run:
     marks: list[Mark] = field(default_factory=list)
     losses: list[tuple[int, float]] = field(default_factory=list)
     steps: int = 0
+    planned: int = 0  # steps; one that was stopped in the first half has never been warm
     total_s: float = 0.0  # from the end of `import torch` to the end of the process
     memory: int = 0
     compiles: int = 0
@@ -42,13 +43,13 @@ class Run:
     @property
     def step_ms(self) -> float | None:
         """The median of the later half."""
-        found = self.ms()
+        found = self.ms() if 2 * self.steps >= self.planned else []
         return median(found[len(found) // 2 :]) if found else None
 
     @property
     def step_cpu_ms(self) -> float | None:
         """CPU time of a step in the later half: another witness on a busy machine."""
-        if len(self.marks) < 2:
+        if len(self.marks) < 2 or 2 * self.steps < self.planned:
             return None
         a, b = self.marks[(len(self.marks) - 1) // 2], self.marks[-1]
         return (b.cpu_s - a.cpu_s) * 1e3 / (b.steps - a.steps)
