@@ -32,7 +32,7 @@ PARTS = ("recording", "planning", "compiling", "running", "waiting", "outside")
 class Slow(ReferenceBackend):
     """Takes its time to compile and to run."""
 
-    name = "slow"
+    name = "sluggish"
 
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
         time.sleep(0.15)
@@ -45,7 +45,7 @@ class Slow(ReferenceBackend):
         return super().execute(computation, arguments, device)
 
 
-register("slow", Slow)
+register("sluggish", Slow)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_the_seconds_add_up_to_the_wall_clock(
 ) -> None:
     monkeypatch.setattr(torpor.config, "compile_after", 0)
     monkeypatch.setattr(torpor.config, "async_queue", queued)
-    with torpor.using("slow"):
+    with torpor.using("sluggish"):
         x = torch.ones(4).to("lazy")
         torpor.metrics.reset()
         start = time.perf_counter()
