@@ -32,7 +32,7 @@ PARTS = ("recording", "planning", "compiling", "running", "waiting", "outside")
 class Slow(ReferenceBackend):
     """Takes its time to compile and to run."""
 
-    name = "slow-compiler"
+    name = "sluggish"
 
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
         time.sleep(0.15)
@@ -45,7 +45,7 @@ class Slow(ReferenceBackend):
         return super().execute(computation, arguments, device)
 
 
-register("slow-compiler", Slow)
+register("sluggish", Slow)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_the_seconds_add_up_to_the_wall_clock(
 ) -> None:
     monkeypatch.setattr(torpor.config, "compile_after", 0)
     monkeypatch.setattr(torpor.config, "async_queue", queued)
-    with torpor.using("slow-compiler"):
+    with torpor.using("sluggish"):
         x = torch.ones(4).to("lazy")
         torpor.metrics.reset()
         start = time.perf_counter()
@@ -140,8 +140,8 @@ def updates_by_hand(steps: int) -> None:
 def test_a_step_that_nothing_ends_is_told_to_call_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torpor.config, "cut_after_reads", False, raising=False)
     updates_by_hand(12)
-    found = torpor.explain().findings[0]
-    assert (found.cause, found.count) == ("open", 9)
+    found = next(one for one in torpor.explain().findings if one.cause == "open")
+    assert found.count == 9
     assert found.line.startswith(marked_line(updates_by_hand))
     assert "Call torpor.sync() here" in found.advice
     assert "never compiled because none came back" in found.title
