@@ -134,20 +134,31 @@ def test_statistics_of_a_batch_with_bad_classes_are_counted(put: Put, read: bool
 
 
 @READ
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_weights_that_are_written_between_steps_hold_no_part_of_a_failed_one(
-    put: Put, read: bool, weight_decay: float
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+def test_weights_that_do_not_depend_on_the_bad_batch_are_not_updated(
+    put: Put, read: bool, rate: float | torch.Tensor
 ) -> None:
     def program(training: Training) -> list[bool]:
-        told = []
-        for words in (GOOD, BAD):
-            training.optimizer.zero_grad()
-            with torch.no_grad():
-                training.model[2].weight.add_(training.put(torch.ones(3, 3)))
-            told.append(training.train(words))
-        return told
+        training.optimizer.param_groups[0]["lr"] = rate
+        other = training.put(nn.Linear(3, 3))
+        training.optimizer.add_param_group({"params": other.parameters(), "lr": rate})
+        other(training.put(torch.ones(3))).sum().backward()
+        training.model.add_module("other", other)
+        with torch.no_grad():
+            [parameter.sum().item() for parameter in training.model.parameters()]
+        return [training.train(BAD)]
 
-    _both(put, read, program, weight_decay=weight_decay)
+    _both(put, read, program)
+
+
+def test_weight_decay_by_a_rate_that_changes_goes_back_with_its_step() -> None:
+    """Weights that were just moved are listed before the batch."""
+    for rate in (0.1, 0.2, 0.3):
+        eager, lazy = Training(_same, False), Training(lambda thing: thing.to("lazy"), False)
+        for training in (eager, lazy):
+            training.optimizer.param_groups[0]["lr"] = rate
+        assert eager.train(BAD) == lazy.train(BAD)
+        assert_same(lazy.state(), eager.state())
 
 
 def test_what_was_written_later_goes_back(put: Put) -> None:

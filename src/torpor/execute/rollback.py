@@ -17,7 +17,7 @@ from torpor.backend.data import BackendData, Failure
 from torpor.execute.compilation import StandIn
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.graph import Graph
-from torpor.ir.node import LEAF, Node, Value
+from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value
 from torpor.ops.draws import IN_TURN
 from torpor.ops.spec import spec_of
 
@@ -34,7 +34,7 @@ def failed_ops(errors: Iterable[BaseException]) -> tuple[Node, ...]:
     nodes = [getattr(error, "_torpor_node", None) for error in errors]
     if None in nodes or not config.cut_after_optimizer:  # more than one step may be in a trace
         return ()
-    return tuple(nodes)  # type: ignore[arg-type]  # no None is in it
+    return tuple(dict.fromkeys(nodes))  # type: ignore[arg-type]  # no None is in it
 
 
 def _slot(value: Value) -> int:
@@ -90,15 +90,37 @@ def _first_written(value: Value | None) -> Value | None:
 
 
 def written_over(value: Value) -> Value | None:
-    """What `value` was written over, as the op that made it tells; None if it is new."""
+    """What `value` was written over, as the ops that made it tell; None if it is new."""
+    views, new = 0, value
+    while _is_view(new.node):  # written through views, which were inverted
+        views, new = views + 1, _viewed(new)
+    old = _operand_written(new)
+    while views and old is not None:
+        views, old = views - 1, _viewed(old) if _is_view(old.node) else None
+    return old if old is None or old.type is value.type else None
+
+
+def _operand_written(value: Value) -> Value | None:
     node = value.node
     if node.op.target is None:
         return None
-    if node.op.name.partition(".")[2].partition(".")[0].endswith("_scatter"):
+    if node.op.target._opname.endswith("_scatter"):
         return node.operands[0]  # through a view
     written = _written_by(node)
     place = value.index - (len(node.outputs) - len(written))
     return written[place] if place >= 0 else None
+
+
+def _is_view(node: Node) -> bool:
+    if node.op.target is None:
+        return False
+    spec = spec_of(node.op.target)
+    return spec.views >= 0 and not spec.mutated
+
+
+def _viewed(value: Value) -> Value:
+    viewed: Value = value.node.args[spec_of(value.node.op.target).views]
+    return viewed
 
 
 def _written_by(node: Node) -> list[Value]:
@@ -115,7 +137,8 @@ def _scales(node: Node) -> bool:
     if node.op.target is None or node.op.target._opname in ("zero_", "fill_", "_foreach_zero_"):
         return False
     written = _written_by(node)
-    return bool(written) and set(node.operands) <= set(written)
+    tensors = {value for value in node.operands if value.node.op not in (SCALAR, SIZE)}
+    return bool(written) and tensors <= set(written)
 
 
 def _add_dependents(lost: set[Value], nodes: Iterable[Node]) -> None:
@@ -149,15 +172,15 @@ def _before(job: StepJob, replaced: dict[int, list[Old]]) -> dict[int, Value | N
     end = _end_of_gradients(job)
     for value, place in outline.positions.items():
         entered = [old[2] for old in replaced.get(place, ()) if old[2] is not None]
-        updated = place >= end and _are_updated(job, entered)
-        if updated or not order.is_before(value, [leaf for _, leaf in entered]):
+        updated = _are_updated(job, entered)
+        if updated and place >= end:
             break
-        if value not in lost:
-            found[place] = None
-        elif entered or place < end:  # else an optimizer has made it, and eager would not have
-            contents = order.last_kept(value)
-            if contents is not None and contents.node.op is not LEAF:
-                found[place] = contents
+        is_before = order.is_before(value, [leaf for _, leaf in entered])
+        if updated or not (is_before if entered else place < end):
+            continue  # an optimizer made it, if it is new: eager would not have come to that
+        contents = order.last_kept(value) if value in lost else None
+        if value not in lost or (contents is not None and contents.node.op is not LEAF):
+            found[place] = contents
     return found
 
 
