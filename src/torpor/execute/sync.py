@@ -167,9 +167,7 @@ def rest() -> None:
             return
         pending = [] if _reset_at_rest(time.perf_counter()) else TRACE.live()
     if not pending:
-        STEP.read_at = STEP.last_read
-        if NATIVE.at_cut is not None:
-            NATIVE.at_cut()
+        _rested()
     elif len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
         cut()
     elif came_back(pending):
@@ -183,6 +181,13 @@ def _reset_at_rest(now: float) -> bool:
     STEP.end(TRACE.misses, now)
     TRACE.reset()
     return True
+
+
+def _rested() -> None:
+    """A read has left nothing pending."""
+    STEP.read_at = STEP.last_read
+    if NATIVE.at_cut is not None:
+        NATIVE.at_cut()
 
 
 def _end_step(awaited: bool) -> None:
@@ -391,7 +396,7 @@ def read(storage: LazyStorage) -> Any:
         raise
     was_read(start, TOTALS[PLANNING] + TOTALS[COMPILING] - made)
     if at_rest:
-        STEP.read_at = STEP.last_read
+        _rested()
     return data
 
 
