@@ -385,3 +385,16 @@ def test_parts_of_inference_tensors_are_written_to(
             assert_same(cache, plain)
     finally:
         torpor.use(used)
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_recurrent_layers_round_as_eager_does_without_gradients(
+    put: Put, without: Callable[[], Any]
+) -> None:
+    torch.manual_seed(0)
+    lstm, x = nn.LSTM(8, 16, 2), torch.randn(5, 3, 8)
+    recorded = copy.deepcopy(lstm)
+    for parameter in recorded.parameters():
+        parameter.data = put(parameter.data)
+    with without():
+        assert torch.equal(torpor.eager(recorded(put(x))[0].detach()), lstm(x)[0])

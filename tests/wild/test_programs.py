@@ -32,9 +32,6 @@ NEEDS = {
 }
 """What is not installed everywhere."""
 
-ROUNDED = {"word_language_model"}
-"""oneDNN's LSTM looks at the grad mode, which is on where it runs: an ulp off without gradients."""
-
 EXACT = [name for module in MODULES for name in named(module)[::3]]
 ALONE = [(name, way) for module in MODULES for name in named(module) for way in ways_of(name)]
 
@@ -82,7 +79,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_programs_that_become_eager_and_lazy_all_the_time_give_eagers_bits(
     module: str, cache: Path
 ) -> None:
-    names = [n for n in named(module) if "enable" in ways_of(n) and n not in ROUNDED]
+    names = [n for n in named(module) if "enable" in ways_of(n)]
     drive("enable", names, "reference", cache, "--change-every", "2")
 
 

@@ -126,6 +126,7 @@ TRIED: Final = frozenset(
     # fake kernels that are wrong about sizes or strides, or refuse what the real one takes
     {
         "aten.mkldnn_rnn_layer.default",
+        "torpor.mkldnn_rnn_layer_without_grad.default",
         "aten.max_unpool2d.default",
         "aten.max_unpool3d.default",
         "aten._embedding_bag.default",

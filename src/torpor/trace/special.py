@@ -12,6 +12,7 @@ from torpor.errors import UnsupportedError
 from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.types import TensorType, contiguous_strides
+from torpor.ops.grad_mode import mkldnn_rnn_layer_without_grad
 from torpor.ops.spec import spec_of
 from torpor.ops.strides import overlaps_in_part
 from torpor.trace.dispatch import special
@@ -72,6 +73,16 @@ def pack_padded_sequence(tensor: Any, lengths: torch.Tensor, batch_first: bool) 
     count_sync(spec)
     packed, sizes = run_eager(spec, (tensor, lengths, batch_first), {})
     return packed, plain_copy(sizes)
+
+
+@special("aten.mkldnn_rnn_layer.default")
+def mkldnn_rnn_layer(*args: Any) -> Any:
+    """Its kernel looks at the grad mode, which is another one when the graph runs."""
+    return (_record_rnn if torch.is_grad_enabled() else _record_rnn_without_grad)(*args)
+
+
+_record_rnn = make_recorder(spec_of(aten.mkldnn_rnn_layer.default))
+_record_rnn_without_grad = make_recorder(spec_of(mkldnn_rnn_layer_without_grad))
 
 
 # -- copies ------------------------------------------------------------------------------------
