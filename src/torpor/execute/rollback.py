@@ -17,7 +17,7 @@ from torpor.backend.data import BackendData, Failure
 from torpor.execute.compilation import StandIn
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.graph import Graph
-from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value
+from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value
 from torpor.ops.draws import IN_TURN
 from torpor.ops.spec import spec_of
 
@@ -50,14 +50,30 @@ def failed_for(error: BaseException, arguments: Sequence[Any]) -> list[BackendDa
 class _Order:
     """Goes through what was written in the order of the first writes to it."""
 
-    def __init__(self, lost: set[Value], failed: Sequence[Node], known: Iterable[Value]) -> None:
-        self.lost = lost
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        lost: set[Value],
+        failed: Sequence[Node],
+        known: Iterable[Value],
+    ) -> None:
+        self.lost = lost  # it depends on the op that failed
         cones = [Graph.of(node.operands) for node in failed]
         self.last = min([max(map(_slot, cone.inputs), default=-1) for cone in cones], default=-1)
         self.later = False  # the op that failed was recorded by then
         self.sure = {*known}  # what was written before it
         for cone in cones:
             self.sure.update(output for node in cone.nodes for output in node.outputs)
+        self.late = {*lost, *self._made_of_later(nodes)}
+
+    def _made_of_later(self, nodes: Iterable[Node]) -> Iterator[Value]:
+        """What is made of leaves that came when the failed op had all it was made of."""
+        slots: dict[Value, int] = {}
+        for node in nodes if self.last >= 0 else ():
+            slot = max([slots.get(value, _slot(value)) for value in node.operands], default=-1)
+            slots.update(dict.fromkeys(node.outputs, slot))
+            if slot > self.last:
+                yield from node.outputs
 
     def is_before(self, value: Value | None, leaves: Sequence[Value]) -> bool:
         """The next storage, which came in as one of `leaves`, was written before that op."""
@@ -65,20 +81,27 @@ class _Order:
             self.later = self.later or value in self.lost
         else:
             early = all(_slot(leaf) <= self.last for leaf in leaves)
-            self.later = self.later or not early or _first_written(value) in self.lost
+            self.later = self.later or not early or self.is_late(_first_written(value))
         return not self.later
 
     def last_kept(self, value: Value | None) -> Value | None:
-        """The last contents before `value` that do not depend on the failure; None: there are none.
+        """The last contents up to `value` that were written before; None: there are none.
 
         An update may scale what is there before it adds what depends on the batch, as weight decay
-        does: that was written later.
+        does: that was written later, too.
         """
-        while value is not None and value not in self.sure:
-            if value not in self.lost and not _scales(value.node):
-                break
-            value = written_over(value)
+        if self.is_late(value):
+            while value is not None and value not in self.sure:
+                if not (self.is_late(value) or _scales(value.node)):
+                    break
+                value = written_over(value)
         return value
+
+    def is_late(self, value: Value | None) -> bool:
+        """It depends on the op that failed, or was made later; it may stand in no graph itself."""
+        while value is not None and value not in self.late and _is_view(value.node):
+            value = _viewed(value)
+        return value in self.late
 
 
 def _first_written(value: Value | None) -> Value | None:
@@ -91,13 +114,36 @@ def _first_written(value: Value | None) -> Value | None:
 
 def written_over(value: Value) -> Value | None:
     """What `value` was written over, as the ops that made it tell; None if it is new."""
-    views, new = 0, value
-    while _is_view(new.node):  # written through views, which were inverted
-        views, new = views + 1, _viewed(new)
+    inverses, new = list[Node](), value
+    while _is_view(new.node):  # written through views
+        inverses.append(new.node)
+        new = _viewed(new)
     old = _operand_written(new)
-    while views and old is not None:
-        views, old = views - 1, _viewed(old) if _is_view(old.node) else None
-    return old if old is None or old.type is value.type else None
+    if old is None or not inverses:
+        return old
+    base = _base(old, len(inverses)) or _inverted(old, inverses)
+    return base if base is not None and base.type is value.type else None
+
+
+def _base(view: Value, depth: int) -> Value | None:
+    """What a view looks at, as many views further down."""
+    for _ in range(depth):
+        if not _is_view(view.node):
+            return None
+        view = _viewed(view)
+    return view
+
+
+def _inverted(view: Value, inverses: Sequence[Node]) -> Value | None:
+    """What `view` was written into, which is what it shows: as `inverses` did with a later one."""
+    for inverse in reversed(inverses):
+        source = spec_of(inverse.op.target).views
+        key = (*inverse.key[:source], view, *inverse.key[source + 1 :])
+        found = TABLE.find(inverse.op, key)
+        if found is None:
+            return None
+        view = found.outputs[0]
+    return view
 
 
 def _operand_written(value: Value) -> Value | None:
@@ -168,19 +214,21 @@ def _before(job: StepJob, replaced: dict[int, list[Old]]) -> dict[int, Value | N
     """Which results were written before the op that failed, by place: as they are, if None."""
     outline, lost = job.outline, _lost_results(job)
     _add_dependents(lost, outline.graph.nodes)
-    order, found = _Order(lost, job.failed, job.computed), dict[int, Value | None]()
+    order = _Order(outline.graph.nodes, lost, job.failed, job.computed)
+    found: dict[int, Value | None] = {}
     end = _end_of_gradients(job)
     for value, place in outline.positions.items():
         entered = [old[2] for old in replaced.get(place, ()) if old[2] is not None]
-        updated = _are_updated(job, entered)
-        if updated and place >= end:
-            break
+        if _are_updated(job, entered):
+            if place >= end:
+                break
+            continue
         is_before = order.is_before(value, [leaf for _, leaf in entered])
-        if updated or not (is_before if entered else place < end):
+        if not (is_before if entered else place < end):
             continue  # an optimizer made it, if it is new: eager would not have come to that
-        contents = order.last_kept(value) if value in lost else None
-        if value not in lost or (contents is not None and contents.node.op is not LEAF):
-            found[place] = contents
+        contents = order.last_kept(value) if entered or value in lost else value
+        if contents is not None and contents.node.op is not LEAF:
+            found[place] = None if contents is value else contents
     return found
 
 
@@ -239,15 +287,19 @@ def mend(job: StepJob, failure: Failure) -> None:
     lost = _forget_results(job, failure)
     values = [storage.value for storage in TRACE.live() if storage.value is not None]
     _add_dependents(lost, Graph.of(values, {*TRACE.computed, *lost}).nodes)
-    order = _Order(lost, job.failed, TRACE.computed)
+    order = _Order(Graph.of(values).nodes, lost, job.failed, TRACE.computed)
     entered, changed = dict(TRACE.leaf_storages), False
     for storage in _listed():
         value, leaf = storage.value, entered.get(storage)
         is_before = order.is_before(value, () if leaf is None else (leaf,))
-        if storage.data is None and (value in lost or not (is_before or leaf is None)):
+        contents = order.last_kept(value)
+        stays = contents is value and (is_before or leaf is None)
+        if storage.data is None and (value in lost if leaf is None else not stays):
             changed = True
-            contents = order.last_kept(value)
             _send_back(storage, contents, None if is_before else leaf, job, failure)
+        elif value in lost and is_before and contents is not None and contents is not leaf:
+            storage.data = None  # it was to be a result
+            _send_back(storage, contents, None, job, failure)
         elif value in lost:
             storage.value = None  # what is there instead enters anew
     if changed:

@@ -177,6 +177,7 @@ class StepJob(Job):
             result.error = error
         for alias, _ in self.aliases:
             alias.error = error
+        self._go_back_to_computed()
         self._roll_back(error)
         if error is self.refused:  # who asked for it was told at once
             self.done.failure.note_told()  # type: ignore[union-attr]  # it has failed
@@ -190,6 +191,7 @@ class StepJob(Job):
         for alias, position in self.aliases:
             alias.assign(self.results[position])
         self.aliases = []
+        self._go_back_to_computed()
         own = [error for error in errors if not failed_for(error, self.arguments)]
         self.failed = failed_ops(own)
         if not self.ends or not (own or self._undoes_a_step()):
@@ -207,8 +209,6 @@ class StepJob(Job):
 
     def _roll_back(self, error: BaseException) -> None:
         failure = Failure(error, (*self.undo, *_ON_FAILURE))
-        if self.computed:
-            self._add_computed()
         if not (self.written or _has_written(error)):
             for handle, old, _ in self.replaced:
                 before = old if isinstance(old, BackendData) else self.arguments[old]
@@ -223,16 +223,18 @@ class StepJob(Job):
         self.done.failure = failure if cause is None else cause.spread(failure, self.submitted)
         self.replaced = []
 
-    def _add_computed(self) -> None:
-        """A storage that was made in the trace and read in it goes back to what was read."""
-        known = {id(old[0]) for old in self.replaced}
-        for value, position in self.outline.positions.items():
+    def _go_back_to_computed(self) -> None:
+        """A storage that was read in the trace before goes back to what was read."""
+        known = {id(old[0]): old[2] for old in self.replaced}
+        for value, position in self.outline.positions.items() if self.computed else ():
             before: Value | None = value
             while before is not None and before not in self.computed:
                 before = written_over(before)
-            handle = self.results[position]
-            if before is not None and id(handle) not in known:
-                self.replaced.append((handle, self.computed[before], None))
+            if before is not None:
+                handle = self.results[position]
+                entered = known.get(id(handle))
+                self.replaced = [old for old in self.replaced if old[0] is not handle]
+                self.replaced.append((handle, self.computed[before], entered))
 
     def _mend_trace(self, failure: Failure) -> None:
         """If the trace goes on that it was cut from, nothing in that may depend on it."""
