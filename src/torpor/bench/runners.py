@@ -133,9 +133,7 @@ def torpor_virtual(spec: Spec) -> Runner:
 def _torpor(spec: Spec, place: Callable[[Any], Any]) -> Runner:
     import torpor
 
-    chosen = torpor.use(spec.backend, **dict(spec.options))
-    if torpor.config.compile_after < 0:  # steps are timed that run long enough to be compiled
-        torpor.config.compile_after = chosen.compile_after
+    torpor.use(spec.backend, **dict(spec.options))
 
     return Runner(
         place,

@@ -16,7 +16,6 @@ from typing import Any
 
 from torpor import _torch, metrics
 from torpor.errors import HiddenSync
-from torpor.execute.phases import AWAY
 
 MAX_EVENTS = 4096
 
@@ -46,21 +45,15 @@ def _nowhere() -> Any:
     return None
 
 
-def _anywhere() -> int:
-    return 0
-
-
 class _Lines:
     """How the user's line is found; `trace` knows."""
 
     find: Callable[[], Any] = staticmethod(_nowhere)
-    place: Callable[[], int] = staticmethod(_anywhere)
 
 
-def find_lines_with(find: Callable[[], Any], place: Callable[[], int]) -> None:
-    """Let `find()` say which line of the user's is being run, and `place()` how it came there."""
+def find_lines_with(find: Callable[[], Any]) -> None:
+    """Let `find()` say which line of the user's is being run."""
     _Lines.find = staticmethod(find)
-    _Lines.place = staticmethod(place)
 
 
 def user_line() -> Any:
@@ -68,26 +61,21 @@ def user_line() -> Any:
     return _Lines.find()
 
 
-def place_of_read() -> int:
-    """Where the program is: the same number in the same place, called from the same ones."""
-    return _Lines.place()
-
-
 # -- the step that is being recorded -----------------------------------------------------------
 
 
 class _Step:
-    """The time from the first tensor that enters a trace to its cut, without other phases."""
+    """The time from the first tensor that enters a trace to its cut, without waits and compiles."""
 
     __slots__ = (
-        "away", "began", "last", "last_asked", "last_read", "read_at",
-        "span", "thread", "told",
+        "away", "began", "compiling", "last", "last_asked", "last_read", "read_at",
+        "span", "thread",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.began = 0.0
-        self.away = 0.0  # seconds that had gone into other phases by then
-        self.told = 0.0  # seconds of it that were counted for a graph made before its end
+        self.away = 0.0  # seconds since then that went into waiting and compiling
+        self.compiling = 0.0  # seconds in compiles, ever
         self.last = 0.0  # seconds that the step before took
         self.last_read = ""  # the line that read last
         self.last_asked = ""  # and what it asked for, until the next cut
@@ -100,26 +88,18 @@ class _Step:
         if _torch.is_profiler_on():
             self.span, self.thread = _torch.profiler_span("torpor record"), threading.get_ident()
             self.span.__enter__()
-        self.began, self.away, self.told = time.perf_counter(), AWAY.seconds, 0.0
+        self.began, self.away = time.perf_counter(), 0.0
 
     def so_far(self) -> float:
         """Seconds of recording since the first tensor entered; those of the last step after it."""
-        return self._until(time.perf_counter()) if self.began else self.last
+        return time.perf_counter() - self.began - self.away if self.began else self.last
 
-    def _until(self, now: float) -> float:
-        return max(0.0, now - self.began - (AWAY.seconds - self.away))
-
-    def since_last_graph(self) -> float:
-        """Seconds of recording since the last graph of this trace was made."""
-        before, self.told = self.told, self.so_far()
-        return self.told - before
-
-    def end(self, new_nodes: int, now: float) -> None:
-        """Nothing was recorded into this trace after `now`; it has met `new_nodes` new ones."""
+    def end(self, new_nodes: int) -> None:
+        """Nothing more is recorded into this trace, which has met `new_nodes` new ones."""
         if not self.began:
-            self.last = self.told = 0.0
+            self.last = 0.0
             return
-        self.last = self._until(now)
+        self.last = max(0.0, self.so_far())
         EVENTS.append(Event("record", self.began))
         metrics.add_time("Record", self.last)
         if new_nodes:
@@ -130,14 +110,8 @@ class _Step:
             self.span = None
         self.began = 0.0
 
-    def begin_anew(self) -> None:
-        """Count from now on what is going on."""
-        if self.began:
-            self.began, self.away, self.told = time.perf_counter(), AWAY.seconds, 0.0
-
 
 STEP = _Step()
-metrics.on_reset(STEP.begin_anew)
 
 
 # -- spans -------------------------------------------------------------------------------------
@@ -217,14 +191,15 @@ def refuse_read() -> None:
         )
 
 
-def was_read(start: float, made: float) -> None:
-    """A read that began at `start` is over; `made` of its seconds went into making the graph."""
+def was_read(start: float, compiling: float) -> None:
+    """A read that began at `start` is over; `compiling` of its seconds went into compiles."""
     site = str(user_line())
     event = Event("sync", start, _reads.asked, site)
-    waited = event.seconds - made
+    waited = event.seconds - compiling
     STEP.last_read, STEP.last_asked = site, _reads.asked
     metrics.add_time("Sync", waited)
     metrics.time_line(f"Wait::{_reads.asked}" if _reads.asked else "Wait", site, waited)
+    STEP.away += waited
     EVENTS.append(event)
 
 
