@@ -295,7 +295,7 @@ def _faults(backend: str, *options: str) -> dict:
     told = {"TORPOR_BACKEND": backend, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "scripts.faults", "--json", *options]
     run = subprocess.run(
-        command, cwd=ROOT, env=os.environ | told, capture_output=True, text=True, timeout=550
+        command, cwd=ROOT, env=os.environ | told, capture_output=True, text=True, timeout=300
     )
     assert run.stdout, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
@@ -306,13 +306,13 @@ def test_interrupts_and_bad_batches_lose_nothing_on_the_reference(
     native: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORPOR_NATIVE", native)
-    found = _faults("reference", "--interrupts", "6", "--bad-batches", "6", "--seed", "5")
+    found = _faults("reference", "--interrupts", "12", "--bad-batches", "12", "--seed", "5")
     assert found["problems"] == []
 
 
 def test_interrupts_lose_nothing_as_torpor_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORPOR_CACHE", raising=False)
-    found = _faults("inductor", "--interrupts", "5", "--bad-batches", "0", "--seed", "5")
+    found = _faults("inductor", "--interrupts", "8", "--bad-batches", "0", "--seed", "5")
     assert found["problems"] == []
 
 
