@@ -37,7 +37,7 @@ BACKENDS ?= $(EXACT_BACKENDS) inductor
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-defaults test-wild test-browser test-slow test-gpu \
-        bench-gpu check codegen page format bench bench-steps bench-recording sweep sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn faults clean
+        bench-gpu check codegen page format bench bench-wild bench-steps bench-recording sweep sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn faults clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[cli,test,dev]'
 	@touch $@
 
-demo: $(STAMP) ## train a small character GPT lazily and eagerly, side by side
+demo: $(STAMP) ## train a small character GPT eagerly, on the default backend and on the reference
 	@$(PY) -m torpor demo $(ARGS)
 
 test: test-core test-native test-ops test-models test-backends test-defaults test-wild test-browser ## all tests but the slow ones and the GPU's
@@ -156,6 +156,9 @@ bench: bench-steps bench-recording ## the benchmarks: ratios of one run, in one 
 
 bench-steps: $(STAMP) ## whole steps against eager, torch.compile and torch._lazy
 	@$(PY) -m torpor bench $(STEPS_ARGS)
+
+bench-wild: $(STAMP) ## twelve ordinary programs as torpor is installed, against eager and torch.compile
+	@$(PY) -m torpor bench --wild $(ARGS)
 
 bench-recording: $(STAMP) ## what recording a step costs, and where it goes
 	@$(PY) -m benchmarks $(ARGS)

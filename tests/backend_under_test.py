@@ -20,7 +20,8 @@ FALLBACKS = ("aten::", "fallback::", "CompileFailed")
 
 DEFAULTS = bool(os.environ.get("TORPOR_TEST_DEFAULTS"))
 NAME = os.environ.get("TORPOR_TEST_BACKEND", "inductor" if DEFAULTS else "reference")
-COMPILE_AFTER = int(os.environ.get("TORPOR_TEST_COMPILE_AFTER", "-1" if DEFAULTS else "0"))
-"""Graphs of models are compiled when they have been met that often: 1 leaves out first steps."""
+COMPILE_AFTER = int(os.environ.get("TORPOR_TEST_COMPILE_AFTER", "4" if DEFAULTS else "0"))
+"""Graphs are compiled when they have been met that often: 1 leaves out first steps. By default the
+same is so when they have run for a while as well, which nothing does in a test."""
 DEVICE = os.environ.get("TORPOR_TEST_DEVICE", "cpu")
 BIT_EXACT = NAME in WITH_EAGERS_KERNELS and DEVICE == "cpu"

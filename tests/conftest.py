@@ -15,7 +15,14 @@ from tests.known_differences import KNOWN
 from torpor.execute.sizes import SIZES
 from torpor.trace import whole
 
+# Nothing is chosen by timing, in its processes neither: tests of the bound bring a clock.
+os.environ.setdefault("TORPOR_BOUND", "off")
+torpor.config.bound = os.environ["TORPOR_BOUND"]
+
 if not DEFAULTS:
+    # Python records, whatever is built here, unless somebody says otherwise; `tests/native` does.
+    torpor.config.native = os.environ.setdefault("TORPOR_NATIVE", "off")
+
     # Eager's kernels, and so its bits, unless a test asks for another backend; its processes too.
     os.environ.setdefault("TORPOR_BACKEND", "reference")
 

@@ -18,6 +18,7 @@ import pickle
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -443,6 +444,8 @@ def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
     tensor._backward_hooks = hooks
     tensor._post_accumulate_grad_hooks = after_grad
     other._backward_hooks = None
+    if after_grad is not None:
+        other._post_accumulate_grad_hooks = {}  # None would leave those that are there
 
 
 def end_gradients(tensor: torch.Tensor, message: str) -> bool:
@@ -461,6 +464,58 @@ def end_gradients(tensor: torch.Tensor, message: str) -> bool:
 
     node.register_prehook(refuse)
     return True
+
+
+def may_change(tensor: torch.Tensor, holders: int = 1) -> bool:
+    """No graph of autograd needs the tensor behind the object, which `holders` of torch hold.
+
+    What accumulates its gradient may hold it too: a loss that was not dropped keeps that alive. Not
+    if Python holds the accumulator: somebody has registered hooks with it.
+    """
+    if _holders(tensor) <= holders:
+        return True
+    if _holders(tensor) != holders + 1 or not tensor.is_leaf or not tensor.requires_grad:
+        return False
+    node = torch.autograd.graph.get_gradient_edge(tensor).node
+    return _holders(tensor) == holders + 1 and sys.getrefcount(node) <= _sole_references()
+
+
+@functools.cache
+def _sole_references() -> int:
+    """References to an accumulator that nobody but a graph holds, as `may_change` counts them."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.ones((), requires_grad=True)
+        kept = leaf * 2
+    node = torch.autograd.graph.get_gradient_edge(leaf).node
+    count = sys.getrefcount(node)
+    del kept
+    return count
+
+
+def pass_gradients_on(
+    tensor: torch.Tensor, convert: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    """Let gradients that graphs recorded before have for `tensor` reach what it is by then.
+
+    `convert(gradient, tensor)` makes the gradient one that fits. Call it before `swap`.
+    """
+    if _holders(tensor) == 1:
+        return
+    node = torch.autograd.graph.get_gradient_edge(tensor).node
+    held = weakref.ref(tensor)
+
+    def pass_on(gradients: tuple[Any, ...]) -> tuple[None]:
+        target = held()
+        if target is not None and gradients[0] is not None:
+            gradient = convert(gradients[0], target)
+            for hook in (target._backward_hooks or {}).values():
+                changed = hook(gradient)
+                gradient = gradient if changed is None else changed
+            accumulate: Any = torch.autograd.graph.get_gradient_edge(target).node
+            accumulate(gradient)
+        return (None,)
+
+    node.register_prehook(pass_on)
 
 
 def on_move(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -527,6 +582,23 @@ def is_data_worker() -> bool:
     """This process loads data for a `DataLoader` of another one."""
     worker = sys.modules.get("torch.utils.data._utils.worker")
     return worker is not None and worker._worker_info is not None
+
+
+def is_in_backward() -> bool:
+    """Autograd is running backward on this thread."""
+    return int(_C._current_graph_task_id()) != -1
+
+
+def is_distributed() -> bool:
+    """This process is one of several ranks."""
+    distributed = torch.distributed
+    return bool(distributed.is_available() and distributed.is_initialized())
+
+
+def finish_gpu() -> None:
+    """Wait for the GPUs, if this process uses one."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def is_tracing() -> bool:

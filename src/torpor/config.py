@@ -17,6 +17,10 @@ def _env_bool(name: str, default: bool) -> bool:
     return default if text is None else text.lower() not in ("0", "false", "no", "off", "")
 
 
+def _env_maybe(name: str) -> bool | None:
+    return _env_bool(name, False) if f"TORPOR_{name}" in os.environ else None
+
+
 def _env_choice(name: str, *choices: str) -> str:
     text = os.environ.get(f"TORPOR_{name}", choices[0])
     if text not in choices:
@@ -24,11 +28,18 @@ def _env_choice(name: str, *choices: str) -> str:
     return text
 
 
+bound: str = _env_choice("BOUND", "auto", "off")
+"""Under `torpor.enable()`: measure what eager takes, and run recorded only what is faster so
+("auto"); record always ("off")."""
+
 cut_after_optimizer: bool = _env_bool("CUT_AFTER_OPTIMIZER", True)
 """Cut the trace after every `optimizer.step()`."""
 
 cut_after_module: bool = _env_bool("CUT_AFTER_MODULE", True)
 """Cut the trace after the outermost module call made with gradients off."""
+
+cut_after_reads: bool = _env_bool("CUT_AFTER_READS", True)
+"""Cut the trace at a read that comes back to its place and finds more pending than it left."""
 
 max_trace_nodes: int = _env_int("MAX_TRACE_NODES", 150_000)
 """A trace that has met this many new nodes, or holds this many results, is cut by itself."""
@@ -45,10 +56,10 @@ max_memoised_types: int = _env_int("MAX_MEMOISED_TYPES", 50_000)
 promote_scalars: bool = _env_bool("PROMOTE_SCALARS", True)
 """Turn a Python number that changes from step to step into a run-time input."""
 
-native: str = _env_choice("NATIVE", "built", "auto", "off", "on")
-"""Record by C++ what was met before: where that is built already (`torpor native build`; "built"),
-and where it is not let it be built for the next process ("auto"), or now ("on"); never ("off").
-Read at the first op."""
+native: str = _env_choice("NATIVE", "auto", "off", "on")
+"""Record by C++ what was met before. "auto": if there is a compiler, the library is built beside
+the first process that records, kept in the cache directory, and taken up at a cut; "on": it is
+built now, and waited for; "off": never. Read at the first op; `torpor info` tells the outcome."""
 
 dynamic: str = _env_choice("DYNAMIC", "auto", "off", "on")
 """Sizes that change become symbols: when a graph comes back with others ("auto"), never ("off"), or
@@ -68,10 +79,13 @@ keep_bytes: int = _env_int("KEEP_BYTES", 1 << 28)
 the first step is run on a CPU."""
 
 compile_after: int = _env_int("COMPILE_AFTER", -1)
-"""Runs of a graph on the reference backend before it is compiled; -1: as the backend says."""
+"""Runs of a graph on the reference backend before it is compiled; -1: as the backend says, and when
+compiling pays, by what the runs have taken."""
 
-compile_async: bool = _env_bool("COMPILE_ASYNC", False)
-"""Compile on a thread beside the program; until then the reference backend runs the graph."""
+compile_async: bool | None = _env_maybe("COMPILE_ASYNC")
+"""Compile while the program goes on, in a process of low priority, or else on a thread; until then
+the reference backend runs the graph. None: in that process, where there is a core for it, for
+graphs that are compiled when it pays."""
 
 compile_timeout: float = float(_env_int("COMPILE_TIMEOUT", 1800))
 """Seconds after which a compile beside the program is given up."""

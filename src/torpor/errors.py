@@ -14,6 +14,7 @@
     └── DifferenceError             a backend computed other numbers than the reference
 
     TorporWarning                   the program goes on, slower than it should
+    └── PerformanceWarning          a part of it runs eagerly, for that is faster
 
 An operation that eager PyTorch refuses is refused with eager's own exception type: `annotate` adds
 the recorded line and the graph line to that exception and leaves its type alone.
@@ -78,6 +79,10 @@ class HiddenSync(TorporError):
 
 class TorporWarning(UserWarning):
     """The program goes on, but not the way it was asked to."""
+
+
+class PerformanceWarning(TorporWarning):
+    """A part of the program runs eagerly, for recording it takes longer; the message says why."""
 
 
 def annotate(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import torpor
+from torpor.backends.inductor.compile import COMPILE_AFTER
 from torpor.backends.inductor.runtime import unavailable
 
 STEPS, WARM_UP = 200, 20
@@ -54,7 +55,7 @@ def _as_it_is(thing: Any) -> Any:
 def test_schedule_clipping_and_loss_scaling_need_two_compiles(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torpor.config, "compile_after", -1)  # as a user has it
+    monkeypatch.setattr(torpor.config, "compile_after", COMPILE_AFTER)  # as in a long training
     expected = _train(_as_it_is, "cpu")
     mode: AbstractContextManager[None] = torpor.mode() if where == "mode" else nullcontext()
     place = _as_it_is if where == "mode" else lambda thing: thing.to("lazy")

@@ -20,6 +20,7 @@ from torpor.backend import Computation
 from torpor.backend.registry import register
 from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
+from torpor.backends.inductor.compile import COMPILE_AFTER
 from torpor.backends.reference.compile import ReferenceBackend
 from torpor.backends.reference.lowering import ReferenceLowering
 from torpor.execute.background import COMPILER
@@ -351,7 +352,7 @@ def test_a_training_of_random_sizes_compiles_a_few_times(
     expected: list[float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(config, "compile_after", -1)  # as the backend likes it
+    monkeypatch.setattr(config, "compile_after", COMPILE_AFTER)  # as in a long training
     monkeypatch.setattr(config, "compile_async", beside)
     with torpor.using("inductor"):
         assert train(Put("lazy"), STEPS, shapes) == pytest.approx(expected, abs=1e-4)

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import torpor
-from torpor.cli.demo import Plan, Text, Training, make_text
+from torpor.cli.char_gpt import Text, make_text
+from torpor.cli.demo_training import Plan, Training
 from torpor.debug.view.server import ViewServer
 from torpor.debug.view.sources import FileSource
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,43 +68,80 @@ def test_info_shows_flags_and_nothing_else_of_a_config():
 def test_demo_losses_are_eagers(capsys):
     with torpor.using("reference"):
         assert main(["demo", "--json", *TINY]) == 0
-    outcome = json.loads(capsys.readouterr().out)
-    assert outcome["losses"]["lazy"] == outcome["losses"]["eager"]
-    comparison = outcome["comparison"]
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert list(runs) == ["eager", "reference"]
+    assert runs["reference"]["losses"] == runs["eager"]["losses"]
+    comparison = runs["reference"]["comparison"]
     assert comparison["equal_losses"] == 12
     assert comparison["equal_parameters"] == comparison["all_parameters"] > 0
     assert comparison["same_sample"]
 
 
+def test_demo_trains_on_another_backend_and_on_the_reference(capsys):
+    with torpor.using("reference"):
+        assert main(["demo", "--json", "--backend", "torchscript", *TINY]) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert list(outcome["runs"]) == ["eager", "torchscript", "reference"]
+    assert outcome["verdict"][0].startswith("torpor on torchscript is ")
+    assert outcome["explain"]["balance"]["traces"] > 0
+
+
 def test_demo_reuses_the_graph_of_a_step(capsys):
     assert main(["demo", "--json", *TINY]) == 0
-    recorded = json.loads(capsys.readouterr().out)["recorded"]
+    recorded = json.loads(capsys.readouterr().out)["runs"]["reference"]["recorded"]
     assert recorded["ops_per_step"] > 0
     assert recorded["graphs_compiled"] < 12
     assert recorded["cache_hits"] > 0
+    assert recorded["steps_uncompiled"] < 12
 
 
-def test_demo_prints_losses_counts_and_times(capsys):
+def test_demo_prints_losses_times_and_what_to_do_next(capsys):
     assert main(["demo", *TINY]) == 0
     printed = capsys.readouterr()
-    for expected in ("eager", "lazy", "ops recorded", "graphs compiled", "cache hits", "per step"):
+    told = ("eager", "reference", "bit for bit", "time of a step", "explain()", "and so")
+    for expected in (*told, "torpor bench --wild", "docs/walk.md"):
         assert expected in printed.out
     assert "12/12" in printed.err
+    assert max(map(len, printed.out.splitlines())) <= 120
 
 
 def test_demo_says_so_when_runs_differ():
-    eager = demo.Run("cpu", losses=[1.0, 2.0], parameters={"w": torch.ones(2)}, sample="a")
+    eager = demo.Run("eager", losses=[1.0, 2.0], parameters={"w": torch.ones(2)}, sample="a")
     lazy = demo.Run("lazy", losses=[1.0, 2.5], parameters={"w": torch.zeros(2)}, sample="b")
     comparison = demo.Comparison.of(eager, lazy)
-    assert comparison == demo.Comparison(1, 0.5, 0, 1, False)
+    assert comparison == demo.Comparison(1, (2, 0.5), (2, 0.5), 0, 1, False)
     answers = dict(demo.equality_rows(2, comparison))
-    assert answers["losses"] == "no (1 of 2), largest difference 5.0e-01"
-    assert answers["parameters"] == "no (0 of 1 tensors)"
-    assert answers["generated text"] == "no"
+    assert answers["losses"] == "1 of 2"
+    assert answers["  first difference"] == "5.0e-01, step 2"
+    assert answers["parameters"] == "0 of 1 tensors"
+    assert answers["generated text"] == "another"
+
+
+def told(name="inductor", ms=10.0, seconds=20.0, uncompiled=0, record=1e-3, run=9e-3):
+    """What the demo says of a run beside one of eager's, 10 s of 1,000 steps."""
+    plan, eager = demo.Plan(steps=1000), demo.Run("eager", step_ms=[10.0], seconds=10.0)
+    lazy = demo.Run(name, step_ms=[ms], seconds=seconds, uncompiled=uncompiled)
+    balance = replace(lazy.explanation.balance, record=record, run=run)
+    lazy.explanation = replace(lazy.explanation, balance=balance)
+    return " ".join(demo.verdict(plan, eager, lazy))
+
+
+def test_demo_says_when_compiling_has_paid():
+    assert "a step takes 0.50 of eager's" in told(ms=5.0)
+    assert "10.0 s longer, for compiling: won back after about 3,000 steps" in told(ms=5.0)
+    assert "whole training took 5.0 s; eager's took 10.0 s" in told(ms=5.0, seconds=5.0)
+
+
+def test_demo_says_why_torpor_is_not_ahead():
+    assert "2.00 times as long as eager's" in told(ms=20.0)
+    assert "Still compiling: 800 of 1000 steps ran uncompiled" in told(ms=20.0, uncompiled=800)
+    assert "Recording a step takes 15.0 ms, running it 9.0" in told(ms=20.0, record=15e-3)
+    assert "Running a step takes 9.0 ms" in told(ms=20.0)
+    assert "eager's kernels one by one" in told(name="reference", ms=20.0)
 
 
 def test_a_parameter_missing_from_one_run_is_a_difference():
-    eager = demo.Run("cpu", losses=[1.0], parameters={"w": torch.ones(2)})
+    eager = demo.Run("eager", losses=[1.0], parameters={"w": torch.ones(2)})
     lazy = demo.Run("lazy", losses=[1.0], parameters={"v": torch.ones(2)})
     assert demo.Comparison.of(eager, lazy).equal_parameters == 0
 

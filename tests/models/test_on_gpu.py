@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import torpor
+from torpor.backends.inductor.compile import COMPILE_AFTER
 
 STEPS = 20
 CLOSE = 1e-2  # relative
@@ -121,7 +122,7 @@ def _distance(expected: Losses, actual: Losses) -> float:
 @pytest.fixture
 def as_a_user_has_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs are compiled when the backend finds it worth while; cuDNN does not try things out."""
-    monkeypatch.setattr(torpor.config, "compile_after", -1)
+    monkeypatch.setattr(torpor.config, "compile_after", COMPILE_AFTER)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
         yield
 

@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import torpor
 from torpor import cli, native
-from torpor.errors import NativeError, TorporWarning
+from torpor.backend.native import NATIVE
+from torpor.errors import NativeError
+from torpor.execute import processes
 from torpor.execute.persistent import NotUsable
 from torpor.native import build
 from torpor.trace import native as front
@@ -41,7 +44,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def built(cache: Path, text: bytes = b"") -> Path:
     """A file where the library belongs."""
     path = build.library()
-    path.parent.mkdir(mode=0o700, parents=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.write_bytes(text)
     path.chmod(0o700)
     return path
@@ -50,7 +53,9 @@ def built(cache: Path, text: bytes = b"") -> Path:
 def test_a_failed_build_says_what_the_compiler_said(broken: None, cache: Path) -> None:
     with pytest.raises(NativeError, match=r"could not be compiled(.|\n)*no such header"):
         build.build()
-    assert [path.suffix for path in (cache / "native").iterdir()] == [".failed"]
+    assert [path.suffix for path in (cache / "native").iterdir() if path.suffix != ".lock"] == [
+        ".failed"
+    ]
     assert "no such header" in str(build.failure(build.library()))
 
 
@@ -89,13 +94,7 @@ def test_auto_builds_for_the_next_process_and_only_once(
     assert started == [1]
 
 
-def test_nothing_is_built_unasked(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "start", lambda: pytest.fail("it was built"))
-    monkeypatch.setattr(torpor.config, "native", "built")
-    assert native.find() is None
-
-
-@pytest.mark.parametrize("setting", ["off", "built without a cache", "auto without a cache"])
+@pytest.mark.parametrize("setting", ["off", "auto without a cache"])
 def test_nothing_is_looked_up_nor_built(
     setting: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +107,7 @@ def test_nothing_is_looked_up_nor_built(
 
 def test_what_is_built_is_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = built(cache)
-    for setting in ("built", "auto", "on"):
+    for setting in ("auto", "on"):
         monkeypatch.setattr(torpor.config, "native", setting)
         assert native.find() == path
 
@@ -124,20 +123,21 @@ def test_a_library_that_others_can_write_to_is_not_used(
     with pytest.raises(NotUsable, match=r"others can write"):
         build.is_built(path)
     monkeypatch.setattr(torpor.config, "native", "auto")
-    with pytest.warns(TorporWarning, match=r"native recorder is not used: .*others can write"):
-        assert native.find() is None
+    assert native.find() is None
+    assert "others can write" in native.status()
 
 
-def test_a_damaged_library_is_left_alone_with_one_warning(
+def test_a_damaged_library_is_left_alone_and_told_of(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built(cache, b"not a library")
     monkeypatch.setattr(torpor.config, "native", "auto")
     unused = front.Front()
-    with pytest.warns(TorporWarning, match=r"native recorder is not used: .*cannot be loaded"):
-        unused(None, None)  # type: ignore[arg-type]  # is not looked at
+    monkeypatch.setattr(NATIVE, "library", None)
+    monkeypatch.setattr(NATIVE, "refused", "")
+    unused(None, None)  # type: ignore[arg-type]  # is not looked at
     assert unused.library is None
-    unused(None, None)  # type: ignore[arg-type]  # not another warning
+    assert "cannot be loaded" in native.status()
     monkeypatch.setattr(torpor.config, "native", "on")
     with pytest.raises(NativeError, match=r"cannot be loaded"):
         front.Front()(None, None)  # type: ignore[arg-type]  # is not looked at
@@ -174,20 +174,26 @@ def test_the_check_leaves_nothing_behind(library: Any) -> None:
     assert (torpor.metrics.counters(), torpor.metrics.new_nodes()) == before
 
 
-def test_the_key_tells_compilers_and_sources_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other = (script(tmp_path / name, "exit 0") for name in ("one", "other"))
-    assert build.key(one) == build.key(one) != build.key(other)
-    before = build.key(one)
+def test_the_key_tells_sources_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = build.key()
     for path in build.sources():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(build, "SOURCE", tmp_path / "recorder.cpp")
-    assert build.key(one) == before
+    assert build.key() == before
     for path in build.sources():
-        before = build.key(one)
+        before = build.key()
         path.write_bytes(path.read_bytes() + b"//")
-        assert build.key(one) != before
+        assert build.key() != before
+
+
+def test_what_one_compiler_cannot_build_another_may(
+    broken: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NativeError):
+        build.build()
+    assert build.failure(build.library()) is not None
+    monkeypatch.setenv("CXX", script(tmp_path / "another", "exit 1"))
+    assert build.failure(build.library()) is None
 
 
 def test_libraries_that_nobody_uses_go(cache: Path) -> None:
@@ -206,12 +212,98 @@ def test_only_one_process_builds_at_a_time(cache: Path) -> None:
     path = build.library()
     with build.alone(path) as first, build.alone(path) as second:
         assert (first, second) == (True, False)
-    sign = path.with_suffix(".building")
-    sign.touch()
-    os.utime(sign, (0, 0))  # of a process that was killed long ago
-    with build.alone(path) as third:
-        assert third
-    assert not sign.exists()
+        assert build.is_being_built(path)
+    assert not build.is_being_built(path)
+
+
+def test_a_killed_build_leaves_nothing_that_matters(tmp_path: Path, cache: Path) -> None:
+    path = build.library()
+    program = (
+        "import os; from torpor.native import build\n"
+        "build._run = lambda *told: os.kill(os.getpid(), 9)\n"
+        "build._build = lambda path: (path.with_suffix('.unfinished-1.so').touch(), build._run())\n"
+        "build.build()"
+    )
+    environment = os.environ | {"TORPOR_CACHE_DIR": str(cache), "TORPOR_NATIVE": "off"}
+    assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == -9
+    assert path.with_suffix(".unfinished-1.so").exists()
+    assert not build.is_being_built(path)
+    with build.alone(path) as alone:
+        assert alone
+    assert not path.with_suffix(".unfinished-1.so").exists()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Builds that were begun beside the program."""
+    calls: list[int] = []
+    monkeypatch.setattr(build, "start", lambda: calls.append(1))
+    monkeypatch.setattr(torpor.config, "native", "auto")
+    monkeypatch.setattr(NATIVE, "library", None)
+    monkeypatch.setattr(NATIVE, "refused", "")
+    return calls
+
+
+def test_workers_do_not_build(started: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(native.multiprocessing, "parent_process", lambda: "a parent")
+        assert native.find() is None
+    assert (started, native.may_come()) == ([], True)
+    assert native.find() is None
+    assert started == [1]
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_disk_that_keeps_nothing_is_not_built_for(
+    full: bool, started: list[int], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if full:
+        monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    else:
+        monkeypatch.setattr(build.os, "access", lambda path, mode: mode != os.W_OK)
+    assert native.find() is None
+    assert (started, native.may_come()) == ([], False)
+    assert "full, or cannot be written to" in native.status()
+
+
+def test_a_disk_that_can_only_be_read_is_an_error_where_it_has_to_be_built(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.parent.joinpath("cache").write_text("no directory")
+    monkeypatch.setattr(torpor.config, "native", "on")
+    with pytest.raises((NativeError, NotUsable)):
+        native.find()
+
+
+def test_the_status_says_which_recorder_works_and_why(
+    broken: None, started: list[int], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert native.status().startswith("Python: not built")
+    path = build.library()
+    with build.alone(path):
+        assert native.status().startswith("Python: building")
+    with pytest.raises(NativeError):
+        build.build()
+    assert native.status().startswith("Python: failed: no such header")
+    built(cache)
+    assert native.status().startswith("C++: built")
+    path.unlink()
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    assert native.status().startswith("Python: no C++ compiler")
+    monkeypatch.setattr(torpor.config, "cache", False)
+    assert "cache" in native.status()
+    monkeypatch.setattr(torpor.config, "native", "off")
+    assert native.status() == "Python: off (config.native)"
+    monkeypatch.setattr(NATIVE, "library", object())
+    assert native.status() == "C++"
+
+
+def test_another_program_is_not_started_in_the_place_of_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert processes.interpreter() == sys.executable
+    monkeypatch.setattr(sys, "executable", "/usr/bin/uwsgi")
+    assert processes.interpreter() is None
 
 
 def test_status_and_build_on_the_command_line(

@@ -18,7 +18,7 @@ import torpor
 from tests.loud_hooks import LOUD_HOOKS
 from tests.native.test_recorder import counted, torpors_functions
 from torpor import metrics
-from torpor.backend.data import BackendData, filled, tensors_of
+from torpor.backend.data import BackendData, Done, filled, tensors_of
 from torpor.backend.device import BackendDevice, BackendDeviceType
 from torpor.backend.native import NATIVE
 from torpor.backend.registry import get_backend
@@ -197,6 +197,27 @@ def test_placeholders_are_what_a_backend_makes(
     names = [name for name in BackendData.__slots__ if name != "__weakref__"]
     assert [getattr(found, n) for n in names] == [getattr(expected, n) for n in names]
     assert weakref.ref(found)() is found
+
+
+def test_placeholders_know_who_fills_them(either: str) -> None:
+    done = Done()
+    assert all(h.done is done for h in placeholders(get_backend(), DEVICE, (TYPE, TYPE), done))
+
+
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_what_a_job_replaces_is_found(is_argument: bool, either: str) -> None:
+    read, written = torch.ones(3, device="lazy"), torch.zeros(3, device="lazy")
+    torpor.sync()
+    written.copy_(read + 1) if not is_argument else written.add_(read)
+    entered = next(e for e in TRACE.leaf_storages if e[0] is written._lazy_storage)
+    leaf = entered[1]
+    (handle,) = placeholders(get_backend(), DEVICE, (TYPE,))
+    places = {leaf: 7} if is_argument else {}
+    value = written._lazy_storage.value
+    found = transaction._replaced(TRACE.leaf_storages, {value: 0}, places, [handle])
+    held = TRACE.leaves[leaf.node.args[0]]
+    assert found == [(handle, 7 if is_argument else held, entered)]
+    assert transaction._replaced(TRACE.leaf_storages, {}, places, [handle]) == []
 
 
 def test_a_backend_with_placeholders_of_its_own_is_asked(library: Any) -> None:

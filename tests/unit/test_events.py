@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -10,6 +11,7 @@ from torpor import metrics
 from torpor.errors import HiddenSync
 from torpor.execute import events
 from torpor.execute.events import EVENTS, STEP, asked_for, no_sync, refuse_read, span
+from torpor.execute.phases import AWAY
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +45,12 @@ def test_a_reset_forgets_events() -> None:
 
 
 def test_a_step_is_timed_without_what_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 17.0, 17.0])
+    clock = iter([10.0, 17.0])
     metrics.reset()
     monkeypatch.setattr(events.time, "perf_counter", lambda: next(clock))
     STEP.begin()
-    STEP.away += 5.0
-    STEP.end(new_nodes=0)
+    monkeypatch.setattr(AWAY, "seconds", AWAY.seconds + 5.0)
+    STEP.end(new_nodes=0, now=17.0)
     monkeypatch.undo()
     assert STEP.last == 2.0
     assert metrics.timers()["Record"]["total"] == 2.0
@@ -58,13 +60,13 @@ def test_a_step_is_timed_without_what_it_waited(monkeypatch: pytest.MonkeyPatch)
 def test_a_step_with_new_nodes_is_counted_apart() -> None:
     metrics.reset()
     STEP.begin()
-    STEP.end(new_nodes=3)
+    STEP.end(new_nodes=3, now=time.perf_counter())
     assert metrics.timers()["RecordNew"]["count"] == 1
 
 
 def test_a_step_that_never_began_is_none() -> None:
     metrics.reset()
-    STEP.end(new_nodes=3)
+    STEP.end(new_nodes=3, now=time.perf_counter())
     assert metrics.timers() == {}
     assert not EVENTS
 
@@ -97,7 +99,7 @@ def test_other_threads_may_read() -> None:
 def test_what_is_asked_for_is_told_with_the_read() -> None:
     metrics.reset()
     with asked_for("bool"):
-        events.was_read(start=0.0, compiling=0.0)
-    events.was_read(start=0.0, compiling=0.0)
+        events.was_read(start=0.0, made=0.0)
+    events.was_read(start=0.0, made=0.0)
     assert [event.name for event in EVENTS] == ["bool", ""]
     assert set(metrics.line_names()) == {"Wait", "Wait::bool"}

@@ -1532,6 +1532,60 @@ def test_end_gradients_of_what_a_finished_graph_holds_alone() -> None:
     assert other.requires_grad
 
 
+def test_may_change_while_a_finished_graph_holds_what_accumulates_and_nothing_else() -> None:
+    x = torch.ones(2).requires_grad_()
+    assert _torch.may_change(x)
+    loss = (x * 2).sum()
+    assert _torch.may_change(x)
+    with torch.no_grad():
+        assert _torch.may_change(x)
+    loss = (x * x).sum()
+    assert not _torch.may_change(x)
+    loss.backward()
+    assert _torch.may_change(x)
+    accumulator = torch.autograd.graph.get_gradient_edge(x).node
+    assert not _torch.may_change(x)
+    del accumulator
+    assert _torch.may_change(x)
+
+
+def test_pass_gradients_on_to_what_the_tensor_has_become() -> None:
+    x, seen = torch.ones(2).requires_grad_(), []
+    x.register_hook(lambda g: seen.append("hook") or 3 * g)
+    x.register_post_accumulate_grad_hook(lambda t: seen.append(t is x))
+    loss = (x * 2).sum()
+    _torch.pass_gradients_on(x, lambda gradient, tensor: gradient + tensor.detach())
+    _torch.swap(x, torch.zeros(2).requires_grad_())
+    loss.backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [6.0, 6.0]
+    assert seen == ["hook", True]
+
+
+def test_is_in_backward_while_hooks_of_gradients_run() -> None:
+    x, seen = torch.ones(2).requires_grad_(), []
+    x.register_hook(lambda _: seen.append(_torch.is_in_backward()))
+    x.sum().backward()
+    assert seen == [True]
+    assert not _torch.is_in_backward()
+
+
+def test_is_distributed_while_there_is_a_process_group() -> None:
+    assert not _torch.is_distributed()
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert _torch.is_distributed()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_finish_gpu_asks_no_gpu_to_start() -> None:
+    before = torch.cuda.is_initialized()
+    _torch.finish_gpu()
+    assert torch.cuda.is_initialized() == before
+
+
 def test_on_move_goes_around_every_move_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Module, "_apply", nn.Module._apply)
     seen: list[str] = []

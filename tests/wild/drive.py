@@ -38,6 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         expected = _eager(programs, Path(folder))
         different = 0
+        if options.change_every:
+            importlib.import_module("tests.forced").force(options.change_every)
         for report in _lazy(programs, options.way, Path(folder), expected):
             print(json.dumps(report) if options.json else _text(report), flush=True)
             different += bool(report["differences"])
@@ -49,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("way", choices=LAZY_WAYS)
     parser.add_argument("programs", nargs="+")
     parser.add_argument("--backend", default="", help="the default one unless given")
+    parser.add_argument(
+        "--change-every", type=int, default=0, help="steps after which it becomes eager, or lazy"
+    )
     parser.add_argument("--json", action="store_true", help="a line of JSON for each program")
     return parser
 

@@ -1,7 +1,8 @@
 """Programs as people write them give what eager gives, in the configuration people install.
 
 In `make test`: every program under `enable()` with nothing else set, the programs of a module in
-one process, and a third of them on the reference backend, bit for bit. In `make sweep-wild`: each
+one process, and a third of them on the reference backend, bit for bit; all of them there while they
+change between eager and recorded. In `make sweep-wild`: each
 program alone, in every way that makes sense, on both.
 """
 
@@ -35,12 +36,12 @@ EXACT = [name for module in MODULES for name in named(module)[::3]]
 ALONE = [(name, way) for module in MODULES for name in named(module) for way in ways_of(name)]
 
 
-def drive(way: str, names: list[str], backend: str, folder: Path) -> None:
+def drive(way: str, names: list[str], backend: str, folder: Path, *options: str) -> None:
     """Run programs in a process of their own; all that differs is the assertion's message."""
     names = [name for name in names if all(map(find_spec, NEEDS.get(name, ())))]
     if not names:
         pytest.skip("the libraries that these programs use are not installed")
-    command = [sys.executable, "-m", "tests.wild.drive", way, *names, "--json"]
+    command = [sys.executable, "-m", "tests.wild.drive", way, *names, "--json", *options]
     done = subprocess.run(
         [*command, *(["--backend", backend] if backend else [])], cwd=ROOT, text=True,
         env=_environment(folder, backend), capture_output=True, check=False,
@@ -60,6 +61,7 @@ def _environment(folder: Path, backend: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in unset}
     folder = Path(kept.get("TORPOR_WILD_CACHE", folder))
     kept.update(TORPOR_CACHE_DIR=str(folder), TORPOR_NATIVE="off" if backend else "on")
+    kept.update(TORPOR_COMPILE_AFTER="4")  # as if they ran long enough for compiles to pay
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT), kept.get("PYTHONPATH", "")))
     kept.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     kept.setdefault("TORPOR_FAILURES_DIR", str(folder / "failures"))
@@ -70,6 +72,15 @@ def _environment(folder: Path, backend: str) -> dict[str, str]:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compiled graphs are kept, as they are for users, but not among theirs."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "programs_ranks"])
+def test_programs_that_become_eager_and_lazy_all_the_time_give_eagers_bits(
+    module: str, cache: Path
+) -> None:
+    names = [n for n in named(module) if "enable" in ways_of(n)]
+    drive("enable", names, "reference", cache, "--change-every", "2")
 
 
 @pytest.mark.timeout(1500)

@@ -66,18 +66,45 @@ class Failure:
             return self
 
 
-class Done(threading.Event):
-    """The end of a job. `failure` is what went wrong in it, `finish` waits for it or runs it."""
+class Done:
+    """The end of a job. `failure` is what went wrong in it, `finish` waits for it or runs it.
 
-    failure: Failure | None = None
-    finish: Callable[[], None] | None = None  # while it is on a queue
+    Like `threading.Event`, which takes longer to make than most jobs are waited for.
+    """
+
+    __slots__ = ("_event", "_is_set", "failure", "finish")
+
+    def __init__(self) -> None:
+        self.failure: Failure | None = None
+        self.finish: Callable[[], None] | None = None  # while it is on a queue
+        self._is_set = False
+        self._event: threading.Event | None = None  # of those who wait by themselves
+
+    def is_set(self) -> bool:
+        """The job has ended."""
+        return self._is_set
+
+    def set(self) -> None:
+        """The job has ended."""
+        self._is_set = True  # first: who makes an event looks at it again
+        if self._event is not None:
+            self._event.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the job has ended."""
         finish = self.finish
         if timeout is None and finish is not None:
             finish()
-        return super().wait(timeout)
+        if not self._is_set:
+            with _MAKING:
+                event = self._event = self._event or threading.Event()
+            if not self._is_set:
+                event.wait(timeout)
+        return self._is_set
+
+
+_MAKING = threading.Lock()
+"""Held while somebody makes an event of his own to wait for."""
 
 
 class BackendData:

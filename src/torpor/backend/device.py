@@ -32,6 +32,9 @@ class BackendDevice:
             return torch.device("cpu")
         return torch.device(self.type.name, self.ordinal)
 
+    def __hash__(self) -> int:  # part of the key of every graph, and there are few devices
+        return self.ordinal
+
     def __str__(self) -> str:
         return f"{self.type}:{self.ordinal}"
 

@@ -42,6 +42,12 @@ class Backend(abc.ABC):
     """How often a graph runs on the reference backend before it is compiled: a graph that is met
     once is seldom worth a compiler's time."""
 
+    @property
+    def weighs_compiles(self) -> bool:
+        """Its compiler takes seconds: after those runs a graph is compiled when that pays, by what
+        its runs have taken, and in another process where there is a core for it."""
+        return False
+
     draws: bool = False
     """Random ops are recorded as nodes and drawn when a graph runs, by the backend: not eager's
     numbers. Otherwise they are drawn when they are recorded, and enter graphs as data."""

@@ -88,8 +88,11 @@ def _listed(name: str, found: dict[str, Factory]) -> tuple[str, tuple[str, ...]]
 
 def make(name: str, **options: Any) -> Backend:
     """A new backend of that name, initialised."""
-    found = _found()
+    found = _factories
     listed, member = _listed(name, found)
+    if listed not in found:  # looking for entry points reads the metadata of every package
+        found = _found()
+        listed, member = _listed(name, found)
     if listed not in found:
         close = difflib.get_close_matches(name, found, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

@@ -8,6 +8,7 @@ from typing import Any
 
 from torpor.bench.growth import Growth
 from torpor.bench.results import Outcome, Results, machine
+from torpor.bench.wild.outcome import Wild
 
 COLOURS = {
     "eager": "#9a9a9a",
@@ -110,6 +111,40 @@ def _finish(axes: Any) -> None:
     axes.tick_params(axis="y", length=0, labelsize=9)
     axes.set_xlabel("multiple of eager's; less is faster")
     axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def wild(found: Wild, path: Path) -> None:
+    """Two bars for each program and runner: its step and its total, as multiples of eager's."""
+    pyplot = _pyplot()
+    if not found.outcomes:
+        raise NoPicture("no picture: no program was run")
+    height = 1.6 + 0.42 * len(found.outcomes)
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, height), layout="constrained")
+    for axes, (what, title) in zip(panels, WILD.items(), strict=True):
+        for offset, runner in ((-0.2, "torpor"), (0.2, "compile")):
+            _draw_wild(axes, found, runner, what, offset)
+        axes.set_title(title, fontsize=10)
+        axes.set_yticks(range(len(found.outcomes)), [o.program for o in found.outcomes])
+        _finish(axes)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), ncols=2, frameon=False, loc="outside lower center"
+    )
+    figure.suptitle(f"Ordinary programs: {machine('cpu')}", fontsize=11)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+WILD = {"step_ms": "step after warm-up", "total_s": "whole run, compiling included"}
+
+
+def _draw_wild(axes: Any, found: Wild, runner: str, what: str, offset: float) -> None:
+    ratios = [outcome.ratio(runner, what) for outcome in found.outcomes]
+    bars = [(place + offset, ratio) for place, ratio in enumerate(ratios) if ratio is not None]
+    lengths = [min(ratio, CUT_AT) for _, ratio in bars]
+    label = "torch.compile" if runner == "compile" else runner
+    axes.barh([at for at, _ in bars], lengths, height=0.38, color=COLOURS[runner], label=label)
+    for at, ratio in bars:
+        axes.text(min(ratio, CUT_AT) + 0.02, at, f"{ratio:.2f}", va="center", fontsize=7)
 
 
 def growth(points: list[Growth], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 from torpor.bench.results import COMPILED, OFF, Outcome, Results, Row, facts
 
@@ -12,13 +13,17 @@ Table = tuple[list[str], list[list[str]]]  # columns, rows
 def headline(results: Results) -> str:
     """When, on what, with what."""
     known = facts(results.device, results.threads)
+    return described(known, results.date, results.rounds, results.load)
+
+
+def described(known: dict[str, Any], date: str, rounds: int, load: list[float]) -> str:
+    """The facts of a run in words."""
     versions = ", ".join(f"{name} {version}" for name, version in known["versions"].items())
-    load = ", ".join(map(str, results.load))
     variables = [f"\n{name}={value}" for name, value in known["environment"].items()]
     return (
-        f"{results.date}   {known['machine']}   {versions}\n"
-        f"torch threads: {results.threads}; medians of {results.rounds} rounds; "
-        f"load average before and after: {load}{''.join(variables)}"
+        f"{date}   {known['machine']}   {versions}\n"
+        f"torch threads: {known['threads']}; medians of {rounds} round{'s' * (rounds > 1)}; "
+        f"load average before and after: {', '.join(map(str, load))}{''.join(variables)}"
     )
 
 

@@ -133,7 +133,7 @@ class Results:
     rounds: int
     scale: str = "full"
     outcomes: list[Outcome] = field(default_factory=list)
-    date: str = field(default_factory=lambda: f"{datetime.datetime.now():%Y-%m-%d %H:%M}")
+    date: str = field(default_factory=lambda: now())
     load: list[float] = field(default_factory=list)  # of the machine, before and after
 
     def as_json(self) -> dict[str, Any]:
@@ -145,6 +145,11 @@ class Results:
             "load": self.load,
             "workloads": [outcome.as_json() for outcome in self.outcomes],
         }
+
+
+def now() -> str:
+    """The date and the time of day."""
+    return f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
 
 
 def facts(device: str, threads: int) -> dict[str, Any]:

@@ -133,7 +133,9 @@ def torpor_virtual(spec: Spec) -> Runner:
 def _torpor(spec: Spec, place: Callable[[Any], Any]) -> Runner:
     import torpor
 
-    torpor.use(spec.backend, **dict(spec.options))
+    chosen = torpor.use(spec.backend, **dict(spec.options))
+    if torpor.config.compile_after < 0:  # steps are timed that run long enough to be compiled
+        torpor.config.compile_after = chosen.compile_after
 
     return Runner(
         place,

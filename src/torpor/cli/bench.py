@@ -2,7 +2,8 @@
 
 ``torpor bench`` races the workloads of the device, ``torpor bench gpt conv`` some of them,
 ``torpor bench train.py ARGS`` a script of the user's, ``torpor bench --growth`` ever more layers,
-``torpor bench --cold`` what it takes to compile from nothing.
+``torpor bench --cold`` what it takes to compile from nothing, ``torpor bench --wild`` ordinary
+programs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ import torch
 from torpor.bench import cold, growth, plot, report, runners, script, workloads
 from torpor.bench.race import Settings, race, turns
 from torpor.bench.results import Results, load
+from torpor.bench.wild import measure as wild
+from torpor.bench.wild import report as wild_report
+from torpor.bench.wild import soak
+from torpor.bench.wild.outcome import Wild
+from torpor.bench.wild.programs import PROGRAMS, SOAK, Program, check_names
 from torpor.bench.worker import Limits
 from torpor.cli import terminal
 from torpor.cli.demo import physical_device, positive
@@ -49,7 +55,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="an option of torpor's backend, its value in JSON",
     )  # fmt: skip
     parser.add_argument("--scale", choices=workloads.SCALES, default="full")
-    parser.add_argument("--rounds", type=positive, default=15, help="the median counts")
+    parser.add_argument(
+        "--rounds", type=positive, help="the median counts (default: 15; 1 with --wild, --soak)"
+    )
     parser.add_argument("--round-ms", type=positive, default=100, help="a round lasts this long")
     parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
     parser.add_argument(
@@ -71,7 +79,21 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help=f"compile from nothing: {cold.MANY} layers against {cold.FEW}, and torch.compile",
     )  # fmt: skip
     parser.add_argument("--max-layers", type=positive, default=64, help="of --growth")
-    parser.add_argument("--steps", type=positive, default=0, help="of a script: stop after so many")
+    parser.add_argument(
+        "--wild", action="store_true",
+        help=f"ordinary programs in the default installation: {', '.join(PROGRAMS)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--soak", type=positive, nargs="?", const=SOAK.steps, metavar="N",
+        help=f"a program whose graphs never come back, N steps of it (default: {SOAK.steps:,})",
+    )  # fmt: skip
+    parser.add_argument("--only", type=_names, default=[], help="of --wild: these programs")
+    parser.add_argument(
+        "--check", action="store_true", help="of --wild, --soak: exit with 1 if a bar is missed"
+    )
+    parser.add_argument(
+        "--steps", type=positive, default=0, help="of a script, of --wild: stop after so many"
+    )
     parser.add_argument("--verbose", action="store_true", help="of a script: show its output")
 
 
@@ -91,6 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.what and arguments.what[0].endswith(".py"):
             return _run_script(arguments)
         arguments = _workloads_first(arguments)
+        arguments.rounds = arguments.rounds or (1 if arguments.wild or arguments.soak else 15)
+        if arguments.wild or arguments.soak:
+            return _run_wild(arguments) if arguments.wild else _soak(arguments)
         if arguments.cold:
             return _start_cold(arguments)
         return _grow(arguments) if arguments.growth else _race(arguments)
@@ -182,6 +207,76 @@ def _start_cold(arguments: argparse.Namespace) -> int:
         terminal.table(*cold.table(starts))
         terminal.table(*cold.checks(plan, starts))
     return int(any(start.error for start in starts.rows))
+
+
+def _run_wild(arguments: argparse.Namespace) -> int:
+    check_names(arguments.only)
+    if arguments.plot:
+        plot.check()
+    programs = tuple(PROGRAMS[name] for name in arguments.only or PROGRAMS)
+    found = _measure_wild(arguments, programs, _wild_runners(arguments.runners), arguments.steps)
+    failures = wild_report.failures(found)
+    if arguments.json != "-":
+        terminal.heading("step after warm-up, median of the later half; × is a multiple of eager's")
+        terminal.table(*wild_report.step_table(found))
+        terminal.heading("whole run, from the end of `import torch` to the end of the process")
+        terminal.table(*wild_report.total_table(found))
+        _show_lines(wild_report.notes(found), failures)
+    if arguments.plot:
+        plot.wild(found, arguments.plot)
+    return int(arguments.check and bool(failures))
+
+
+def _soak(arguments: argparse.Namespace) -> int:
+    found = _measure_wild(arguments, (SOAK,), soak.RUNNERS, arguments.soak)
+    failures = soak.failures(found.outcomes[0])
+    if arguments.json != "-":
+        terminal.heading(f"{SOAK.name}: {SOAK.title}")
+        terminal.table(*soak.table(found.outcomes[0]))
+        _show_lines([], failures)
+    return int(arguments.check and bool(failures))
+
+
+def _measure_wild(
+    arguments: argparse.Namespace, programs: tuple[Program, ...], who: tuple[str, ...], steps: int
+) -> Wild:
+    """Run the programs; JSON is written after each, the headline is shown at the end."""
+    if arguments.workloads:
+        raise ValueError("--wild and --soak have programs of their own; --only chooses some")
+    plan = wild.Plan(
+        programs,
+        who,
+        arguments.threads,
+        arguments.rounds,
+        steps,
+        arguments.keep_caches,
+        arguments.timeout,
+    )
+
+    def note(found: Wild) -> None:
+        final = len(found.outcomes) == len(programs)
+        _write_json(arguments.json, wild.as_json(plan, found), final)
+
+    with terminal.progress("bench", plan.turns) as advance:
+        found = wild.measure(plan, advance, note)
+    if arguments.json != "-":
+        print(f"\n{wild_report.headline(plan, found)}")
+    return found
+
+
+def _wild_runners(chosen: list[str] | None) -> tuple[str, ...]:
+    if unknown := [name for name in chosen or () if name not in wild.RUNNERS]:
+        known = ", ".join(wild.RUNNERS)
+        raise ValueError(f"ordinary programs are run by {known}, not by {', '.join(unknown)}")
+    return tuple(chosen or wild.RUNNERS)
+
+
+def _show_lines(notes: list[str], failures: list[str]) -> None:
+    if notes:
+        print("\n".join(notes))
+    terminal.heading(f"bars missed: {len(failures) or 'none'}")
+    if failures:
+        print("\n".join(failures))
 
 
 def _run_script(arguments: argparse.Namespace) -> int:

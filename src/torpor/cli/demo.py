@@ -1,70 +1,54 @@
-"""``torpor demo``: train one small GPT twice, eagerly and lazily, and compare every loss.
+"""``torpor demo``: train one small GPT eagerly and lazily, and compare losses and speed.
 
-Both runs start from the same seed and see the same batches. The only difference between them is
-the device the model and the batches are moved to.
+All runs start from the same seed and see the same batches. The only difference between them is the
+device that the model and the batches are moved to, and the backend behind it: the default one, and
+the reference, which runs eager's own kernels and gives eager's bits.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from statistics import median
+from dataclasses import asdict, dataclass
 
 import torch
-from torch import Tensor
 
 import torpor
 from torpor.cli import terminal
-from torpor.cli.char_gpt import CharGPT, Shape, Text, learning_rate_scale, make_text
+from torpor.cli.char_gpt import Text, make_text
+from torpor.cli.demo_training import READ_EVERY, Comparison, Plan, Run, train, warm_up
+from torpor.debug.explain import Explanation
 
 NAME = "demo"
-HELP = "train a small character GPT lazily and eagerly and compare every loss"
+HELP = "train a small character GPT eagerly and lazily; compare losses and speed"
 
-READ_EVERY = 10  # steps between two readings of the loss, as a training script logs
+EXACT = "reference"
+ROUNDED = (
+    "What {} compiles is rounded in another order, and every step of a training adds to that; "
+    "eager's bits are kept where eager's kernels run."
+)
+NEXT = (
+    ("TORPOR_VIEW=1 torpor demo", "the same with a page: graphs, timeline, memory"),
+    ("torpor bench --wild", "twelve ordinary programs: torpor, eager, torch.compile"),
+    ("torpor bench train.py", "a script of yours, untouched"),
+    ("docs/walk.md", "one op through the system, in ten minutes"),
+)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is trained, and for how long."""
+class Demo:
+    """All runs; `lazy` is on the backend that is shown, `exact` on the reference."""
 
-    steps: int = 400
-    batch: int = 8
-    layers: int = 3
-    width: int = 96
-    length: int = 48
-    dropout: float = 0.05
-    learning_rate: float = 5e-3
-    seed: int = 1337
-    sample: int = 120
+    plan: Plan
+    eager: Run
+    lazy: Run
+    exact: Run | None  # where that is another one
 
     @property
-    def warm_up(self) -> int:
-        return max(1, self.steps // 10)
-
-
-@dataclass
-class Run:
-    """What one of the two trainings left behind."""
-
-    device: str
-    losses: list[float] = field(default_factory=list)
-    step_ms: list[float] = field(default_factory=list)  # of each group of READ_EVERY steps
-    parameters: dict[str, Tensor] = field(default_factory=dict)
-    counters: dict[str, int] = field(default_factory=dict)
-    sample: str = ""
-    seconds: float = 0.0
-
-    @property
-    def first_ms(self) -> float:
-        return self.step_ms[0]
-
-    @property
-    def steady_ms(self) -> float:
-        return median(self.step_ms[1:] or self.step_ms)
+    def others(self) -> list[Run]:
+        return [self.lazy, *([self.exact] if self.exact else [])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_threads_argument(parser)
     parser.add_argument("--eager-device", default=None, help="default: what lazy runs on")
     parser.add_argument("--lazy-device", default="lazy")
-    parser.add_argument(
-        "--backend", default="reference", help="default: reference, which has eager's bits"
-    )
+    parser.add_argument("--backend", help="besides reference; default: torpor's default")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -103,18 +85,28 @@ def run(arguments: argparse.Namespace) -> int:
         width=arguments.width,
         seed=arguments.seed,
     )
-    text = Text.encode(make_text())
-    torpor.use(arguments.backend)
+    if arguments.backend:
+        torpor.use(arguments.backend)
     eager_device = arguments.eager_device or physical_device()
     with threads(arguments.threads):
-        warm_up(eager_device)
-        eager = train("eager", eager_device, plan, text)
-        lazy = train("lazy", arguments.lazy_device, plan, text)
+        found = _train_all(plan, eager_device, arguments.lazy_device)
     if arguments.json:
-        print(json.dumps(_as_json(plan, eager, lazy), indent=2))
+        print(json.dumps(_as_json(found), indent=2))
     else:
-        _show(plan, eager, lazy)
+        _show(found)
     return 0
+
+
+def _train_all(plan: Plan, eager_device: str, lazy_device: str) -> Demo:
+    text, backend = Text.encode(make_text()), torpor.backend.get_backend().name
+    warm_up(eager_device)
+    eager = train("eager", eager_device, plan, text)
+    torpor.metrics.reset()  # what is explained begins here
+    lazy = train(backend, lazy_device, plan, text)
+    if backend == EXACT:
+        return Demo(plan, eager, lazy, None)
+    with torpor.using(EXACT):
+        return Demo(plan, eager, lazy, train(EXACT, lazy_device, plan, text))
 
 
 @contextmanager
@@ -132,103 +124,53 @@ def physical_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-class Training:
-    """An ordinary training loop. Nothing in it says whether it runs lazily."""
-
-    def __init__(self, device: str, plan: Plan, text: Text) -> None:
-        self.device, self.plan, self.text = device, plan, text
-        torch.manual_seed(plan.seed)
-        shape = Shape(
-            len(text.characters),
-            plan.layers,
-            width=plan.width,
-            length=plan.length,
-            dropout=plan.dropout,
-        )
-        self.model = CharGPT(shape).to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=plan.learning_rate)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate_scale)
-        self.batches = torch.Generator().manual_seed(plan.seed)
-
-    def _rate_scale(self, step: int) -> float:
-        return learning_rate_scale(step, self.plan.warm_up, self.plan.steps)
-
-    def step(self) -> Tensor:
-        tokens, targets = self.text.batch(self.plan.batch, self.plan.length, self.batches)
-        loss = self.model.loss(tokens.to(self.device), targets.to(self.device))
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.schedule.step()
-        return loss.detach()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return {name: p.detach().cpu() for name, p in self.model.named_parameters()}
-
-    def sample(self) -> str:
-        prompt = self.text.tokens[None, : self.plan.length].to(self.device)
-        return self.text.decode(self.model.continue_text(prompt, self.plan.sample))
-
-
-def warm_up(device: str) -> None:
-    """Let torch load what it loads at its first step, so that neither run pays for it."""
-    Training(device, Plan(layers=1, width=4, batch=1, length=4), Text.encode("warm up")).step()
-
-
-def train(label: str, device: str, plan: Plan, text: Text) -> Run:
-    """Train from scratch on a device, reading the losses every few steps."""
-    training = Training(device, plan, text)
-    outcome, before = Run(device), torpor.metrics.counters()
-    start = time.perf_counter()
-    with terminal.progress(label, plan.steps) as advance:
-        while len(outcome.losses) < plan.steps:
-            group = min(READ_EVERY, plan.steps - len(outcome.losses))
-            _train_group(training, group, outcome, advance)
-    outcome.seconds = time.perf_counter() - start
-    outcome.counters = _difference(torpor.metrics.counters(), before)
-    outcome.parameters = training.parameters()
-    outcome.sample = training.sample()
-    return outcome
-
-
-def _train_group(training: Training, steps: int, outcome: Run, advance: terminal.Advance) -> None:
-    start = time.perf_counter()
-    losses = []
-    for _ in range(steps):
-        losses.append(training.step())
-        advance(f"loss {outcome.losses[-1]:.4f}" if outcome.losses else "")
-    outcome.losses += [loss.item() for loss in losses]
-    outcome.step_ms.append((time.perf_counter() - start) * 1e3 / steps)
-
-
-def _difference(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
-    return {name: count - before.get(name, 0) for name, count in after.items()}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How far apart two runs ended."""
-
-    equal_losses: int
-    largest_loss_difference: float
-    equal_parameters: int
-    all_parameters: int
-    same_sample: bool
-
-    @classmethod
-    def of(cls, eager: Run, lazy: Run) -> Comparison:
-        pairs = list(zip(eager.losses, lazy.losses))
-        same = [
-            name in lazy.parameters and torch.equal(p, lazy.parameters[name])
-            for name, p in eager.parameters.items()
+def verdict(plan: Plan, eager: Run, lazy: Run) -> list[str]:
+    """Who is ahead, and by what; if torpor is not, why not."""
+    ratio = lazy.steady_ms / eager.steady_ms
+    if ratio < 1.0:
+        return [
+            f"torpor on {lazy.name} is ahead: a step takes {ratio:.2f} of eager's time.",
+            _won_back(plan, eager, lazy),
         ]
-        return cls(
-            equal_losses=sum(a == b for a, b in pairs),
-            largest_loss_difference=max(abs(a - b) for a, b in pairs),
-            equal_parameters=sum(same),
-            all_parameters=len(same),
-            same_sample=eager.sample == lazy.sample,
+    return [
+        f"torpor on {lazy.name} is not ahead: a step takes {ratio:.2f} times as long as eager's.",
+        _why_not(plan, lazy),
+    ]
+
+
+def _won_back(plan: Plan, eager: Run, lazy: Run) -> str:
+    """What compiling cost, and when it has paid."""
+    behind = lazy.seconds - eager.seconds
+    if behind <= 0:
+        return f"The whole training took {lazy.seconds:.1f} s; eager's took {eager.seconds:.1f} s."
+    steps = behind * 1e3 / (eager.steady_ms - lazy.steady_ms)
+    return (
+        f"The whole training took {behind:.1f} s longer, for compiling: won back after about "
+        f"{_round(plan.steps + steps):,} steps; the next process finds it compiled."
+    )
+
+
+def _round(steps: float) -> int:
+    """Two figures are all that is known."""
+    return int(float(f"{steps:.2g}"))
+
+
+def _why_not(plan: Plan, lazy: Run) -> str:
+    balance = lazy.explanation.balance
+    if lazy.name == EXACT:
+        return (
+            "The reference runs eager's kernels one by one, so recording is only added to them; "
+            "`torpor info` says which backends could compile here."
         )
+    if 2 * lazy.uncompiled > plan.steps:
+        return f"Still compiling: {lazy.uncompiled} of {plan.steps} steps ran uncompiled."
+    record, run = balance.record * 1e3, balance.run * 1e3
+    if record > run:
+        return (
+            f"Recording a step takes {record:.1f} ms, running it {run:.1f} ms: Python sets the "
+            "pace; the native library records faster (`torpor native build`)."
+        )
+    return f"Running a step takes {run:.1f} ms, recording it {record:.1f} ms: the device decides."
 
 
 def _recorded(run: Run, steps: int) -> dict[str, int]:
@@ -238,67 +180,88 @@ def _recorded(run: Run, steps: int) -> dict[str, int]:
         "ops_per_step": round(counts.get("OpsRecorded", 0) / steps),
         "graphs_compiled": counts.get("UncachedCompile", 0),
         "cache_hits": counts.get("CachedCompile", 0),
+        "steps_uncompiled": run.uncompiled,
     }
 
 
-def _as_json(plan: Plan, eager: Run, lazy: Run) -> dict[str, object]:
-    def timing(run: Run) -> dict[str, float]:
-        return {"first_ms": run.first_ms, "steady_ms": run.steady_ms, "seconds": run.seconds}
+def _as_json(found: Demo) -> dict[str, object]:
+    def about(run: Run) -> dict[str, object]:
+        return {
+            "losses": run.losses,
+            "first_ms": run.first_ms,
+            "steady_ms": run.steady_ms,
+            "seconds": run.seconds,
+            "recorded": _recorded(run, found.plan.steps),
+            "comparison": asdict(Comparison.of(found.eager, run)),
+            "sample": run.sample,
+        }
 
     return {
-        "plan": asdict(plan),
-        "losses": {"eager": eager.losses, "lazy": lazy.losses},
-        "comparison": asdict(Comparison.of(eager, lazy)),
-        "recorded": _recorded(lazy, plan.steps),
-        "time": {"eager": timing(eager), "lazy": timing(lazy)},
-        "sample": lazy.sample,
+        "plan": asdict(found.plan),
+        "runs": {run.name: about(run) for run in (found.eager, *found.others)},
+        "explain": json.loads(found.lazy.explanation.to_json()),
+        "verdict": verdict(found.plan, found.eager, found.lazy),
     }
 
 
-def _show(plan: Plan, eager: Run, lazy: Run) -> None:
-    terminal.heading(f"loss, eager on {eager.device} and lazy on {lazy.device}")
-    terminal.table(("step", "eager", "lazy", "equal"), _loss_rows(plan.steps, eager, lazy))
-    comparison = Comparison.of(eager, lazy)
-    terminal.heading("equal bit for bit")
-    terminal.table(("what", "answer"), equality_rows(plan.steps, comparison))
-    terminal.heading("recorded")
-    recorded = _recorded(lazy, plan.steps)
-    names = {name: name.replace("_", " ") for name in recorded}
-    terminal.table(("what", "count"), [(names[name], f"{n:,}") for name, n in recorded.items()])
-    terminal.heading("time per step")
-    terminal.table(("ms", "eager", "lazy", "lazy/eager"), _time_rows(eager, lazy))
-    terminal.heading("what it has learnt (lazy)")
-    print(lazy.sample)
+def _show(found: Demo) -> None:
+    runs, steps = [found.eager, *found.others], found.plan.steps
+    names = [run.name for run in runs]
+    terminal.heading(f"loss of a character GPT: eager, and lazy on {' and '.join(names[1:])}")
+    terminal.table(("step", *names), _loss_rows(steps, runs))
+    terminal.heading("equal to eager's, bit for bit")
+    compared = [dict(equality_rows(steps, Comparison.of(runs[0], run))) for run in runs[1:]]
+    rows = [(what, *(each[what] for each in compared)) for what in compared[0]]
+    terminal.table(("what", *names[1:]), rows)
+    if found.exact is not None and compared[0]["  first difference"] != "none":
+        terminal.paragraphs([ROUNDED.format(found.lazy.name)])
+    terminal.heading("time of a step")
+    terminal.table(("ms", *names), _time_rows(runs))
+    terminal.heading(f"what torpor.explain() says of {found.lazy.name}")
+    terminal.paragraphs(_explained(found.lazy.explanation))
+    terminal.heading(f"what it has learnt ({found.lazy.name})")
+    print(found.lazy.sample)
+    terminal.heading("and so")
+    terminal.paragraphs(verdict(found.plan, found.eager, found.lazy))
+    terminal.heading("where to look next")
+    widest = max(len(name) for name, _ in NEXT)
+    for name, what in NEXT:
+        print(f"{name:<{widest}}   {what}")
 
 
-def _loss_rows(steps: int, eager: Run, lazy: Run) -> list[terminal.Row]:
-    shown = sorted({*range(0, steps, max(1, steps // 10)), steps - 1})
-    rows: list[terminal.Row] = []
-    for i in shown:
-        a, b = eager.losses[i], lazy.losses[i]
-        rows.append((str(i + 1), f"{a:.9f}", f"{b:.9f}", "yes" if a == b else f"{b - a:+.1e}"))
-    return rows
+def _explained(explanation: Explanation) -> list[str]:
+    """Its head, and what costs most, with the line and the advice."""
+    head = str(explanation).partition("\n\n")[0].splitlines()
+    for finding in explanation.findings[:1]:
+        head += [f"{finding.title}, at {finding.line}", f"-> {finding.advice}"]
+    return head
 
 
-def equality_rows(steps: int, comparison: Comparison) -> list[terminal.Row]:
-    equal, of = comparison.equal_parameters, comparison.all_parameters
-    losses = f"{_verdict(comparison.equal_losses, steps)} ({comparison.equal_losses} of {steps})"
-    if comparison.equal_losses < steps:
-        losses += f", largest difference {comparison.largest_loss_difference:.1e}"
+def _loss_rows(steps: int, runs: list[Run]) -> list[terminal.Row]:
+    shown = sorted({*range(0, steps, max(1, steps // 8)), steps - 1})
+    return [(str(i + 1), *(f"{run.losses[i]:.9f}" for run in runs)) for i in shown]
+
+
+def equality_rows(steps: int, comparison: Comparison) -> list[tuple[str, str]]:
+    """How much of a run is eager's, to the last bit, and how far off the rest is."""
     return [
-        ("losses", losses),
-        ("parameters", f"{_verdict(equal, of)} ({equal} of {of} tensors)"),
-        ("generated text", "yes" if comparison.same_sample else "no"),
+        ("losses", f"{comparison.equal_losses} of {steps}"),
+        ("  first difference", _difference(comparison.first_difference)),
+        ("  largest difference", _difference(comparison.largest_difference)),
+        ("parameters", f"{comparison.equal_parameters} of {comparison.all_parameters} tensors"),
+        ("generated text", "the same" if comparison.same_sample else "another"),
     ]
 
 
-def _verdict(count: int, of: int) -> str:
-    return "yes" if count == of else "no"
+def _difference(found: tuple[int, float] | None) -> str:
+    return f"{found[1]:.1e}, step {found[0]}" if found else "none"
 
 
-def _time_rows(eager: Run, lazy: Run) -> list[terminal.Row]:
-    pairs = {
-        f"first steps (up to {READ_EVERY})": (eager.first_ms, lazy.first_ms),
-        "after that (median)": (eager.steady_ms, lazy.steady_ms),
-    }
-    return [(name, f"{a:.1f}", f"{b:.1f}", f"{b / a:.2f}") for name, (a, b) in pairs.items()]
+def _time_rows(runs: list[Run]) -> list[terminal.Row]:
+    eager = runs[0].steady_ms
+    return [
+        (f"first steps (up to {READ_EVERY})", *(f"{run.first_ms:.1f}" for run in runs)),
+        ("later half (median)", *(f"{run.steady_ms:.1f}" for run in runs)),
+        ("  as a multiple of eager's", *(f"{run.steady_ms / eager:.2f}" for run in runs)),
+        ("whole training, s", *(f"{run.seconds:.1f}" for run in runs)),
+    ]

@@ -6,13 +6,13 @@ import argparse
 import dataclasses
 import json
 import platform
-import shutil
 from importlib import metadata
 from typing import Any
 
 import torch
 
 import torpor
+from torpor import native
 from torpor.cli import terminal
 
 NAME = "info"
@@ -53,7 +53,8 @@ def _versions() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "C++ compiler": shutil.which("c++") or shutil.which("g++") or "none",
+        "C++ compiler": native.build.compiler() or "none",
+        "recorder": native.status(),
     }
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 
-from torpor import config
+from torpor import config, native
 from torpor.cli import terminal
 from torpor.errors import NativeError
+from torpor.execute import processes
 from torpor.execute.persistent import NotUsable
 from torpor.native import build
 
@@ -20,7 +20,7 @@ HELP = "show the state of the native recorder, or build it"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=("status", "build"), default="status")
     parser.add_argument(
-        "--quiet", action="store_true", help="build at low priority, and not beside another build"
+        "--quiet", action="store_true", help="not if it is there, or another process builds it"
     )
 
 
@@ -38,6 +38,7 @@ def _status() -> int:
     path = build.library()
     rows = [
         ("setting", config.native),
+        ("recorder", native.status()),
         ("compiler", build.compiler() or "none"),
         ("library", str(path)),
         ("built", "yes" if build.is_built(path) else "no"),
@@ -58,9 +59,6 @@ def _build() -> int:
 
 
 def _build_beside() -> int:
-    path = build.library()
-    with build.alone(path) as alone:
-        if alone and not build.is_built(path):
-            os.nice(19)
-            build.build()
+    processes.step_back()
+    build.build_unless_another_does()
     return 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -20,6 +22,7 @@ except ImportError:
 
 Advance = Callable[[str], None]  # one step is done; the text says how it stands
 Row = Sequence[str]
+_NONE = ("", "–")  # where there is no number
 _NUMBER = re.compile(r"[-+±<>≤]?\s?\d")  # how a cell with a number begins
 
 
@@ -28,6 +31,13 @@ def heading(text: str) -> None:
         rich.console.Console(highlight=False).print(f"\n[bold]{text}[/bold]")
     else:
         print(f"\n{text}")
+
+
+def paragraphs(texts: Sequence[str]) -> None:
+    """Print texts, each broken at the terminal's width; what follows a break is indented."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    for text in texts:
+        print(textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False))
 
 
 def table(columns: Row, rows: Sequence[Row]) -> None:
@@ -51,8 +61,9 @@ def _plain_row(row: Row, widths: Sequence[int], right: Sequence[bool]) -> str:
 
 
 def _right_aligned(rows: Sequence[Row]) -> list[bool]:
-    """For each column whether it holds numbers, and nothing else."""
-    return [all(_NUMBER.match(cell) for cell in cells if cell) for cells in zip(*rows, strict=True)]
+    """For each column whether it holds numbers, or dashes where there are none."""
+    columns = zip(*rows, strict=True)
+    return [all(_NUMBER.match(cell) for cell in cells if cell not in _NONE) for cells in columns]
 
 
 def _rich_table(columns: Row, rows: Sequence[Row]) -> None:
@@ -81,7 +92,7 @@ def progress(label: str, total: int) -> Iterator[Advance]:
 @contextmanager
 def _rich_bar(label: str, total: int) -> Iterator[Advance]:
     columns = (
-        rich.progress.TextColumn("{task.description:<8}"),
+        rich.progress.TextColumn("{task.description:<9}"),
         rich.progress.BarColumn(),
         rich.progress.MofNCompleteColumn(),
         rich.progress.TextColumn("{task.fields[status]}"),
@@ -107,7 +118,7 @@ def _plain_bar(label: str, total: int) -> Iterator[Advance]:
         filled = 30 * done // total
         bar = "#" * filled + "." * (30 - filled)
         start, end = ("\r", "") if redraw else ("", "\n")
-        line = f"{start}{label:<8} [{bar}] {done}/{total}  {status}"
+        line = f"{start}{label:<9} [{bar}] {done}/{total}  {status}"
         print(line, end=end, file=stream, flush=True)
 
     yield advance

@@ -24,6 +24,7 @@ from torpor import _torch, config
 from torpor._torch import OpOverload
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
+from torpor.backend.native import NATIVE
 from torpor.backend.picks import picker
 from torpor.backend.registry import get_backend, make
 from torpor.backends.fx import functional
@@ -47,6 +48,8 @@ def torpor(
 ) -> Callable[..., Any]:
     """Compile a graph of TorchDynamo's; `options` are the backend's name and its own options."""
     FRONT.look()
+    if NATIVE.at_cut is not None:
+        NATIVE.at_cut()
     devices = {one.device for one in example_inputs if isinstance(one, torch.Tensor)}
     if torch.device("cpu") in devices:
         keep()

@@ -23,11 +23,15 @@ ADVICE = {
     "comes back.",
     kinds.CONSTANT: "Pass it as a tensor, so that it is data and no part of the graph; or keep it "
     "fixed.",
+    kinds.INDEX: "Take it from a plain tensor before that becomes lazy (data need not be lazy), or "
+    "pass the index as a tensor: x.index_select(0, rows).",
     kinds.PROMOTED: "Nothing: other values need no further compile.",
     kinds.LIST: "Keep the number of tensors fixed: write into one tensor of full size, or read old "
     "results (.item()) instead of holding them.",
     kinds.BRANCH: "Use torch.where or multiply by a mask, so that every step records the same ops; "
     "a branch that is taken rarely may stay.",
+    kinds.OPEN: "Call torpor.sync() here, at the end of the step: as long as nothing ends the "
+    "trace every step is a graph of its own. (optimizer.step() ends it, too.)",
     kinds.READ: "Read at the same place in every step, or after the step has been cut.",
     kinds.RESULTS: "Hold the same tensors at the end of every step; drop what is not needed "
     "(`del`, .item()).",
@@ -51,10 +55,12 @@ TITLES = {
     kinds.LAYOUT: "a tensor lies otherwise in memory",
     kinds.MODULE: "another module: tensors that were always the same are others, of other sizes",
     kinds.CONSTANT: "a constant changed",
+    kinds.INDEX: "an index changes from step to step",
     kinds.PROMOTED: "a number changed, and was promoted to a run-time input",
     kinds.LIST: "an op takes another number of tensors",
     kinds.BRANCH: "Python took another branch",
     kinds.READ: "a tensor was read in the middle of the step",
+    kinds.OPEN: "nothing ends the step",
     kinds.RESULTS: "another tensor is held at the end of the step",
     kinds.ORDER: "the same ops on the same tensors, first used in another order",
     kinds.UNKNOWN: "the graph is new",
@@ -64,19 +70,27 @@ TITLES = {
 def recompiles(records: Sequence[GraphRecord]) -> list[Finding]:
     """A finding for each cause of new graphs at lines that had one before."""
     groups: dict[tuple[object, ...], list[tuple[GraphRecord, Difference]]] = {}
-    latest: dict[int, Difference] = {}  # what is no longer known is taken to be as what is
-    for record in records:
-        found = record.difference
-        if found is not None:
-            if found.kind == kinds.UNKNOWN:
-                found = latest.get(id(record.cut_site), found)
-            latest[id(record.cut_site)] = found
-            groups.setdefault(_group(record, found), []).append((record, found))
+    for record, found in _differences(records):
+        groups.setdefault(_group(record, found), []).append((record, found))
     last = {id(record.cut_site): record for record in records}
     return [
         _finding(group, settled=last[id(group[0][0].cut_site)].hits >= FEW_SIZES)
         for group in groups.values()
     ]
+
+
+def _differences(records: Sequence[GraphRecord]) -> list[tuple[GraphRecord, Difference]]:
+    """How each differs; what is no longer known is taken to be as what came after it there."""
+    next_: dict[int, Difference] = {}
+    result: list[tuple[GraphRecord, Difference]] = []
+    for record in reversed(records):
+        found = record.difference
+        if found is not None:
+            if found.kind == kinds.UNKNOWN:
+                found = next_.get(id(record.cut_site), found)
+            next_[id(record.cut_site)] = found
+            result.append((record, found))
+    return result[::-1]
 
 
 def failures(records: Iterable[GraphRecord]) -> list[Finding]:
@@ -121,7 +135,8 @@ def _finding(group: list[tuple[GraphRecord, Difference]], settled: bool) -> Find
 
 def _lost(record: GraphRecord) -> float:
     """Seconds that a warm step would not have taken."""
-    return record.record_seconds + record.compile_seconds + record.interpreted_seconds
+    made = record.record_seconds + record.plan_seconds + record.compile_seconds
+    return made + record.interpreted_seconds
 
 
 def _cause(found: Difference) -> str:
@@ -150,7 +165,9 @@ def _what_was_done(records: Sequence[GraphRecord], compiled: int) -> str:
         return f"{_number(new, 'new graph')}, {compiled} compiled so far ({runs} interpreted)"
     if new == 1:
         return f"1 new graph, not compiled yet ({runs} interpreted)"
-    return f"{new} new graphs, never compiled: each was interpreted ({runs})"
+    return (
+        f"{new} new graphs, never compiled because none came back often enough ({runs} interpreted)"
+    )
 
 
 def _number(count: int, what: str) -> str:

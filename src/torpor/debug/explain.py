@@ -11,8 +11,11 @@ from torpor.debug.causes import failures, recompiles
 from torpor.debug.findings import Finding
 from torpor.debug.reads import fallbacks, syncs, with_branches
 from torpor.debug.report import text
+from torpor.execute.events import STEP
 from torpor.execute.history import HISTORY, GraphRecord
+from torpor.execute.phases import spent, wall_clock
 from torpor.execute.storage import TRACE
+from torpor.trace.bound import report
 
 COMPUTE_BOUND = "compute-bound"
 TRACING_BOUND = "tracing-bound"
@@ -39,21 +42,30 @@ class NewGraph:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Where the time of a step goes, in seconds; the two per step are medians."""
+    """Where the time goes, in seconds; the two per step are medians.
+
+    The last seven are those of the program's own thread: six parts, each moment in one of them, and
+    the wall clock, which they add up to. Where several threads record, theirs are added.
+    """
 
     traces: int
     new_traces: int  # those that recorded ops never met before
     record: float  # per step, on the program's own thread
-    run: float  # per step, on the device's queue
-    compiling: float  # in all
-    waiting: float  # in all, for numbers that the program read
+    run: float  # per step, on the device's queue or where it was submitted
+    recording: float  # in all: from the first tensor of a trace to its cut, Python between ops too
+    planning: float  # finding or making the plan of a graph
+    compiling: float  # or loading from disk what was compiled
+    running: float  # graphs, on the program's own thread
+    waiting: float  # for numbers that the program read, and for a queue that is full
+    outside: float  # while no trace was open
+    wall: float
 
     @property
     def verdict(self) -> str:
         """What holds a step up."""
         if not self.traces and not self.run:
             return IDLE
-        if self.compiling > self.traces * max(self.record, self.run):
+        if self.compiling > self.recording + self.planning + self.running + self.waiting:
             return COMPILE_BOUND
         return COMPUTE_BOUND if self.run >= self.record else TRACING_BOUND
 
@@ -66,6 +78,7 @@ class Explanation:
     findings: tuple[Finding, ...]  # what costs most, first
     graphs: tuple[NewGraph, ...]  # in the order in which they were made
     forgotten: int  # new graphs that are no longer known
+    places: tuple[str, ...] = ()  # of `enable`: how each runs, and why
 
     def __str__(self) -> str:
         return text(self)
@@ -88,7 +101,7 @@ def explain() -> Explanation:
         graphs = tuple(map(_new_graph, records))
     found = with_branches(syncs(), compiles) + fallbacks() + failures(records)
     found.sort(key=lambda one: one.rank)
-    return Explanation(_balance(), tuple(found), graphs, HISTORY.forgotten)
+    return Explanation(_balance(), tuple(found), graphs, HISTORY.forgotten, tuple(report()))
 
 
 def _new_graph(record: GraphRecord) -> NewGraph:
@@ -113,8 +126,12 @@ def _balance() -> Balance:
     nothing = {"count": 0.0, "total": 0.0, "p50": 0.0}
     record, run = timers.get("Record", nothing), timers.get("Execute", nothing)
     steps = int(record["count"])
-    per_step = run["count"] / steps if steps else 1.0
-    waited = timers.get("Sync", nothing)["total"] + timers.get("QueueFull", nothing)["total"]
-    compiling = timers.get("Compile", nothing)["total"]
     new = int(timers.get("RecordNew", nothing)["count"])
-    return Balance(steps, new, record["p50"], run["p50"] * per_step, compiling, waited)
+    wall, parts = wall_clock(), spent()
+    open_ = STEP.so_far() if STEP.began else 0.0
+    parts["recording"] = record["total"] + open_
+    outside = max(0.0, wall - sum(parts.values()))
+    medians = record["p50"], run["p50"] * run["count"] / steps if steps else run["p50"]
+    if STEP.began and not steps:  # a program that never ends its first trace
+        steps, medians = 1, (open_, run["total"])
+    return Balance(steps, new, *medians, **parts, outside=outside, wall=wall)

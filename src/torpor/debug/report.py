@@ -29,6 +29,8 @@ def text(explanation: Explanation) -> str:
             lines += _finding(number, finding)
     else:
         lines.append("Nothing to change: no recompile, no hidden sync, no fallback.")
+    if explanation.places:
+        lines += ["", "Under enable():", *(f"  {place}" for place in explanation.places)]
     if explanation.graphs:
         lines += ["", "New graphs:", *_graphs(explanation)]
     return "\n".join(lines)
@@ -38,21 +40,42 @@ def _head(explanation: Explanation) -> Iterator[str]:
     balance, graphs = explanation.balance, explanation.graphs
     compiled = sum(graph.compiled for graph in graphs)
     new = len(graphs) + explanation.forgotten
-    compiling = time_(balance.compiling)
+    compiling = time_(sum(graph.seconds for graph in graphs if graph.compiled))
     loaded = sum(graph.loaded for graph in graphs)
     found = f", {loaded} found on disk" if loaded else ""
     yield f"{balance.traces} traces, {new} new graphs, {compiled} compiled in {compiling}{found}"
     yield f"{balance.verdict}: {VERDICTS[balance.verdict]}"
     yield _times(balance)
+    yield _parts(balance)
     if 2 * balance.new_traces > balance.traces:
         new = balance.new_traces
         yield f"{new} of the traces recorded ops never met before: that takes far longer"
 
 
 def _times(balance: Balance) -> str:
-    record, run, waiting = map(time_, (balance.record, balance.run, balance.waiting))
-    medians = f"a trace is recorded in {record} and run in {run} (medians)"
-    return f"{medians}; {waiting} in all were spent waiting for numbers"
+    record, run = map(time_, (balance.record, balance.run))
+    return f"a trace is recorded in {record} and run in {run} (medians)"
+
+
+_PARTS = {
+    "recording": "recording",
+    "planning": "planning",
+    "compiling": "compiling",
+    "running": "running",
+    "waiting": "waiting for numbers",
+    "outside": "outside torpor",
+}
+
+
+def _parts(balance: Balance) -> str:
+    """What the wall clock is made of; the largest first."""
+    spent = {words: getattr(balance, name) for name, words in _PARTS.items()}
+    shown = [
+        f"{words} {time_(seconds)} ({seconds / balance.wall:.0%})"
+        for words, seconds in sorted(spent.items(), key=lambda item: -item[1])
+        if seconds >= 0.005 * balance.wall
+    ]
+    return f"{time_(balance.wall)} in all: {', '.join(shown)}"
 
 
 def _finding(number: int, finding: Finding) -> Iterator[str]:

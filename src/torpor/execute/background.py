@@ -83,6 +83,10 @@ class Compiler:
         self.wake()
         return job
 
+    def is_compiling(self) -> bool:
+        """Something is being compiled, or waits for it; what takes too long does not count."""
+        return any(not job.is_over() for job in list(self.unfinished))
+
     def wake(self) -> None:
         """See that there is a thread."""
         with self.lock:

@@ -66,6 +66,8 @@ def at_step_end(fn: Callable[..., Any], *args: Any, run_async: bool = False) -> 
 
 def run() -> None:
     """Run what was asked for, in the order in which it was asked."""
+    if not _pending and _worker.error is None:
+        return
     _worker.raise_error()
     with _lock:
         todo = list(_pending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -118,7 +119,7 @@ class StandIn:
         failure: CompileError | None = None,
     ) -> None:
         self.backend = backend
-        self.reference = make("reference")
+        self.reference = _reference()
         try:
             self.computation = compile_graph(graph, name, self.reference, device)
         except CompileError:
@@ -151,6 +152,11 @@ class StandIn:
             return result
         device = self.backend.backend_device(result.type.device)  # `x.cpu()` is not on the graph's
         return self.backend.data_from_tensor(result.tensor, result.type, device)
+
+
+@functools.cache
+def _reference() -> Backend:
+    return make("reference")
 
 
 def leave_reproduction(error: CompileError) -> None:

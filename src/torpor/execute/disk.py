@@ -65,7 +65,7 @@ def place_of(
         return None
     try:
         graph = for_backend(graph, backend)
-        if not _means_the_same_everywhere(graph, backend):
+        if not means_the_same_everywhere(graph, backend):
             return None
         text = canonical_text(graph)
     except (NotCanonical, RegistrationError):  # a lowering that is wrong: its compile says so
@@ -75,7 +75,7 @@ def place_of(
     return DiskPlace(where, key_of(_FORMAT, facts, told, text), graph.symbols)
 
 
-def _means_the_same_everywhere(graph: Graph, backend: Backend) -> bool:
+def means_the_same_everywhere(graph: Graph, backend: Backend) -> bool:
     """It holds no ops of others and no data."""
     if any(node.op.name.partition(".")[0] not in _NAMESPACES for node in graph.nodes):
         return False
@@ -129,15 +129,30 @@ def keep(
         reason = f"{type(error).__name__}: {error}"
         tell_once(f"backend {backend.name!r} could not keep a compiled graph: {reason}")
         return
-    about: dict[str, Any] = {
+    about: dict[str, Any] = {}
+    if sizes:
+        about["sizes"] = [sizes[symbol] for symbol in place.symbols]
+    if key is not None and saved is not None:
+        keep_bytes(place, key, saved, backend, len(computation.graph), seconds, about)
+
+
+def keep_bytes(
+    place: DiskPlace,
+    key: str,
+    saved: bytes,
+    backend: Backend,
+    nodes: int,
+    seconds: float,
+    about: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Keep what the backend's `dump` has made of a graph."""
+    told: dict[str, Any] = {
         "backend": backend.name,
-        "nodes": len(computation.graph),
+        "nodes": nodes,
         "compile_seconds": round(seconds, 3),
         "made": round(time.time()),
     }
-    if sizes:
-        about["sizes"] = [sizes[symbol] for symbol in place.symbols]
-    if key is not None and saved is not None and place.store.write(key, about, saved):
+    if place.store.write(key, told | dict(about), saved):
         place.used.add(key)
         metrics.count("DiskCacheWrite")
 

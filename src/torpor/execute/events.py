@@ -16,6 +16,7 @@ from typing import Any
 
 from torpor import _torch, metrics
 from torpor.errors import HiddenSync
+from torpor.execute.phases import AWAY
 
 MAX_EVENTS = 4096
 
@@ -45,15 +46,21 @@ def _nowhere() -> Any:
     return None
 
 
+def _anywhere() -> int:
+    return 0
+
+
 class _Lines:
     """How the user's line is found; `trace` knows."""
 
     find: Callable[[], Any] = staticmethod(_nowhere)
+    place: Callable[[], int] = staticmethod(_anywhere)
 
 
-def find_lines_with(find: Callable[[], Any]) -> None:
-    """Let `find()` say which line of the user's is being run."""
+def find_lines_with(find: Callable[[], Any], place: Callable[[], int]) -> None:
+    """Let `find()` say which line of the user's is being run, and `place()` how it came there."""
     _Lines.find = staticmethod(find)
+    _Lines.place = staticmethod(place)
 
 
 def user_line() -> Any:
@@ -61,21 +68,26 @@ def user_line() -> Any:
     return _Lines.find()
 
 
+def place_of_read() -> int:
+    """Where the program is: the same number in the same place, called from the same ones."""
+    return _Lines.place()
+
+
 # -- the step that is being recorded -----------------------------------------------------------
 
 
 class _Step:
-    """The time from the first tensor that enters a trace to its cut, without waits and compiles."""
+    """The time from the first tensor that enters a trace to its cut, without other phases."""
 
     __slots__ = (
-        "away", "began", "compiling", "last", "last_asked", "last_read", "read_at",
-        "span", "thread",
+        "away", "began", "last", "last_asked", "last_read", "read_at",
+        "span", "thread", "told",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.began = 0.0
-        self.away = 0.0  # seconds since then that went into waiting and compiling
-        self.compiling = 0.0  # seconds in compiles, ever
+        self.away = 0.0  # seconds that had gone into other phases by then
+        self.told = 0.0  # seconds of it that were counted for a graph made before its end
         self.last = 0.0  # seconds that the step before took
         self.last_read = ""  # the line that read last
         self.last_asked = ""  # and what it asked for, until the next cut
@@ -88,18 +100,26 @@ class _Step:
         if _torch.is_profiler_on():
             self.span, self.thread = _torch.profiler_span("torpor record"), threading.get_ident()
             self.span.__enter__()
-        self.began, self.away = time.perf_counter(), 0.0
+        self.began, self.away, self.told = time.perf_counter(), AWAY.seconds, 0.0
 
     def so_far(self) -> float:
         """Seconds of recording since the first tensor entered; those of the last step after it."""
-        return time.perf_counter() - self.began - self.away if self.began else self.last
+        return self._until(time.perf_counter()) if self.began else self.last
 
-    def end(self, new_nodes: int) -> None:
-        """Nothing more is recorded into this trace, which has met `new_nodes` new ones."""
+    def _until(self, now: float) -> float:
+        return max(0.0, now - self.began - (AWAY.seconds - self.away))
+
+    def since_last_graph(self) -> float:
+        """Seconds of recording since the last graph of this trace was made."""
+        before, self.told = self.told, self.so_far()
+        return self.told - before
+
+    def end(self, new_nodes: int, now: float) -> None:
+        """Nothing was recorded into this trace after `now`; it has met `new_nodes` new ones."""
         if not self.began:
-            self.last = 0.0
+            self.last = self.told = 0.0
             return
-        self.last = max(0.0, self.so_far())
+        self.last = self._until(now)
         EVENTS.append(Event("record", self.began))
         metrics.add_time("Record", self.last)
         if new_nodes:
@@ -110,8 +130,14 @@ class _Step:
             self.span = None
         self.began = 0.0
 
+    def begin_anew(self) -> None:
+        """Count from now on what is going on."""
+        if self.began:
+            self.began, self.away, self.told = time.perf_counter(), AWAY.seconds, 0.0
+
 
 STEP = _Step()
+metrics.on_reset(STEP.begin_anew)
 
 
 # -- spans -------------------------------------------------------------------------------------
@@ -191,15 +217,14 @@ def refuse_read() -> None:
         )
 
 
-def was_read(start: float, compiling: float) -> None:
-    """A read that began at `start` is over; `compiling` of its seconds went into compiles."""
+def was_read(start: float, made: float) -> None:
+    """A read that began at `start` is over; `made` of its seconds went into making the graph."""
     site = str(user_line())
     event = Event("sync", start, _reads.asked, site)
-    waited = event.seconds - compiling
+    waited = event.seconds - made
     STEP.last_read, STEP.last_asked = site, _reads.asked
     metrics.add_time("Sync", waited)
     metrics.time_line(f"Wait::{_reads.asked}" if _reads.asked else "Wait", site, waited)
-    STEP.away += waited
     EVENTS.append(event)
 
 

@@ -1,8 +1,9 @@
 """Which graphs were made at which lines of the user's, and how each came to differ from the last.
 
 The cut site of a graph is the line that cut or read. A record is made for each new graph, so never
-in a warm step. What a record keeps is bounded: the graphs of old ones are dropped after it was
-noted what made them differ.
+in a warm step; where graphs never come back that is every step, so nothing is computed for it. How
+graphs differ is found out when somebody asks. What is kept for that is bounded: the first graphs of
+each cut site, and the latest of all.
 """
 
 from __future__ import annotations
@@ -17,14 +18,29 @@ from torpor.errors import RecompileError, TorporWarning
 from torpor.execute.compilation import depth_of_user
 from torpor.execute.events import STEP, user_line
 from torpor.execute.storage import TRACE, LazyStorage
-from torpor.ir.difference import BRANCH, READ, UNKNOWN, Difference, difference
+from torpor.ir.difference import (
+    BRANCH,
+    LIST,
+    OPEN,
+    READ,
+    RESULTS,
+    SAME,
+    UNKNOWN,
+    Difference,
+    difference,
+    difference_of_parts,
+)
 from torpor.ir.graph import Graph
 from torpor.ir.node import OpKind
 
 MAX_RECORDS: Final = 1024
 MAX_CUT_SITES: Final = 1024
 MAX_GRAPHS: Final = 64
-MAX_NODES: Final = 100_000
+MAX_NODES: Final = 40_000
+MAX_LEAVES: Final = 2048
+"""Leaves of a trace whose storages are remembered."""
+FIRST: Final = 4
+"""Graphs of a cut site that are kept longest: how it began."""
 TOLD_RUNS: Final = 8
 """Runs after which it is known what one takes."""
 MAX_COMPARED: Final = 8
@@ -33,19 +49,15 @@ MAX_COMPARED: Final = 8
 Key = tuple[str, str, int]  # backend, file, line
 
 
-_NO_OPS: Counter[OpKind] = Counter()
-
-
 class CutSite:
     """A line at which graphs are made."""
 
-    __slots__ = ("compiled", "explained", "met", "recent")
+    __slots__ = ("compiled", "holding", "met")
 
     def __init__(self) -> None:
         self.met = 0  # graphs made here
         self.compiled = 0  # and those that were compiled
-        self.explained = 0  # differences noted when graphs were dropped
-        self.recent: deque[GraphRecord] = deque(maxlen=MAX_COMPARED)
+        self.holding: list[GraphRecord] = []  # those that have their graph
 
 
 class GraphRecord:
@@ -53,13 +65,14 @@ class GraphRecord:
 
     __slots__ = (
         "_difference",
+        "_site",
         "_usual",
         "asked_at",
         "compile_seconds",
         "compiled",
         "cut_site",
+        "epoch",
         "failure",
-        "first",
         "graph",
         "hits",
         "interpreted_runs",
@@ -68,57 +81,50 @@ class GraphRecord:
         "leaves",
         "loaded",
         "name",
-        "ops",
-        "previous",
-        "previous_read_at",
+        "place",
+        "plan_seconds",
         "read_at",
         "record_seconds",
-        "replaced",
         "run_seconds",
         "runs",
         "serial",
-        "site",
         "size",
     )  # fmt: skip
 
     def __init__(self, name: str, graph: Graph, cut_site: CutSite, site: Any, serial: int) -> None:
         self.name = name
         self.serial = serial
-        self.site = str(site)  # the line that cut or read
+        self._site = site
         self.cut_site = cut_site
-        self.first = not cut_site.met
+        self.place = cut_site.met  # among the graphs that were made there
+        self.epoch = TRACE.epoch
         self.graph: Graph | None = graph
         self.size = len(graph)
-        self.ops: Counter[OpKind] = Counter(node.op for node in graph.nodes)
         self.leaves = _leaf_storages()
         self.kept: frozenset[int] = frozenset()  # leaves that the next step found unchanged
         self.hits = 0
         self.compiled = False
         self.loaded = False  # from disk, where it was kept compiled
+        self.plan_seconds = 0.0  # to make its plan, but for compiling it
         self.compile_seconds = 0.0
-        self.record_seconds = STEP.so_far() if TRACE.misses else 0.0  # of a step with new nodes
+        self.record_seconds = STEP.since_last_graph() if TRACE.misses else 0.0
         self.failure = ""
         self.runs = self.interpreted_runs = 0
         self.run_seconds = self.interpreted_seconds = 0.0
         self._usual = 0.0  # what a run takes of its thread's time, the latest counting most
         self.asked_at = STEP.last_read if STEP.last_asked == "bool" else ""  # a branch's line
-        self.read_at = self.previous_read_at = STEP.read_at
-        self.previous: Graph | None = None
-        self.replaced: frozenset[int] = frozenset()
+        self.read_at = STEP.read_at
         self._difference: Difference | None = None
-        self._compare_with(_most_similar(self, cut_site))
 
-    def _compare_with(self, other: GraphRecord | None) -> None:
-        if other is not None:
-            self.previous = other.graph
-            self.previous_read_at = other.read_at
-            self.replaced = frozenset(
-                slot for slot in other.kept if other.leaves[slot]() is not self._storage(slot)
-            )
+    @property
+    def site(self) -> str:
+        """The line that cut or read."""
+        return str(self._site)
 
-    def _storage(self, slot: int) -> LazyStorage | None:
-        found = self.leaves.get(slot)
-        return None if found is None else found()
+    @property
+    def first(self) -> bool:
+        """No graph was made at its line before."""
+        return not self.place
 
     def met_again(self) -> None:
         """The same graph was recorded once more."""
@@ -158,42 +164,62 @@ class GraphRecord:
     def difference(self) -> Difference | None:
         """How it differs from the most similar graph made here before; None for the first."""
         if self._difference is None and not self.first:
-            before, after = self.previous, self.graph  # another thread may drop them meanwhile
-            if before is None or after is None:
-                return self._difference or Difference(UNKNOWN)
-            found = difference(before, after, self.replaced)
-            self._difference = self._read_before() if found.kind == BRANCH else None
-            self._difference = self._difference or found
-            self.previous = None
+            graph, other = self.graph, self._most_similar()
+            before = None if other is None else other.graph  # another thread may drop it meanwhile
+            if graph is None or other is None or before is None:
+                return Difference(UNKNOWN)
+            self._difference = self._compared(graph, other, before)
         return self._difference
 
-    def _read_before(self) -> Difference | None:
+    def _most_similar(self) -> GraphRecord | None:
+        """Of the graphs made here before, that with most ops in common; the latest of those."""
+        earlier = [other for other in self.cut_site.holding if other.serial < self.serial]
+        ops = _ops(self)
+        known = reversed(earlier[-MAX_COMPARED:])
+        return max(known, key=lambda other: _likeness(_ops(other), ops), default=None)
+
+    def _compared(self, graph: Graph, other: GraphRecord, before: Graph) -> Difference:
+        if self._goes_on(graph, other):
+            found = difference_of_parts(before, graph)
+            if found.kind not in (BRANCH, LIST):
+                then = None if found.kind in (SAME, RESULTS) else found
+                return Difference(OPEN, line=self.site, then=then)
+        replaced = [s for s in other.kept if other.leaves[s]() is not self._storage(s)]
+        found = difference(before, graph, replaced)
+        return (self._read_before(other) if found.kind == BRANCH else None) or found
+
+    def _goes_on(self, graph: Graph, other: GraphRecord) -> bool:
+        """It takes up what was computed for the other one: nothing has ended their trace."""
+        computed = any(value.node.operands for value in graph.inputs)
+        return computed and self.epoch == other.epoch
+
+    def _read_before(self, other: GraphRecord) -> Difference | None:
         """A read ended the trace before this graph's, and not before the other's; or just so."""
-        if self.read_at == self.previous_read_at:
+        if self.read_at == other.read_at:
             return None
-        reads = str(int(bool(self.previous_read_at))), str(int(bool(self.read_at)))
-        return Difference(READ, "", "", *reads, line=self.read_at or self.previous_read_at)
+        reads = str(int(bool(other.read_at))), str(int(bool(self.read_at)))
+        return Difference(READ, "", "", *reads, line=self.read_at or other.read_at)
+
+    def _storage(self, slot: int) -> LazyStorage | None:
+        found = self.leaves.get(slot)
+        return None if found is None else found()
 
     def drop_graph(self) -> None:
-        """Keep how it differs, unless the cut site has told that often enough; no nodes."""
-        if self.cut_site.explained < MAX_GRAPHS and self.difference is not None:
-            self.cut_site.explained += 1
-        self.graph = self.previous = None
-        self.leaves, self.kept, self.ops = {}, frozenset(), _NO_OPS
+        """Keep no nodes."""
+        self.graph = None
+        self.leaves, self.kept = {}, frozenset()
+        self.cut_site.holding.remove(self)
 
 
 def _leaf_storages() -> dict[int, ref[LazyStorage]]:
     """The storage that entered this trace as each leaf."""
-    found: dict[int, ref[LazyStorage]] = {}
-    for storage, value in TRACE.leaf_storages:
-        found.setdefault(value.node.args[0], ref(storage))
-    return found
+    first = TRACE.leaf_storages[:MAX_LEAVES]  # a read may leave the trace open for ever
+    return {leaf.node.args[0]: ref(storage) for storage, leaf in reversed(first)}
 
 
-def _most_similar(record: GraphRecord, cut_site: CutSite) -> GraphRecord | None:
-    """Of the graphs made here before, the one with the most ops in common; the latest of those."""
-    known = [other for other in cut_site.recent if other.graph is not None]
-    return max(reversed(known), key=lambda other: _likeness(other.ops, record.ops), default=None)
+def _ops(record: GraphRecord) -> Counter[OpKind]:
+    nodes = record.graph.nodes if record.graph is not None else ()
+    return Counter(node.op for node in nodes)
 
 
 def _likeness(one: Counter[OpKind], other: Counter[OpKind]) -> float:
@@ -226,16 +252,22 @@ class History:
 
     def keep(self, record: GraphRecord) -> None:
         """A graph that can be run."""
+        record.place = record.cut_site.met
         record.cut_site.met += 1
-        record.cut_site.recent.append(record)
+        record.cut_site.holding.append(record)
         self.forgotten += len(self.records) == MAX_RECORDS
         self.records.append(record)
         self.holding.append(record)
         self.nodes += record.size
         while len(self.holding) > MAX_GRAPHS or (self.nodes > MAX_NODES and len(self.holding) > 2):
-            old = self.holding.popleft()
-            self.nodes -= old.size
-            old.drop_graph()
+            self._drop_one()
+
+    def _drop_one(self) -> None:
+        """Drop the graph that tells least: the oldest, but for those with which a line began."""
+        old = next((r for r in self.holding if r.place >= FIRST), self.holding[0])
+        self.holding.remove(old)
+        self.nodes -= old.size
+        old.drop_graph()
 
     def since_reset(self) -> list[GraphRecord]:
         """The records made since the metrics were set back."""

@@ -7,6 +7,7 @@ that was recorded before is found with one look-up, without walking its graph.
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torpor import config, metrics
-from torpor.backend.device import BackendDevice
+from torpor.backend.device import BackendDevice, cores
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backend.picks import picker
@@ -29,19 +30,24 @@ from torpor.execute.compilation import (
     sizes_now,
     warn_once,
 )
-from torpor.execute.disk import MOST_KINDS, DiskPlace, keep, load, place_of
-from torpor.execute.events import STEP, span
+from torpor.execute.disk import MOST_KINDS, DiskPlace, keep, keep_bytes, load, place_of
+from torpor.execute.events import span
 from torpor.execute.history import HISTORY, GraphRecord, before_compile
 from torpor.execute.memory import warn_if_too_large
+from torpor.execute.phases import COMPILING, phase
+from torpor.execute.remote import WORKER, Request, request
 from torpor.execute.sizes import SIZES, Structure, is_on
 from torpor.execute.storage import LOCK
+from torpor.execute.worth import COSTS, is_worth_it
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value
 from torpor.ir.sizes import Symbol
-from torpor.ir.types import ScalarType
+from torpor.ir.types import ScalarType, SymbolicType
 from torpor.ir.verify import verify
 from torpor.ops.draws import IN_TURN
 from torpor.ops.spec import spec_of
+
+_LOG = logging.getLogger(__name__)
 
 
 class Outline:
@@ -49,7 +55,7 @@ class Outline:
 
     __slots__ = (
         "fragile", "graph", "in_turn", "leaves", "others", "outputs", "places", "positions",
-        "symbols", "types",
+        "sized", "symbols", "types",
     )  # fmt: skip
 
     def __init__(self, graph: Graph, inputs: Sequence[tuple[int, Any]]) -> None:
@@ -57,6 +63,7 @@ class Outline:
         self.symbols = graph.symbols
         self.outputs = graph.outputs
         self.types = graph.types  # they may have symbols
+        self.sized = any(type(type_) is SymbolicType for type_ in self.types)
         self.positions = {value: i for i, value in enumerate(graph.outputs)}
         self.places = {value: i for i, value in enumerate(graph.inputs)}
         self.leaves = picker([place for source, place in inputs if source == LEAVES])
@@ -244,6 +251,7 @@ class PlanCache:
         donated: Mapping[int, int] = NOTHING_DONATED,
     ) -> Making:
         """Keep `graph` under `key`, to be compiled now or when it is met again."""
+        start = time.perf_counter()
         self.serial += 1
         recorded, graph = graph, graph.with_sizes()
         if config.verify_graphs:
@@ -254,14 +262,17 @@ class PlanCache:
         draft = Draft(graph, record, backend, device, donated, structure)
         make = functools.partial(self._make, key, draft, sizes_now(graph))
         making = self.making[key] = Making(Outline.of(graph, backend), make)
+        record.plan_seconds = time.perf_counter() - start
         return making
 
     def _make(self, key: tuple[Any, ...], draft: Draft, sizes: dict[Symbol, int]) -> Plan:
+        start, record = time.perf_counter(), draft.record
         try:
             plan = draft.first_plan(sizes)
+            record.plan_seconds += time.perf_counter() - start - record.compile_seconds
             with LOCK:
                 self.plans[key] = plan
-                HISTORY.keep(draft.record)
+                HISTORY.keep(record)
                 while len(self.plans) > config.max_cached_plans:
                     self.plans.popitem(last=False)
         finally:
@@ -289,8 +300,8 @@ class Draft:
     """A graph that may be compiled: at once, or after it was run some times by the reference."""
 
     __slots__ = (
-        "backend", "device", "donated", "graph", "job", "left", "place", "record", "sizes",
-        "structure",
+        "backend", "device", "donated", "elsewhere", "graph", "interpreter", "job", "left",
+        "looked", "place", "record", "sizes", "structure", "weighs",
     )  # fmt: skip
 
     def __init__(
@@ -311,27 +322,43 @@ class Draft:
         self.place: DiskPlace | None = None  # where it is kept on disk
         self.sizes: dict[Symbol, int] = {}  # it is compiled for, among others
         self.job: Job | None = None  # that compiles it beside the program
+        self.elsewhere = True  # another process may compile it
+        self.looked = False  # for it on the disk
+        self.interpreter: Plan | None = None  # that runs it meanwhile
         chosen = config.compile_after
         self.left = backend.compile_after if chosen < 0 else chosen
+        self.weighs = chosen < 0 and backend.weighs_compiles  # it is compiled when that pays
 
     def first_plan(self, sizes: dict[Symbol, int]) -> Plan:
-        """A plan from disk; else a compiled one, or while it is not due an interpreted one."""
+        """A plan from disk; else a compiled one, or while it is not due an interpreted one.
+
+        Where compiles are weighed, the disk is looked at when the graph has come back.
+        """
+        if self.weighs:
+            return self.interpreted()
+        self._look()
+        if self.is_due():
+            return self.compiled(sizes)
+        return self.loaded(sizes) or self.interpreted()
+
+    def _look(self) -> None:
+        """Find its place on disk."""
+        self.looked = True
         told = self.backend.cache_key() if config.cache else None
         if told is not None:
             with _timed("DiskCache", "load", self.record):
                 self.place = place_of(self.graph, self.backend, self.device, self.donated, told)
-        if self.is_due():
-            return self.compiled(sizes)
-        return self.loaded(sizes) or self.interpreted()
 
     def for_other_sizes(self, sizes: dict[Symbol, int], may_compile: bool) -> Plan:
         """A plan of the same graph for these sizes; an interpreted one is for all."""
         draft = Draft(
             self.graph, self.record, self.backend, self.device, self.donated, self.structure
         )
-        draft.place = self.place
+        draft.place, draft.looked, draft.elsewhere = self.place, True, self.elsewhere
         if may_compile and draft._may_compile():
-            return draft.compiled(sizes)
+            if draft._pays():
+                return draft.compiled(sizes)
+            return draft.loaded(sizes) or draft.interpreted()
         plan = draft.loaded(sizes)
         if plan is None:
             plan = draft.interpreted()
@@ -343,7 +370,22 @@ class Draft:
         if self.job is not None:
             return self.job.is_over()
         self.left -= 1
-        return self.left < 0 and self._may_compile()
+        if not self.looked:
+            return True
+        return self.left < 0 and self._may_compile() and self._pays()
+
+    def _pays(self) -> bool:
+        """It has run so long that compiling it is worth the time; not asked where none is lost."""
+        if not self.weighs:
+            return True
+        spent, size = self.record.interpreted_seconds, self.record.size
+        return is_worth_it(spent, size, beside=self._goes_on())
+
+    def _goes_on(self) -> bool:
+        """The program goes on while another process compiles it, as far as is known."""
+        wish = config.compile_async
+        wanted = self.weighs and cores() > 1 if wish is None else wish
+        return wanted and self.elsewhere and self.backend.compiles_beside and bool(self.record.size)
 
     def _may_compile(self) -> bool:
         """Not too many graphs that differ in their sizes only were compiled."""
@@ -354,11 +396,12 @@ class Draft:
     def interpreted(self) -> Plan:
         """A plan that runs on the reference backend until it is due."""
         metrics.count("InterpretedGraph")
-        self.backend.expect(self.device)
-        stand_in = StandIn(self.graph, self.record.name, self.backend, self.device)
-        plan = Plan(stand_in.computation, self.graph, self.backend, stand_in, self.record)
-        plan.draft = self
-        return plan
+        if self.interpreter is None:
+            self.backend.expect(self.device)
+            stand_in = StandIn(self.graph, self.record.name, self.backend, self.device)
+            plan = Plan(stand_in.computation, self.graph, self.backend, stand_in, self.record)
+            plan.draft, self.interpreter = self, plan
+        return self.interpreter
 
     def loaded(self, sizes: dict[Symbol, int]) -> Plan | None:
         """A plan that was compiled before, by this process or another; None if there is none."""
@@ -383,20 +426,64 @@ class Draft:
     def compiled(self, sizes: dict[Symbol, int]) -> Plan:
         """A plan on the backend; on the reference, with a warning, where that cannot compile it."""
         if self.job is not None:
-            return self._plan_of(self.job.result)
-        found = self.loaded(sizes)
+            return self._answered() if self.elsewhere else self._plan_of(self.job.result)
+        looked = self.looked
+        if not looked:
+            self._look()
+        found = self.loaded(sizes) or (None if looked else self.interpreted())
         if found is not None:
             return found
         self.sizes = sizes
+        asked = self._request()
+        if not self._pays():  # now that it is known who would compile it
+            return self.interpreted()
         before_compile(self.record)
         if self.structure is not None:
             self.structure.compiled += 1
         metrics.count("UncachedCompile")
+        if asked is not None:
+            self.job = COMPILER.submit("", functools.partial(self._compile_elsewhere, asked))
+            return self.interpreted()
         if config.compile_async and self.backend.compiles_beside and self.record.size:
             label = f"{self.record.name} ({self.record.size:,} ops)"
             self.job = COMPILER.submit(label, self._compile_beside)
             return self.interpreted()
         return self._plan_of(self._compile_here)
+
+    def _request(self) -> Request | None:
+        """What to ask of another process; None if it is compiled in this one."""
+        if not self._goes_on():
+            self.elsewhere = False
+            return None
+        asked = request(self.graph, self.record.name, self.backend, self.device, self.donated)
+        self.elsewhere = asked is not None
+        return asked
+
+    def _compile_elsewhere(self, asked: Request) -> bytes:
+        with metrics.timer("CompileBeside"):
+            answer = WORKER.compile(asked)
+        assert answer.saved is not None, "it is compiled"
+        COSTS.note(answer.seconds, self.record.size)
+        if self.place is not None:
+            place, size = self.place, self.record.size
+            keep_bytes(place, place.key, answer.saved, self.backend, size, answer.seconds)
+        return answer.saved
+
+    def _answered(self) -> Plan:
+        """The plan of what another process has compiled; if it could not, this one may try."""
+        assert self.job is not None, "there is an answer"
+        try:
+            saved = self.job.result()
+            with _timed("DiskCache", "load", self.record):
+                computation = self._compile(saved)
+        except CompileError as error:
+            _LOG.info("%s is not compiled by another process: %s", self.record.name, error)
+            if not self.job.done.is_set():  # it took too long
+                WORKER.stop()
+            self.job, self.elsewhere = None, False
+            return self.interpreted()
+        self.record.was_compiled()
+        return self._plan(computation)
 
     def _plan_of(self, compile_: Callable[[], Computation]) -> Plan:
         graph, backend, record = self.graph, self.backend, self.record
@@ -415,8 +502,10 @@ class Draft:
         return self._plan(computation)
 
     def _compile_here(self) -> Computation:
+        before = time.process_time()
         with _timed("Compile", "compile", self.record):
             computation = self._compile()
+        COSTS.note(time.process_time() - before, self.record.size)
         if self.place is not None:
             with _timed("DiskCache", "keep", self.record):
                 seconds = self.record.compile_seconds
@@ -445,13 +534,10 @@ def _timed(timer: str, kind: str, record: GraphRecord) -> Iterator[None]:
     """The body compiles the graph of `record`, or does what saves that."""
     start = time.perf_counter()
     try:
-        with metrics.timer(timer), span(kind, record.name):
+        with phase(COMPILING), metrics.timer(timer), span(kind, record.name):
             yield
     finally:
-        seconds = time.perf_counter() - start
-        record.compile_seconds += seconds
-        STEP.away += seconds
-        STEP.compiling += seconds
+        record.compile_seconds += time.perf_counter() - start
 
 
 def needed_graph(wanted: Sequence[Value], live: Sequence[Value], known: Collection[Value]) -> Graph:

@@ -24,6 +24,7 @@ from torpor.backend.device import BackendDevice, cores
 from torpor.backend.interrupts import Shield
 from torpor.errors import StepError
 from torpor.execute.heap import keep
+from torpor.execute.phases import PLANNING, RUNNING, WAITING, beside, phase
 from torpor.execute.storage import LOCK, unlocked
 from torpor.ir.types import TensorType
 
@@ -42,6 +43,7 @@ class Job:
 
     __slots__ = (
         "arguments",
+        "awaited",
         "bytes",
         "donates",
         "done",
@@ -65,19 +67,22 @@ class Job:
         here: bool = False,
         beside: bool = False,
         kept_bytes: int | None = None,
+        done: Done | None = None,
     ) -> None:
         self.run = run
         self.results = results
         self.arguments: list[Any] = []  # what it needs of other jobs, among others
-        self.done = Done()
+        self.done = done or Done()
         self.threads = torch.get_num_threads()
         self.submitted = 0.0  # when it was put on a queue
         self.here = False  # the thread that submitted it runs it
+        self.awaited = False  # that thread does nothing else before it has run
         self.donates = False  # it may write over its arguments: it is not to be interrupted
         self.succeeded = False  # what comes now cannot undo it
         self.expect(kept, usual, here, beside, kept_bytes)
-        for result in results:
-            result.done = self.done
+        if done is None:  # else the results know it
+            for result in results:
+                result.done = self.done
 
     def expect(
         self,
@@ -149,11 +154,16 @@ class Budget:
         with self.changed:
             self.jobs.append(job)
 
+    def is_full(self) -> bool:
+        """There is more than fits."""
+        with self.changed:
+            return not self._fits()
+
     def wait(self) -> None:
         """Wait until all jobs fit; one that never will may stay when no other does."""
         with self.changed:
             if not self._fits():
-                with metrics.timer("QueueFull"):
+                with phase(WAITING), metrics.timer("QueueFull"):
                     self.changed.wait_for(self._fits)
 
     def _fits(self) -> bool:
@@ -194,6 +204,7 @@ class DeviceQueue:
         self.running: list[Job] = []  # all by one thread: a kernel of one may wait for the next
         self.runner = 0  # that thread
         self.changed = threading.Condition()
+        self.waiting = 0  # threads that wait for a job to end, or for their turn
         self.budget = Budget()
         self.failure: Failure | None = None  # the first that nobody was told of yet
         self.thread: threading.Thread | None = None
@@ -219,8 +230,8 @@ class DeviceQueue:
             self._leave_to_thread(job)
 
     def _runs_here(self, job: Job, alone: bool) -> bool:
-        short = job.short and alone and self.device.torch_device.type == "cpu"
-        if short or job.must_be_here or not config.async_queue:
+        best = (job.short or job.awaited) and alone and self.device.torch_device.type == "cpu"
+        if best or job.must_be_here or not config.async_queue:
             return True
         return _torch.is_profiler_on_this_thread()  # which sees no other thread
 
@@ -234,7 +245,7 @@ class DeviceQueue:
                 self._prepare(job, shield)
             if job.here:
                 self._run_here(job, shield)
-            elif self.runner != threading.get_ident():
+            elif self.runner != threading.get_ident() and self.budget.is_full():
                 with unlocked(), _opened(shield):
                     self.budget.wait()
         finally:
@@ -247,7 +258,7 @@ class DeviceQueue:
 
     def _prepare(self, job: Job, shield: Shield) -> None:
         try:
-            with unlocked(), _opened(shield):
+            with phase(PLANNING), unlocked(), _opened(shield):
                 job.prepare()
         except BaseException as error:
             job.give_up(self, error)
@@ -272,7 +283,7 @@ class DeviceQueue:
         self.thread.start()
 
     def _run_here(self, job: Job, shield: Shield) -> None:
-        with metrics.timer("ExecuteHere"), self._on_its_stream():
+        with phase(RUNNING), metrics.timer("ExecuteHere"), self._on_its_stream():
             self._finish(job, shield)
         failure = job.done.failure
         if failure is not None and not isinstance(failure.error, Exception) and not failure.told:
@@ -295,6 +306,26 @@ class DeviceQueue:
             job.done.failure.told = True  # type: ignore[union-attr]  # it has failed
             self._ended(job)
         return True
+
+    def borrow(self) -> Job | None:
+        """Let this thread run something now, as a job, if nothing runs or waits to."""
+        with self.changed:
+            if self.running or self.jobs:
+                return None
+            job = _Borrowed()
+            self.running.append(job)
+            self.runner = threading.get_ident()
+        return job
+
+    def give_back(self, job: Job) -> None:
+        """What was run instead of `job` is over."""
+        with self.changed:
+            self.running.remove(job)
+            if not self.running:
+                self.runner = 0
+            job.done.set()
+            if self.jobs or self.waiting:  # the queue's thread need not wake for nothing
+                self.changed.notify_all()
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -322,16 +353,23 @@ class DeviceQueue:
         if self.runner == threading.get_ident():
             self._run_inside(job, shield)
         while not job.done.is_set():
-            with unlocked(), _opened(shield):
-                self._wait_for_turn(job)
             turn = self._begin(self._is_ours)
             if turn is not None:
                 self._execute(turn, shield)
+            else:
+                with phase(WAITING), unlocked(), _opened(shield):
+                    self._wait_for_turn(job)
 
     def _wait_for_turn(self, job: Job) -> None:
         with self.changed:
-            while not (job.done.is_set() or (self.jobs and not self.running and self._is_ours())):
-                self.changed.wait()
+            self.waiting += 1
+            try:
+                while not (
+                    job.done.is_set() or (self.jobs and not self.running and self._is_ours())
+                ):
+                    self.changed.wait()
+            finally:
+                self.waiting -= 1
 
     def _is_ours(self) -> bool:
         """The next job is not for the queue's thread, nor for one that does not wait here."""
@@ -403,6 +441,7 @@ class DeviceQueue:
             failure.tell()
 
     def _work(self) -> None:
+        beside()
         self._threads = 0
         torch.get_num_threads()  # sets a thread up: if asked later, it undoes what was set before
         if self.device.type.name == "cuda":
@@ -473,6 +512,16 @@ _OWN_RESULT = (
     "a kernel reads a result of its own step, or of one that waits for it: it would wait for "
     "itself. Give it the tensor as an argument, or end the step before it (torpor.sync())"
 )
+
+
+class _Borrowed(Job):
+    """Stands among the running jobs for what a thread runs that has borrowed the queue."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.done = Done()
+        self.arguments = []
 
 
 class _opened:  # a class for speed

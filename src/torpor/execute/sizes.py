@@ -33,6 +33,8 @@ from torpor.ops.spec import ArgKind, spec_of
 MAX_STRUCTURES = 64
 MAX_SAMPLES = 4
 MAX_PATTERNS = 8
+OFFSETS = -1
+"""In the place of a slot: the symbol is an offset of a view, and no size of a leaf."""
 
 
 class Pattern:
@@ -91,6 +93,10 @@ class Sizes:
         """`one` is `value` in this trace."""
         self.of_trace(epoch)[one] = value
         one.bind(value, epoch)
+
+    def offset_symbol(self, place: int) -> Symbol:
+        """The symbol of the offset that is the `place`-th of its trace to be one."""
+        return _symbol_at(OFFSETS, place)
 
     def mark(self, storage: Any, dim: int) -> None:
         """The user says that the size of `storage` in this dimension changes."""
@@ -407,7 +413,9 @@ class LeafSizes:
 def _symbol_at(slot: int, dim: int) -> Symbol:
     """The symbol for a size that is met first in that dimension of that leaf."""
     numbered = SIZES.numbered
-    return symbol(numbered.setdefault((slot, dim), len(numbered)))
+    found = symbol(numbered.setdefault((slot, dim), len(numbered)))
+    found.is_size = slot != OFFSETS
+    return found
 
 
 def _is_plausible(size: Expr, samples: int) -> bool:

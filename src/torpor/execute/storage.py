@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 from torpor.backend.builder import IrBuilder
@@ -38,6 +38,20 @@ class LazyStorage:
         self.type = self.type.concrete
 
 
+class Undo(Protocol):
+    """What goes back beside storages if a trace fails: a step of an optimizer."""
+
+    @property
+    def gradients(self) -> Collection[Value | None]:
+        """The values of those that it was made with."""
+
+    def __call__(self) -> None:
+        """Let it go back."""
+
+    def concerns(self, storages: Collection[LazyStorage]) -> bool:
+        """It has updated one of `storages`."""
+
+
 class Trace:
     """All that was recorded since the last cut."""
 
@@ -57,7 +71,7 @@ class Trace:
         self.scalars: list[Any] = []  # number of each run-time scalar slot
         self.computed: dict[Value, BackendData] = {}  # values read before the cut
         self.sized: dict[BackendData, TensorType] = {}  # types, with symbols, of buffers filled now
-        self.undo: list[Callable[[], None]] = []  # what else goes back if this trace fails
+        self.undo: list[Undo] = []  # what else goes back if this trace fails
         self.draws = 0  # random ops recorded
         self.epoch = 0
         self.misses = 0

@@ -15,15 +15,18 @@ from typing import Any
 import torch
 
 from torpor import config, metrics
-from torpor.backend.data import BackendData
+from torpor.backend.data import BackendData, Done
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.interrupts import Shield
 from torpor.backend.native import NATIVE
 from torpor.backend.registry import get_backend, on_change
 from torpor.errors import CompileError
+from torpor.execute.at_once import Turn, may_run_at_once
+from torpor.execute.cycles import came_back, ends_step, step_ended
 from torpor.execute.donation import donations
 from torpor.execute.events import STEP, refuse_read, was_read
+from torpor.execute.phases import COMPILING, PLANNING, TOTALS, WAITING, phase
 from torpor.execute.plan import (
     CARRIED,
     COMPUTED,
@@ -39,6 +42,7 @@ from torpor.execute.queue import queue_of, queues
 from torpor.execute.sizes import SIZES
 from torpor.execute.storage import LOCK, TRACE, LazyStorage
 from torpor.execute.transaction import Saved, StepJob, give_handles
+from torpor.execute.watch import WATCHERS
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, Value
 from torpor.ir.types import TensorType
@@ -46,8 +50,10 @@ from torpor.ir.types import TensorType
 PLANS = PlanCache()
 
 
-def cut(device: torch.device | None = None) -> None:
+def cut(device: torch.device | None = None, awaited: bool = False) -> None:
     """End the trace; everything alive (on `device`) becomes data on its device's queue.
+
+    `awaited`: the caller has nothing else to do until it is there.
 
     The part that changes anything is not interrupted; compiling, running and waiting may be.
     """
@@ -55,17 +61,19 @@ def cut(device: torch.device | None = None) -> None:
         if TRACE.is_at_work():
             _start(TRACE.live(), device, shield)
             return
-        with _undisturbed():
-            jobs = _cut(device)
+        with phase(PLANNING) as now, _undisturbed():
+            jobs = _cut(device, now, awaited)
         _serve(jobs, shield)
     metrics.count("MarkStep")
+    if NATIVE.at_cut is not None:
+        NATIVE.at_cut()
 
 
-def _cut(device: torch.device | None) -> list[StepJob]:
+def _cut(device: torch.device | None, now: float, awaited: bool) -> list[StepJob]:
     live = TRACE.live()
     if device is not None and any(s.type.device != device for s in live):
         return _compute([s for s in live if s.type.device == device])
-    STEP.end(TRACE.misses)
+    STEP.end(TRACE.misses, now)
     groups = _by_device(live)
     several = len(groups) > 1
     jobs: list[StepJob] = []
@@ -75,31 +83,40 @@ def _cut(device: torch.device | None) -> list[StepJob]:
             jobs += _launch(live if several else group, wanted, partial=several, ends=True)
         TRACE.reset()  # first: a buffer the trace still holds cannot be written over
     finally:
-        _enqueue(jobs)
+        _enqueue(jobs, awaited)
     STEP.read_at = STEP.last_asked = ""
     return jobs
 
 
-def compute(storages: Sequence[LazyStorage]) -> None:
-    """Start computing `storages` and nothing that they do not need; the trace goes on."""
+def compute(storages: Sequence[LazyStorage], awaited: bool = False) -> None:
+    """Start computing `storages` and nothing that they do not need; the trace goes on.
+
+    `awaited`: this thread has nothing else to do until they are there.
+    """
     with Shield() as shield:
-        _start(storages, None, shield)
+        _start(storages, None, shield, awaited)
 
 
-def _start(storages: Sequence[LazyStorage], device: torch.device | None, shield: Shield) -> None:
-    with _undisturbed():
-        jobs = _compute([s for s in storages if device is None or s.type.device == device])
+def _start(
+    storages: Sequence[LazyStorage],
+    device: torch.device | None,
+    shield: Shield,
+    awaited: bool = False,
+) -> None:
+    with phase(PLANNING), _undisturbed():
+        chosen = [s for s in storages if device is None or s.type.device == device]
+        jobs = _compute(chosen, awaited)
     _serve(jobs, shield)
 
 
-def _compute(storages: Sequence[LazyStorage]) -> list[StepJob]:
+def _compute(storages: Sequence[LazyStorage], awaited: bool = False) -> list[StepJob]:
     jobs: list[StepJob] = []
     try:
         for group in _by_device([s for s in storages if s.data is None]):
             wanted: list[Any] = [s.value for s in group if s.data is None]
             jobs += _launch(TRACE.live(), wanted, partial=True)
     finally:
-        _enqueue(jobs)
+        _enqueue(jobs, awaited)
     return jobs
 
 
@@ -119,8 +136,9 @@ class _undisturbed:  # a class for speed
         LOCK.release()
 
 
-def _enqueue(jobs: list[StepJob]) -> None:
+def _enqueue(jobs: list[StepJob], awaited: bool = False) -> None:
     for job in jobs:
+        job.awaited = awaited
         queue_of(job.device).enqueue(job)
 
 
@@ -137,7 +155,7 @@ def _serve(jobs: list[StepJob], shield: Shield) -> None:
 
 
 def rest() -> None:
-    """After a read: start a new trace if nothing in this one is pending, or if it is too long.
+    """After a read: start a new trace if nothing in this one is pending, or if this is a step.
 
     A program that only ever reads would otherwise record one trace for ever.
     """
@@ -147,13 +165,34 @@ def rest() -> None:
     with Shield(), _undisturbed():
         if at_work:
             return
-        if not TRACE.live():
-            STEP.end(TRACE.misses)
-            STEP.read_at = STEP.last_read
-            TRACE.reset()
-            return
-    if len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
+        pending = [] if _reset_at_rest(time.perf_counter()) else TRACE.live()
+    if not pending:
+        _rested()
+    elif len(TRACE.leaves) + len(TRACE.pending) > config.max_trace_nodes:
         cut()
+    elif came_back(pending):
+        _end_step(awaited=False)
+
+
+def _reset_at_rest(now: float) -> bool:
+    """Start a new trace if nothing in this one, recorded until `now`, is pending."""
+    if TRACE.live():
+        return False
+    STEP.end(TRACE.misses, now)
+    TRACE.reset()
+    return True
+
+
+def _rested() -> None:
+    """A read has left nothing pending."""
+    STEP.read_at = STEP.last_read
+    if NATIVE.at_cut is not None:
+        NATIVE.at_cut()
+
+
+def _end_step(awaited: bool) -> None:
+    cut(awaited=awaited)
+    step_ended()
 
 
 def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
@@ -164,6 +203,45 @@ def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
     for storage in storages:
         groups.setdefault(storage.type.device, []).append(storage)
     return list(groups.values())
+
+
+def _compute_at_once(storage: LazyStorage) -> bool:
+    """Compute what a read asks for here and now, if nothing is in the way (`execute/at_once.py`).
+
+    Nothing is changed before it has been computed: what cannot be done here is done as ever.
+    Whether nothing is pending after it, and a new trace has begun.
+    """
+    if TRACE.is_at_work() or WATCHERS:
+        return False
+    with phase(PLANNING) as now, Shield() as shield:
+        with _undisturbed():
+            live, epoch = TRACE.live(), TRACE.epoch
+            turn = None if storage.data is not None else _turn(storage, live)
+        results = None if turn is None else turn.take(shield)
+        if turn is None or results is None:
+            return False
+        with _undisturbed():
+            if TRACE.epoch != epoch:
+                return False
+            TRACE.computed.update(zip(turn.plan.outputs, results, strict=True))
+            _settle(live, [])
+            return _reset_at_rest(now)
+
+
+def _turn(storage: LazyStorage, live: list[LazyStorage]) -> Turn | None:
+    """A run of the graph that a read asks for; None if it is not to be run here and now."""
+    pending = _settle(live, [storage.value])  # type: ignore[list-item]  # no data: a value is set
+    if not pending:
+        return None
+    backend = get_backend()
+    device = backend.backend_device(storage.type.device)
+    others = tuple({s.value: None for s in live if s.data is None})
+    key = (backend, device, pending, others, tuple(TRACE.computed))
+    plan = PLANS.plans.get(key)
+    if plan is None or not may_run_at_once(plan) or not queue_of(device).is_idle():
+        return None
+    PLANS.find(key)
+    return Turn(plan, device, _arguments(plan, backend, device))
 
 
 def _launch(
@@ -191,7 +269,8 @@ def _launch(
     job.ends = ends
     if ends:
         job.undo = tuple(TRACE.undo)
-    give_handles(job, live, [s.value for s in live] if partial else wanted)  # type: ignore[misc]  # alive: values are set
+    values: list[Any] = [s.value for s in live] if partial else wanted
+    give_handles(job, live, values if partial or len(wanted) > len(pending) else ())
     if partial:
         known.update(zip(job.outline.outputs, job.results, strict=True))
     return [job]
@@ -200,7 +279,15 @@ def _launch(
 def _job(found: Plan | Making, backend: Backend, device: BackendDevice) -> StepJob:
     """One run of a plan, with handles for its outputs."""
     plan: Outline = found.outline if isinstance(found, Making) else found
-    arguments = list(plan.leaves(TRACE.leaves))
+    types = tuple(type_.concrete for type_ in plan.types) if plan.sized else plan.types
+    done, arguments = Done(), _arguments(plan, backend, device)
+    handles = placeholders(backend, device, types, done)
+    return StepJob(found, backend, device, arguments, handles, types, done)
+
+
+def _arguments(plan: Outline, backend: Backend, device: BackendDevice) -> list[Any]:
+    """What a plan takes from the trace."""
+    arguments: list[Any] = list(plan.leaves(TRACE.leaves))
     for position, source, place in plan.others:
         arguments.insert(
             position,
@@ -210,9 +297,7 @@ def _job(found: Plan | Making, backend: Backend, device: BackendDevice) -> StepJ
             else place.value if source == SIZE_NOW
             else backend.data_from_scalar(TRACE.scalars[place], device),
         )  # fmt: skip
-    types = tuple(type_.concrete for type_ in plan.types) if plan.symbols else plan.types
-    handles = placeholders(backend, device, types)
-    return StepJob(found, backend, device, arguments, handles, types)
+    return arguments
 
 
 def _settle(live: list[LazyStorage], wanted: list[Value]) -> tuple[Value, ...]:
@@ -235,21 +320,28 @@ def _settle(live: list[LazyStorage], wanted: list[Value]) -> tuple[Value, ...]:
 
 
 def placeholders(
-    backend: Backend, device: BackendDevice, types: tuple[TensorType, ...]
+    backend: Backend,
+    device: BackendDevice,
+    types: tuple[TensorType, ...],
+    done: Done | None = None,
 ) -> list[BackendData]:
-    """A handle for each result of a graph."""
+    """A handle for each result of a graph, which is there when that is `done`."""
     is_usual = getattr(backend.placeholder, "__func__", None) is Backend.placeholder
     if is_usual and NATIVE.library is not None:
-        handles: list[BackendData] = NATIVE.library.handles(device, types)
+        handles: list[BackendData] = NATIVE.library.handles(device, types, done)
         return handles
-    return [backend.placeholder(device, type_) for type_ in types]
+    handles = [backend.placeholder(device, type_) for type_ in types]
+    for handle in handles:
+        handle.done = done
+    return handles
 
 
 def wait(device: torch.device | None = None) -> None:
     """Block until the queues (the queue of `device`) are empty; raise what went wrong on them."""
     chosen = queues(None if device is None else get_backend().backend_device(device))
-    for device_queue in chosen:
-        device_queue.wait()
+    with phase(WAITING):
+        for device_queue in chosen:
+            device_queue.wait()
     raise_errors(device)
 
 
@@ -290,16 +382,29 @@ def read(storage: LazyStorage) -> Any:
     if data is not None and data.done is None:
         return data.wait()
     refuse_read()
-    start, compiling = time.perf_counter(), STEP.compiling
-    data = finish(storage)
-    was_read(start, STEP.compiling - compiling)
+    start, made = time.perf_counter(), TOTALS[PLANNING] + TOTALS[COMPILING]
+    at_rest = False
+    try:
+        if data is None:
+            if ends_step():
+                _end_step(awaited=True)
+            else:
+                at_rest = _compute_at_once(storage)
+        data = finish(storage)
+    except Exception:
+        rest()  # what is recorded next is of another batch
+        raise
+    was_read(start, TOTALS[PLANNING] + TOTALS[COMPILING] - made)
+    if at_rest:
+        _rested()
     return data
 
 
 def finish(storage: LazyStorage) -> BackendData:
     """The data of `storage`, with its numbers there, as somebody has asked for in words."""
-    data = storage.data
-    while data is None:
-        compute([storage])
+    with phase(WAITING):
         data = storage.data
-    return data.wait()
+        while data is None:
+            compute([storage], awaited=True)
+            data = storage.data
+        return data.wait()

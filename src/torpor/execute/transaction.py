@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torpor.backend.data import BackendData, Done, Failure
@@ -24,17 +24,19 @@ from torpor.execute.events import span
 from torpor.execute.plan import SCALAR_DATA, Making, Plan
 from torpor.execute.queue import DeviceQueue, Job, queues
 from torpor.execute.results import checked
-from torpor.execute.storage import LOCK, TRACE, LazyStorage
+from torpor.execute.rollback import (
+    Old,
+    failed_for,
+    failed_ops,
+    keep_what_was_before,
+    mend,
+    written_over,
+)
+from torpor.execute.storage import LOCK, TRACE, LazyStorage, Undo
 from torpor.execute.watch import WATCHERS, Run, watched
-from torpor.ir.graph import Graph
 from torpor.ir.lines import recorded_by
-from torpor.ir.node import LEAF, Value
+from torpor.ir.node import Node, Value
 from torpor.ir.types import TensorType
-from torpor.ops.spec import spec_of
-
-Old = tuple[BackendData, BackendData | int]
-"""A handle, and what held the contents it replaces: data, or the place of an argument."""
-
 
 _ON_FAILURE: list[Callable[[], None]] = []
 
@@ -48,9 +50,9 @@ class StepJob(Job):
     """One run of a plan, which may still have to be compiled."""
 
     __slots__ = (
-        "aliases", "backend", "computed", "device", "ends", "epoch", "lines", "making", "numbers",
-        "outline", "plan",
-        "refused", "replaced", "saved", "types", "undo", "watchers", "written",
+        "aliases", "backend", "computed", "device", "ends", "epoch", "failed", "lines", "making",
+        "numbers", "outline", "plan", "refused", "replaced", "saved", "types", "undo",
+        "watchers", "written",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +63,7 @@ class StepJob(Job):
         arguments: list[Any],
         handles: list[BackendData],
         types: tuple[TensorType, ...],
+        done: Done,
     ) -> None:
         self.plan = found if isinstance(found, Plan) else None
         self.making = found if isinstance(found, Making) else None
@@ -72,14 +75,15 @@ class StepJob(Job):
         self.numbers = tuple(TRACE.scalars) if WATCHERS else ()
         self.replaced: list[Old] = []
         self.aliases: list[tuple[BackendData, int]] = []  # further handles, and their positions
-        self.undo: tuple[Callable[[], None], ...] = ()
+        self.undo: tuple[Undo, ...] = ()
         self.computed = dict(TRACE.computed)  # what was read before: contents of storages too
         self.epoch = TRACE.epoch  # of the trace it was cut from
         self.ends = False  # that trace ends with it
         self.saved: Saved | None = None  # that trace, in case the graph cannot be compiled
         self.refused: BaseException | None = None  # it could not be compiled
         self.written = False  # donated arguments have been written over
-        super().__init__(self._run, handles)
+        self.failed: tuple[Node, ...] = ()  # ops that have failed
+        super().__init__(self._run, handles, done=done)
         self.arguments = arguments
         if self.plan is not None:
             self._know(self.plan)
@@ -129,7 +133,7 @@ class StepJob(Job):
 
     def needs(self, jobs: Collection[Done]) -> bool:
         """It needs results of `jobs`, or what it replaces is one."""
-        olds = [old for _, old in self.replaced if isinstance(old, BackendData)]
+        olds = [old for _, old, _ in self.replaced if isinstance(old, BackendData)]
         return super().needs(jobs) or any(old.done in jobs for old in olds)
 
     # -- running -------------------------------------------------------------------------------
@@ -159,7 +163,7 @@ class StepJob(Job):
             self.written = bool(plan.donated)  # unless a result has failed: see `Backend.execute`
             busy = time.thread_time() - before  # and not waiting for Python's lock
             plan.record.ran(time.perf_counter() - start, busy, plan.draft is not None)
-            if not plan.checked or plan.symbols:
+            if not plan.checked or plan.sized:
                 results = checked(results, plan, self.backend, self.types)
         except Exception as error:
             raise told(error, plan, self.backend) from error.__cause__
@@ -173,6 +177,7 @@ class StepJob(Job):
             result.error = error
         for alias, _ in self.aliases:
             alias.error = error
+        self._go_back_to_computed()
         self._roll_back(error)
         if error is self.refused:  # who asked for it was told at once
             self.done.failure.note_told()  # type: ignore[union-attr]  # it has failed
@@ -186,38 +191,50 @@ class StepJob(Job):
         for alias, position in self.aliases:
             alias.assign(self.results[position])
         self.aliases = []
-        if not self.ends:  # a read: what does not depend on the failure has happened, as in eager
-            self.replaced = [(h, old) for h, old in self.replaced if h.error is not None]
+        self._go_back_to_computed()
+        own = [error for error in errors if not failed_for(error, self.arguments)]
+        self.failed = failed_ops(own)
+        if not self.ends or not (own or self._undoes_a_step()):
+            # what does not depend on the failure has happened, as in eager
+            self.replaced = [old for old in self.replaced if old[0].error is not None]
+            self.undo = ()
+        elif not self.written:
+            keep_what_was_before(self)
         self._roll_back(errors[0])
+
+    def _undoes_a_step(self) -> bool:
+        """A parameter that an optimizer has updated depends on the failure."""
+        lost = {old[2][0] for old in self.replaced if old[0].error is not None and old[2]}
+        return any(undo.concerns(lost) for undo in self.undo)
 
     def _roll_back(self, error: BaseException) -> None:
         failure = Failure(error, (*self.undo, *_ON_FAILURE))
-        if self.computed:
-            self._add_computed()
         if not (self.written or _has_written(error)):
-            for handle, old in self.replaced:
+            for handle, old, _ in self.replaced:
                 before = old if isinstance(old, BackendData) else self.arguments[old]
                 handle.assign(before)
                 handle.error = before.error
-            failure.rolled_back = frozenset(id(handle) for handle, _ in self.replaced)
+            failure.rolled_back = frozenset(id(old[0]) for old in self.replaced)
         else:
-            for handle, _ in self.replaced:
+            for handle, _, _ in self.replaced:
                 handle.error = handle.error or error
         self._mend_trace(failure)
         cause = _cause(self.arguments, error)
         self.done.failure = failure if cause is None else cause.spread(failure, self.submitted)
         self.replaced = []
 
-    def _add_computed(self) -> None:
-        """A storage that was made in the trace and read in it goes back to what was read."""
-        known = {id(handle) for handle, _ in self.replaced}
-        for value, position in self.outline.positions.items():
+    def _go_back_to_computed(self) -> None:
+        """A storage that was read in the trace before goes back to what was read."""
+        known = {id(old[0]): old[2] for old in self.replaced}
+        for value, position in self.outline.positions.items() if self.computed else ():
             before: Value | None = value
             while before is not None and before not in self.computed:
-                before = _written_over(before)
-            handle = self.results[position]
-            if before is not None and id(handle) not in known:
-                self.replaced.append((handle, self.computed[before]))
+                before = written_over(before)
+            if before is not None:
+                handle = self.results[position]
+                entered = known.get(id(handle))
+                self.replaced = [old for old in self.replaced if old[0] is not handle]
+                self.replaced.append((handle, self.computed[before], entered))
 
     def _mend_trace(self, failure: Failure) -> None:
         """If the trace goes on that it was cut from, nothing in that may depend on it."""
@@ -228,8 +245,8 @@ class StepJob(Job):
 
 def _cause(arguments: Sequence[Any], error: BaseException) -> Failure | None:
     """The failure of an earlier job that an error came from with an argument."""
-    for argument in arguments:
-        if isinstance(argument, BackendData) and argument.error is error and argument.done:
+    for argument in failed_for(error, arguments):
+        if argument.done is not None:
             return argument.done.failure
     return None
 
@@ -269,32 +286,60 @@ def told(error: BaseException, plan: Plan, backend: Backend) -> BaseException:
 # -- what a job replaces ---------------------------------------------------------------------------
 
 
-def give_handles(job: StepJob, live: list[LazyStorage], wanted: list[Value]) -> None:
+def give_handles(job: StepJob, live: list[LazyStorage], values: Sequence[Value]) -> None:
     """Let pending storages hold the results of `job`, which learns what each one replaces.
 
-    `wanted` are the values of the storages that are computed. A result goes back to one old content
-    only: where storages hold the same value, those that had contents get handles of their own.
+    A result goes back to one old content only: where storages hold the same value, those that had
+    contents get handles of their own. `values` are those among which there may be the same ones.
     """
-    positions, places, handles = job.outline.positions, job.outline.places, job.results
-    shared = _repeated(wanted) if len(set(wanted)) < len(wanted) else ()
-    for storage, leaf in TRACE.leaf_storages:
-        value = storage.value
-        if value is leaf or storage.data is not None:
-            continue
-        position = positions.get(value)  # type: ignore[arg-type]  # no data: a value is set
-        if position is not None:
-            handle = handles[position]
-            if value in shared:
-                handle = _alias(job, position)
-                storage.hold(handle)
-            place = places.get(leaf)
-            old = TRACE.leaves[leaf.node.args[0]] if place is None else place
-            job.replaced.append((handle, old))
+    positions, handles = job.outline.positions, job.results
+    if len(set(values)) < len(values):
+        _give_own(job, _repeated(values))
+    job.replaced += _replaced(TRACE.leaf_storages, positions, job.outline.places, handles)
     _hold(live, positions, handles)
 
 
-def _repeated(values: list[Value]) -> set[Value]:
+def _replaced(
+    leaf_storages: list[tuple[LazyStorage, Value]],
+    positions: Mapping[Value, int],
+    places: Mapping[Value, int],
+    handles: Sequence[BackendData],
+) -> list[Old]:
+    """The handles that storages with contents are about to get, and what they replace."""
+    found: list[Old]
+    if NATIVE.library is not None:
+        found = NATIVE.library.replaced(leaf_storages, positions, places, handles, TRACE.leaves)
+        return found
+    changed = [pair for pair in leaf_storages if pair[0].data is None]  # the others are inputs only
+    found = []
+    for entered in changed:
+        storage, leaf = entered
+        position = positions.get(storage.value)  # type: ignore[arg-type]  # no data: a value is set
+        if position is not None and storage.value is not leaf:
+            found.append((handles[position], _old(leaf, places), entered))
+    return found
+
+
+def _old(leaf: Value, places: Mapping[Value, int]) -> BackendData | int:
+    place = places.get(leaf)
+    return TRACE.leaves[leaf.node.args[0]] if place is None else place
+
+
+def _repeated(values: Sequence[Value]) -> set[Value]:
     return {value for value, times in Counter(values).items() if times > 1}
+
+
+def _give_own(job: StepJob, shared: set[Value]) -> None:
+    """Give storages that had contents, and now hold one of these values, handles of their own."""
+    for entered in TRACE.leaf_storages:
+        storage, leaf = entered
+        value = storage.value
+        if storage.data is None and value is not leaf and value in shared:
+            position = job.outline.positions.get(value)
+            if position is not None:
+                handle = _alias(job, position)
+                storage.hold(handle)
+                job.replaced.append((handle, _old(leaf, job.outline.places), entered))
 
 
 def _hold(
@@ -316,94 +361,6 @@ def _alias(job: StepJob, position: int) -> BackendData:
     handle.done = job.done
     job.aliases.append((handle, position))
     return handle
-
-
-# -- a trace that goes on after a failure ----------------------------------------------------------
-
-
-def mend(job: StepJob, failure: Failure) -> None:
-    """Part of the open trace has failed: what depends on it goes back or fails.
-
-    A storage goes back to what it held when it entered the trace, or when it was last computed. One
-    that was made in the trace goes back along the writes to it, to the last contents that do not
-    depend on the failure: a gradient keeps what it had accumulated. What does not depend on it
-    stays pending, unless all writes to it were recorded later: eager would not have come to them.
-    """
-    lost = _forget_results(job, failure)
-    live = TRACE.live()
-    values = [storage.value for storage in live if storage.value is not None]
-    graph = Graph.of(values, {*TRACE.computed, *lost})
-    for node in graph.nodes:
-        if any(value in lost for value in node.operands):
-            lost.update(node.outputs)
-    entered, changed, later = dict(TRACE.leaf_storages), False, False
-    for storage in _listed():
-        is_lost = storage.value in lost
-        if storage.data is None and (is_lost or (later and storage in entered)):
-            changed = True
-            _send_back(storage, entered.get(storage), lost, job, failure)
-        elif is_lost:
-            storage.value = None  # what is there instead enters anew
-        later = later or is_lost
-    if changed:
-        failure.undo += tuple(TRACE.undo)
-        TRACE.undo.clear()
-
-
-def _listed() -> Iterator[LazyStorage]:
-    """Storages that were written in this trace, in the order in which they were so first."""
-    for reference in list(TRACE.pending):
-        storage = reference()
-        if storage is not None:
-            yield storage
-
-
-def _forget_results(job: StepJob, failure: Failure) -> set[Value]:
-    """The results that are not what they were to be."""
-    lost: set[Value] = set()
-    for value, position in job.outline.positions.items():
-        handle = job.results[position]
-        if handle.error is not None or id(handle) in failure.rolled_back:
-            lost.add(value)
-            if TRACE.computed.get(value) is handle:
-                del TRACE.computed[value]
-    return lost
-
-
-def _send_back(
-    storage: LazyStorage, leaf: Value | None, lost: set[Value], job: StepJob, failure: Failure
-) -> None:
-    value: Value | None = storage.value
-    while value is not None and (value in lost or (leaf is not None and not _is_data(value))):
-        value = _written_over(value)
-    value = value or leaf
-    if value is None:
-        failed = job.backend.placeholder(job.device, storage.type.concrete)
-        failed.error = failure.error
-        storage.hold(failed)
-    elif _is_data(value):
-        is_leaf = value.node.op is LEAF
-        storage.hold(TRACE.leaves[value.node.args[0]] if is_leaf else TRACE.computed[value])
-    storage.value = value
-
-
-def _is_data(value: Value) -> bool:
-    return value.node.op is LEAF or value in TRACE.computed
-
-
-def _written_over(value: Value) -> Value | None:
-    """What `value` was written over, as the op that made it tells; None if it is new."""
-    node = value.node
-    if node.op.target is None:
-        return None
-    if node.op.name.partition(".")[2].partition(".")[0].endswith("_scatter"):
-        return node.operands[0]  # through a view
-    written: list[Any] = []
-    for position in spec_of(node.op.target).mutated:
-        argument = node.args[position]
-        written += argument if type(argument) is tuple else () if argument is None else (argument,)
-    place = value.index - (len(node.outputs) - len(written))
-    return written[place] if place >= 0 else None
 
 
 # -- a trace that is cut before its graph can be compiled ------------------------------------------

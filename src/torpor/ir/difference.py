@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from torpor.ir.graph import Graph
-from torpor.ir.node import LEAF, SCALAR, Node, Value
+from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value
 from torpor.ir.types import SymbolicType, TensorType
 
 SAME = "same"  # the same graph: it was forgotten in between
@@ -30,10 +30,12 @@ DTYPE = "dtype"  # a tensor that enters, or is made, has another dtype
 LAYOUT = "layout"  # a tensor that enters has other strides, or is on another device
 MODULE = "module"  # a tensor that was always the same one is another one, of another type
 CONSTANT = "constant"  # a number, a size, a flag of an op
+INDEX = "index"  # where a view begins or ends
 PROMOTED = "promoted"  # a number has become a run-time input
 LIST = "list"  # an op takes more tensors, or fewer
 BRANCH = "branch"  # other ops
 READ = "read"  # a tensor was read earlier in the step, so the graph begins later
+OPEN = "open"  # the trace of the earlier graph goes on: nothing has ended it
 RESULTS = "results"  # other results of the same nodes are held
 ORDER = "order"  # the same, but for the order in which tensors entered
 UNKNOWN = "unknown"  # the earlier graph is no longer known
@@ -84,10 +86,12 @@ _WORDS = {
     LAYOUT: f"{_TENSOR} lies otherwise in memory: {{before}} -> {{after}}",
     MODULE: f"{_TENSOR} was the same one in every step and is another now: {{before}} -> {{after}}",
     CONSTANT: "a constant changed: `{argument}` of {op}, {before} -> {after}",
+    INDEX: "the index changed: `{argument}` of {op}, {before} -> {after}",
     PROMOTED: "a number that changes is a run-time input now: `{argument}` of {op}, was {before}",
     LIST: "{op} takes {after} tensors where it took {before}",
     BRANCH: "Python took another way: {exchange}",
     READ: "results that are read in the middle of the step: {before} before, {after} now",
+    OPEN: "it begins with what an earlier read at this line computed: nothing ends the trace",
     RESULTS: "another tensor is held at the end of the step: {before} results -> {after}",
     ORDER: "the tensors of the step were used in another order",
     UNKNOWN: "the earlier graph of this line is no longer known",
@@ -112,17 +116,64 @@ class _Words(dict[str, str]):
         )
 
 
+MOST_NODES = 10_000
+"""Nodes that are looked at besides those of a graph, to find out what its inputs are made of."""
+
+
 def difference(before: Graph, after: Graph, replaced: Collection[int] = ()) -> Difference:
     """What differs first; `replaced` are leaves that were always the same tensor, and are not."""
+    wholes = _whole(before), _whole(after)
+    if wholes[0] is None or wholes[1] is None:
+        return difference_of_parts(before, after)
     signatures: dict[tuple[Any, ...], int] = {}
-    old, new = _Outline(before, signatures), _Outline(after, signatures)
+    old = _Outline(before, wholes[0], _numbers_by_slot(wholes[0]), signatures)
+    new = _Outline(after, wholes[1], _numbers_by_slot(wholes[1]), signatures)
     structure = _structure(old, new)
-    if structure is not None:
+    if structure is not None and _same_ops(old.whole, new.whole):
         uses: Uses = {}
-        alike = _Outline(before, signatures, uses), _Outline(after, signatures, uses)
+        by_use = [_numbers_by_use(whole, uses) for whole in (old.whole, new.whole)]
+        alike = (
+            _Outline(before, old.whole, by_use[0], signatures),
+            _Outline(after, new.whole, by_use[1], signatures),
+        )
         if _structure(*alike) is None:
             return _first(*alike, (), None) or Difference(ORDER)
     return _first(old, new, replaced, structure) or _ends(old, new)
+
+
+def _same_ops(one: Graph, other: Graph) -> bool:
+    """They have the same ops, each as often: it may be the order alone that differs."""
+    if len(one) != len(other):
+        return False
+    return Counter(node.op.name for node in one.nodes) == Counter(n.op.name for n in other.nodes)
+
+
+def difference_of_parts(before: Graph, after: Graph) -> Difference:
+    """What differs first in graphs taken as they are, whatever their inputs were computed from."""
+    signatures: dict[tuple[Any, ...], int] = {}
+    old = _Outline(before, before, _numbers_by_place(before), signatures)
+    new = _Outline(after, after, _numbers_by_place(after), signatures)
+    return _first(old, new, (), _structure(old, new)) or _ends(old, new)
+
+
+def _whole(graph: Graph) -> Graph | None:
+    """`graph` from its leaves on, where it begins with computed values; None if that is large."""
+    stack = _computed(graph)
+    if not stack:
+        return graph
+    seen = {value.node for value in stack}
+    while stack:
+        if len(seen) > MOST_NODES:
+            return None
+        operands = stack.pop().node.operands
+        stack += [value for value in operands if value.node not in seen]
+        seen.update(value.node for value in operands)
+    return Graph.of(graph.outputs)
+
+
+def _computed(graph: Graph) -> list[Value]:
+    """The inputs of `graph` that were computed before."""
+    return [v for v in graph.inputs if v.node.op is not LEAF and v.node.op is not SCALAR]
 
 
 def _first(
@@ -147,18 +198,17 @@ class _Outline:
     """A graph's nodes by structure, and in the order in which they were recorded, nearly."""
 
     def __init__(
-        self, graph: Graph, signatures: dict[tuple[Any, ...], int], uses: Uses | None = None
+        self,
+        graph: Graph,
+        whole: Graph,
+        number: dict[Value, int],
+        signatures: dict[tuple[Any, ...], int],
     ) -> None:
         self.graph = graph
-        self.computed = [
-            v for v in graph.inputs if v.node.op is not LEAF and v.node.op is not SCALAR
-        ]
-        whole = Graph.of(graph.outputs) if self.computed else graph
-        entered = [value for value in whole.inputs if value.node.op is LEAF]
-        self.number = {value.node: value.node.args[0] for value in entered}
-        if uses is not None:
-            self.number = _numbers_by_use(whole, entered, uses)
-        self.leaves = {self.number[value.node]: value for value in entered}
+        self.whole = whole  # what is compared
+        self.number = number  # of what it begins with
+        self.computed = _computed(graph)
+        self.leaves = {number: value for value, number in number.items()}
         self.signature: dict[Node, int] = {}
         self.order: dict[Node, Order] = {}
         self.groups: dict[int, list[Node]] = {}
@@ -169,13 +219,13 @@ class _Outline:
         parts: list[Any] = [node.op.name]
         rank = -1
         for operand in node.operands:
-            source = operand.node
-            if source.op is LEAF:
-                parts.append(("leaf", self.number[source]))
-                rank = max(rank, self.number[source])
-            elif source.op is not SCALAR:
-                parts.append((self.signature[source], operand.index))
-                rank = max(rank, self.order[source][0])
+            number = self.number.get(operand)
+            if number is not None:
+                parts.append(("leaf", number))
+                rank = max(rank, number)
+            elif operand.node.op is not SCALAR:
+                parts.append((self.signature[operand.node], operand.index))
+                rank = max(rank, self.order[operand.node][0])
         signature = signatures.setdefault(tuple(parts), len(signatures))
         self.signature[node] = signature
         self.order[node] = rank, position
@@ -196,18 +246,28 @@ class _Outline:
         return None
 
 
-def _numbers_by_use(graph: Graph, leaves: Sequence[Value], uses: Uses) -> dict[Node, int]:
+def _numbers_by_slot(graph: Graph) -> dict[Value, int]:
+    return {value: value.node.args[0] for value in graph.inputs if value.node.op is LEAF}
+
+
+def _numbers_by_place(graph: Graph) -> dict[Value, int]:
+    """Inputs numbered by where they stand: nodes in post-order meet them alike in equal graphs."""
+    return {v: place for place, v in enumerate(graph.inputs) if v.node.op not in (SCALAR, SIZE)}
+
+
+def _numbers_by_use(graph: Graph, uses: Uses) -> dict[Value, int]:
     """Leaves numbered by the nodes that take them: the same in graphs of any order."""
     shape: dict[Node, int] = {}
-    users: dict[Node, set[tuple[int, int]]] = {value.node: set() for value in leaves}
+    leaves = [value for value in graph.inputs if value.node.op is LEAF]
+    users: dict[Value, set[tuple[int, int]]] = {value: set() for value in leaves}
     for node in graph.nodes:
-        parts = (node.op.name, *(shape.get(operand.node, -1) for operand in node.operands))
+        parts = (node.op.name, *[shape.get(operand.node, -1) for operand in node.operands])
         shape[node] = uses.setdefault(parts, len(uses))
         for position, operand in enumerate(node.operands):
-            if operand.node in users:
-                users[operand.node].add((shape[node], position))
+            if operand in users:
+                users[operand].add((shape[node], position))
     met: Counter[frozenset[tuple[int, int]]] = Counter()
-    numbers: dict[Node, int] = {}
+    numbers: dict[Value, int] = {}
     for leaf, found in users.items():
         use = frozenset(found)
         met[use] += 1
@@ -315,10 +375,16 @@ def _attribute_difference(match: Node, node: Node) -> Difference | None:
         kind = _attribute_kind(one, other, lines)
         before = lines[1] if lines[1] != lines[0] else ""
         name = _name(node, position)
+        if kind == CONSTANT and name in _INDICES and node.op.name.startswith(_VIEWS):
+            kind = INDEX
         return Difference(
             kind, node.op.name, name, _plain(one), _plain(other), line=lines[0], line_before=before
         )
     return None
+
+
+_VIEWS = ("aten.select", "aten.slice", "aten.narrow")  # and what scatters into them
+_INDICES = ("index", "start", "end")
 
 
 def _attribute_kind(one: Any, other: Any, lines: tuple[str, str]) -> str:

@@ -29,13 +29,24 @@ FOLLOWING = threading.RLock()
 class Symbol:
     """A size that is known anew in every trace."""
 
-    __slots__ = ("conditions", "epoch", "exact", "expr", "followers", "index", "name", "value")
+    __slots__ = (
+        "conditions",
+        "epoch",
+        "exact",
+        "expr",
+        "followers",
+        "index",
+        "is_size",
+        "name",
+        "value",
+    )
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.name = f"s{index}"
         self.value = 0
         self.epoch = -1  # the trace it was bound in
+        self.is_size = True  # and no offset of a view, which says nothing of other numbers
         self.followers: WeakSet[Any] = WeakSet()  # types that show numbers: told when it changes
         self.conditions: list[Condition] = []  # those that are not about one number
         self.exact: dict[int, Condition] = {}
@@ -190,8 +201,8 @@ def named(name: str) -> Symbol:
 
 
 def bound(epoch: int) -> dict[Symbol, int]:
-    """The symbols that have numbers in the trace `epoch`."""
-    return {s: s.value for s in _symbols if s.epoch == epoch}
+    """The sizes that have numbers in the trace `epoch`."""
+    return {s: s.value for s in _symbols if s.epoch == epoch and s.is_size}
 
 
 # -- conditions ------------------------------------------------------------------------------------

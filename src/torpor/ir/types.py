@@ -12,6 +12,7 @@ import torch
 from torpor import _torch
 from torpor.ir.sizes import (
     FOLLOWING,
+    Expr,
     Size,
     Symbol,
     number,
@@ -212,6 +213,11 @@ class SymbolicType(TensorType):
                 for symbol in symbols:
                     symbol.followers.add(found)
         return found  # type: ignore[no-any-return]  # interned
+
+    @property
+    def has_fixed_sizes(self) -> bool:
+        """Nothing but its offset may be another number in another trace."""
+        return not any(type(size) is Expr for size in (*self.sizes, *self.steps))
 
     def refresh(self) -> None:
         """Show the numbers of this trace."""

@@ -1,43 +1,118 @@
-"""The optional native recorder: C++ in front of the Python recorders, built where it is used.
+"""The native recorder: C++ in front of the Python recorders, built where it is used.
 
-`build` makes the library, `load` brings it into the process; `trace.native` puts it to work.
+`build` makes the library, `open_library` brings it into the process; `trace.native` puts it to
+work. Without a compiler everything is recorded by Python.
 """
 
 from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import logging
+import multiprocessing
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from torpor import config
+from torpor.backend.native import NATIVE
 from torpor.errors import NativeError
-from torpor.execute.persistent import NotUsable, tell_once
+from torpor.execute import processes
+from torpor.execute.persistent import NotUsable
 from torpor.native import build
 
 _NAME: Final = "torpor_native"
+_LOG: Final = logging.getLogger(__name__)
 
 
 def find() -> Path | None:
-    """The library to use, as `config.native` says; built now, or for the next process, if need be.
+    """The library to use, as `config.native` says; built now, or beside the program, if need be.
 
-    None if there is none. What went wrong is an error if the setting is "on".
+    None if there is none yet. What went wrong is an error if the setting is "on".
     """
-    if config.native == "off" or (config.native != "on" and not config.cache):
-        return None
     if config.native == "on":
         path = build.library()
-        return build.used(path) if build.is_built(path) else build.build()
+        return build.used(path) if build.is_built(path) else build.build(again=False)
+    if not is_wanted():
+        return None
     try:
         path = build.library()
         if build.is_built(path):
             return build.used(path)
-        in_vain = build.compiler() is None or build.failure(path) is not None
-        if config.native == "auto" and not in_vain and not build.is_being_built(path):
+        if _may_build() and _why_not(path) is None and not build.is_being_built(path):
             build.start()
     except (OSError, NotUsable, RuntimeError) as error:
-        tell_once(f"the native recorder is not used: {error}")
+        _LOG.info("the native recorder is not used: %s", error)
     return None
+
+
+def appeared() -> Path | None:
+    """The library that was built while the program went on; None if it is not there."""
+    try:
+        path = build.library()
+        return build.used(path) if build.is_built(path) else None
+    except (OSError, NotUsable, RuntimeError):
+        return None
+
+
+def may_come() -> bool:
+    """A library may be built while the program goes on, by this process or another one."""
+    try:
+        return is_wanted() and _why_not(build.library()) is None
+    except (OSError, NotUsable, RuntimeError):
+        return False
+
+
+def is_wanted() -> bool:
+    """A library that is there, or comes, is to be used."""
+    return config.native == "on" or (config.native == "auto" and config.cache)
+
+
+def _may_build() -> bool:
+    """This process is no worker of another one, unless it is a rank of a training."""
+    distributed = torch.distributed
+    is_rank = distributed.is_available() and distributed.is_initialized()
+    return multiprocessing.parent_process() is None or is_rank
+
+
+def _why_not(path: Path) -> str | None:
+    """Why the library cannot be built; None if it can."""
+    if build.compiler() is None:
+        return "no C++ compiler (g++, clang++, or CXX)"
+    failure = build.failure(path)
+    if failure is not None:
+        last = next((line for line in reversed(failure.splitlines()) if line.strip()), "")
+        return f"failed: {last.strip()} (`torpor native status` shows all, `build` tries again)"
+    if not build.has_room(path):
+        return f"cannot be kept: {path.parent} is full, or cannot be written to"
+    if processes.interpreter() is None:
+        return "this process is no Python interpreter that could be started again"
+    return None
+
+
+def status() -> str:
+    """Which recorder works in this process, or would, and why."""
+    if NATIVE.library is not None:
+        return "C++"
+    if config.native == "off":
+        return "Python: off (config.native)"
+    if not is_wanted():
+        return "Python: the cache, where the library would be, is off (config.cache)"
+    if NATIVE.refused:
+        return f"Python: {NATIVE.refused}"
+    try:
+        return _status_on_disk(build.library())
+    except (OSError, NotUsable, RuntimeError) as error:
+        return f"Python: {error}"
+
+
+def _status_on_disk(path: Path) -> str:
+    if build.is_built(path):
+        return "C++: built; taken up with the first op, or at the next cut"
+    if build.is_being_built(path):
+        return "Python: building; C++ is taken up at the cut that follows"
+    return f"Python: {_why_not(path) or 'not built; the first process that records lets it be'}"
 
 
 def open_library(path: Path | str) -> Any:

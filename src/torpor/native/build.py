@@ -1,12 +1,13 @@
 """Building the native recorder: a little C++, one call of the compiler, one library on disk.
 
     <cache directory>/native/<key>.so        the library
-    <cache directory>/native/<key>.failed    why it could not be built, if it could not
-    <cache directory>/native/<key>.building  somebody is building it now
+    <cache directory>/native/<key>.failed    by which compiler it could not be built, and why
+    <cache directory>/native/<key>.lock      locked by who is building it
 
-The key stands for all that the library depends on: the source, torch, Python, the compiler. A
-library is built under another name, tried out in a process of its own and then renamed, so nobody
-ever loads half of one, or one that does not work.
+The key stands for all that the library depends on: the source, torch, Python. A library is built
+under another name, tried out in a process of its own and then renamed, so nobody ever loads half of
+one, or one that does not work. A process that is killed meanwhile leaves its lock, which ends with
+it, and a file that the next one removes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,19 +30,27 @@ from typing import Final
 import torch
 
 from torpor.errors import NativeError
+from torpor.execute import processes
 from torpor.execute.persistent import check_directory, directory
+
+if sys.platform != "win32":
+    import fcntl
 
 SOURCE: Final = Path(__file__).with_name("recorder.cpp")
 _FLAGS: Final = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
-_BUILDING_SECONDS: Final = 900
-"""How old a sign that somebody is building may be, before it is one of a killed process."""
+_ROOM: Final = 64 << 20
+"""Bytes that have to be free where libraries are kept."""
 _KEPT_SECONDS: Final = 60 * 24 * 3600
 """How long a library that nobody uses is kept: it may be another environment's."""
+_BUILD: Final = "from torpor.cli import main; main(['native', 'build', '--quiet'])"
+_UNFINISHED: Final = ".unfinished-"
 _TRY_OUT: Final = "import sys, torpor.trace.native as n; n.try_out(sys.argv[1])"
 
 
 def compiler() -> str | None:
     """The C++ compiler: `CXX`, or the first that is found; None if there is none."""
+    if sys.platform == "win32":  # whose compilers are called otherwise
+        return None
     for name in (os.environ.get("CXX", ""), "g++", "c++", "clang++"):
         found = shutil.which(name) if name else None
         if found is not None:
@@ -48,16 +58,13 @@ def compiler() -> str | None:
     return None
 
 
-def key(compiler: str | None) -> str:
-    """What tells a library from those of other sources, torches, Pythons and compilers."""
+def key() -> str:
+    """What tells a library from those of other sources, torches and Pythons."""
     digest = hashlib.sha256()
     for path in sources():
         digest.update(path.read_bytes())
-    facts = [torch.__version__, torch.version.git_version, sys.version, platform.machine(), *_FLAGS]
-    if compiler is not None:
-        about = os.stat(compiler)
-        facts += [compiler, str(about.st_size), str(about.st_mtime_ns)]
-    digest.update("\0".join(facts).encode())
+    facts = [torch.__version__, str(torch.version.git_version), sys.version, platform.machine()]
+    digest.update("\0".join([*facts, *_FLAGS]).encode())
     return digest.hexdigest()
 
 
@@ -73,14 +80,14 @@ def folder() -> Path:
 
 def library() -> Path:
     """The library of this torch and this Python, whether it is there or not."""
-    return folder() / f"{key(compiler())}.so"
+    return folder() / f"{key()}.so"
 
 
 def is_built(path: Path) -> bool:
     """The library at `path` is there, and nobody but the user can have written it."""
     try:
         about = os.lstat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     check_directory(path.parent)
     return not hasattr(os, "geteuid") or (
@@ -89,11 +96,29 @@ def is_built(path: Path) -> bool:
 
 
 def failure(path: Path) -> str | None:
-    """Why the library at `path` could not be built; None if nobody has tried in vain."""
+    """Why this compiler could not build the library at `path`; None if nobody has tried in vain."""
     try:
-        return path.with_suffix(".failed").read_text()
+        by, _, words = path.with_suffix(".failed").read_text().partition("\n")
     except OSError:
         return None
+    return words if by == _identity() else None
+
+
+def _identity() -> str:
+    """The compiler, and which version of it."""
+    found = compiler()
+    if found is None:
+        return "none"
+    about = os.stat(found)
+    return f"{found} {about.st_size} {about.st_mtime_ns}"
+
+
+def has_room(path: Path) -> bool:
+    """The library can be kept at `path`: the disk can be written to, and is not full."""
+    folder = path.parent
+    while not folder.exists():
+        folder = folder.parent
+    return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > _ROOM
 
 
 def command(compiler: str, out: Path) -> list[str]:
@@ -112,16 +137,39 @@ def command(compiler: str, out: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def build() -> Path:
-    """Build the library, try it out and put it in its place; `NativeError` if that cannot be."""
-    found = compiler()
-    if found is None:
-        raise NativeError("the native recorder needs a C++ compiler: g++, clang++, or `CXX`")
+def build(again: bool = True) -> Path:
+    """Build the library, try it out and put it in its place; `NativeError` if that cannot be.
+
+    Who else is building it is waited for; what he built is good enough, unless `again`.
+    """
     path = library()
-    with contextlib.suppress(FileExistsError):
-        os.makedirs(path.parent, mode=0o700)
-    check_directory(path.parent)
-    unfinished = path.with_suffix(f".unfinished-{secrets.token_hex(8)}.so")
+    with _keeping(), alone(path, wait=True):
+        if again or not is_built(path):
+            _build(path)
+    return path
+
+
+def build_unless_another_does() -> None:
+    """The same, but for a library that is there, or that another process is building."""
+    path = library()
+    with _keeping(), alone(path) as is_alone:
+        if is_alone and not is_built(path):
+            _build(path)
+
+
+@contextlib.contextmanager
+def _keeping() -> Iterator[None]:
+    if compiler() is None:
+        raise NativeError("the native recorder needs a C++ compiler: g++, clang++, or `CXX`")
+    try:
+        yield
+    except OSError as error:
+        raise NativeError(f"the native recorder cannot be kept: {error}") from None
+
+
+def _build(path: Path) -> None:
+    found = str(compiler())
+    unfinished = path.with_suffix(f"{_UNFINISHED}{secrets.token_hex(8)}.so")
     try:
         _run(command(found, unfinished), "could not be compiled")
         _run([sys.executable, "-c", _TRY_OUT, str(unfinished)], "does not work here")
@@ -129,12 +177,11 @@ def build() -> Path:
         os.replace(unfinished, path)
         _prune(path.parent)
     except NativeError as error:
-        path.with_suffix(".failed").write_text(str(error))
+        path.with_suffix(".failed").write_text(f"{_identity()}\n{error}")
         raise
     finally:
         unfinished.unlink(missing_ok=True)
     path.with_suffix(".failed").unlink(missing_ok=True)
-    return path
 
 
 def used(path: Path) -> Path:
@@ -153,8 +200,9 @@ def _prune(folder: Path) -> None:
 
 
 def _run(command: list[str], what: str) -> None:
-    environment = {**os.environ, "TORPOR_NATIVE": "off"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=processes.environment({}), check=False
+    )
     if done.returncode:
         words = "\n".join((done.stderr or done.stdout).splitlines()[-40:])
         raise NativeError(f"the native recorder {what} ({' '.join(command[:2])} ...):\n{words}")
@@ -163,38 +211,46 @@ def _run(command: list[str], what: str) -> None:
 def is_being_built(path: Path) -> bool:
     """Somebody is building the library at `path` now."""
     try:
-        return time.time() - path.with_suffix(".building").stat().st_mtime < _BUILDING_SECONDS
+        with open(path.with_suffix(".lock"), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     except OSError:
         return False
+    return False
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[bool]:
-    """Whether nobody else is building the library at `path` while the body runs."""
-    sign = path.with_suffix(".building")
-    if not is_being_built(path):
-        sign.unlink(missing_ok=True)  # of a process that was killed
-    try:
-        os.makedirs(sign.parent, mode=0o700, exist_ok=True)
-        os.close(os.open(sign, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    except OSError:
-        yield False
-        return
-    try:
+def alone(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Whether nobody else builds the library at `path` while the body runs; or wait until so."""
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(path.parent, mode=0o700)
+    check_directory(path.parent)
+    with open(path.with_suffix(".lock"), "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        for left in path.parent.glob(f"{path.stem}{_UNFINISHED}*"):
+            left.unlink(missing_ok=True)  # of a process that was killed
         yield True
-    finally:
-        sign.unlink(missing_ok=True)
-
-
-_started: list[subprocess.Popen[bytes]] = []  # nobody waits for them
 
 
 def start() -> None:
-    """Let a process of low priority build the library, for processes to come."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torpor", "native", "build", "--quiet"],
-        env={**os.environ, "TORPOR_NATIVE": "off", "TORPOR_CACHE_DIR": str(directory())},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    _started.append(process)
+    """Let a process of low priority build the library; nobody waits for it."""
+    python = processes.interpreter()
+    if python is None:
+        return
+    told = processes.command(python, _BUILD, detached=True)
+    settings = {"TORPOR_CACHE_DIR": os.path.abspath(directory())}
+    threading.Thread(target=_start, args=(told, settings), name="torpor-build", daemon=True).start()
+
+
+def _start(told: list[str], settings: dict[str, str]) -> None:
+    with contextlib.suppress(OSError):  # no memory, too many processes: there is no library then
+        subprocess.run(
+            told, env=processes.environment(settings), check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is not meant for it
+        )  # fmt: skip

@@ -114,7 +114,8 @@ inline PyObject* settle(PyObject*, PyObject* arguments) {
 }
 
 inline void make_handles(
-    const World& w, PyObject* made, PyObject* device, PyObject* types, PyObject* tensors) {
+    const World& w, PyObject* made, PyObject* device, PyObject* types, PyObject* tensors,
+    PyObject* done) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
     PyObject* data = checked(w.backend_data->tp_alloc(w.backend_data, 0)).release();
     PyList_SET_ITEM(made, i, data);
@@ -122,18 +123,18 @@ inline void make_handles(
     w.data_type.set(data, PyTuple_GET_ITEM(types, i));
     w.data_tensor.set(data, tensors == nullptr ? Py_None : PyList_GET_ITEM(tensors, i));
     w.data_error.set(data, Py_None);
-    w.data_done.set(data, Py_None);
+    w.data_done.set(data, done);
     w.data_info.set(data, Py_None);
   }
 }
 
-// handles(device, types): a handle for data of each type, which do not exist yet.
+// handles(device, types, done): a handle for data of each type, which exist when that is done.
 inline PyObject* handles(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
-  PyObject *device, *types;
-  if (!PyArg_ParseTuple(arguments, "OO!", &device, &PyTuple_Type, &types)) return nullptr;
+  PyObject *device, *types, *done;
+  if (!PyArg_ParseTuple(arguments, "OO!O", &device, &PyTuple_Type, &types, &done)) return nullptr;
   Ref made = checked(PyList_New(PyTuple_GET_SIZE(types)));
-  make_handles(world(), made.get(), device, types, nullptr);
+  make_handles(world(), made.get(), device, types, nullptr, done);
   return made.release();
   END_HANDLE_TH_ERRORS
 }
@@ -151,7 +152,7 @@ inline PyObject* filled(PyObject*, PyObject* arguments) {
     return nullptr;
   }
   Ref made = checked(PyList_New(PyTuple_GET_SIZE(types)));
-  make_handles(world(), made.get(), device, types, tensors);
+  make_handles(world(), made.get(), device, types, tensors, Py_None);
   return made.release();
   END_HANDLE_TH_ERRORS
 }
@@ -210,6 +211,13 @@ inline PyObject* assign(PyObject*, PyObject* arguments) {
   END_HANDLE_TH_ERRORS
 }
 
+// What a dictionary has under a key, borrowed; null: nothing.
+inline PyObject* found_in(PyObject* dictionary, PyObject* key) {
+  PyObject* found = PyDict_GetItemWithError(dictionary, key);
+  if (found == nullptr && PyErr_Occurred()) fail();
+  return found;
+}
+
 // hold(live, positions, handles): give each pending storage the handle at the position of its value.
 inline PyObject* hold(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
@@ -224,16 +232,52 @@ inline PyObject* hold(PyObject*, PyObject* arguments) {
     PyObject* storage = PyList_GET_ITEM(live, i);
     expect(storage, w.lazy_storage);
     if (w.storage_data.of(storage) != Py_None) continue;
-    PyObject* position = PyDict_GetItemWithError(positions, w.storage_value.of(storage));
-    if (position == nullptr) {
-      if (PyErr_Occurred()) fail();
-      continue;
-    }
+    PyObject* position = found_in(positions, w.storage_value.of(storage));
+    if (position == nullptr) continue;
     PyObject* handle = PyList_GetItem(handles, PyLong_AsSsize_t(position));
     if (handle == nullptr) fail();
     give(w, storage, handle);
   }
   Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// replaced(leaf_storages, positions, places, handles, leaves): for each storage that has entered and
+// is pending, the handle at the position of its value, what it held (the place of an argument, or
+// data), and its entry.
+inline PyObject* replaced(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  const World& w = world();
+  PyObject *leaf_storages, *positions, *places, *handles, *leaves;
+  if (!PyArg_ParseTuple(
+          arguments, "O!O!O!O!O!", &PyList_Type, &leaf_storages, &PyDict_Type, &positions,
+          &PyDict_Type, &places, &PyList_Type, &handles, &PyList_Type, &leaves)) {
+    return nullptr;
+  }
+  Ref found = checked(PyList_New(0));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(leaf_storages); ++i) {
+    Ref entry = Ref::to(PyList_GET_ITEM(leaf_storages, i));
+    expect(entry.get(), &PyTuple_Type);
+    PyObject* storage = PyTuple_GET_ITEM(entry.get(), 0);
+    PyObject* leaf = PyTuple_GET_ITEM(entry.get(), 1);
+    expect(storage, w.lazy_storage);
+    PyObject* value = w.storage_value.of(storage);
+    if (value == leaf || w.storage_data.of(storage) != Py_None) continue;
+    PyObject* position = found_in(positions, value);
+    if (position == nullptr) continue;
+    PyObject* handle = PyList_GetItem(handles, PyLong_AsSsize_t(position));
+    if (handle == nullptr) fail();
+    PyObject* old = found_in(places, leaf);
+    if (old == nullptr) {
+      expect(leaf, w.value);
+      PyObject* slot = PyTuple_GetItem(w.node_args.of(w.value_node.of(leaf)), 0);
+      old = slot == nullptr ? nullptr : PyList_GetItem(leaves, PyLong_AsSsize_t(slot));
+      if (old == nullptr) fail();
+    }
+    Ref one = checked(PyTuple_Pack(3, handle, old, entry.get()));
+    if (PyList_Append(found.get(), one.get()) < 0) fail();
+  }
+  return found.release();
   END_HANDLE_TH_ERRORS
 }
 

@@ -1063,6 +1063,7 @@ static PyMethodDef methods[] = {
     {"tensors", cuts::tensors, METH_O, nullptr},
     {"assign", cuts::assign, METH_VARARGS, nullptr},
     {"hold", cuts::hold, METH_VARARGS, nullptr},
+    {"replaced", cuts::replaced, METH_VARARGS, nullptr},
     {"shared", cuts::shared, METH_VARARGS, nullptr},
     {"call_modules", modules::call_modules, METH_VARARGS, nullptr},
     {"find_attributes", modules::find_attributes, METH_VARARGS, nullptr},

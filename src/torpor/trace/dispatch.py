@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +12,7 @@ from torpor import _torch
 from torpor.errors import TorporError, annotate
 from torpor.execute import sync
 from torpor.execute.events import fell_back
+from torpor.execute.phases import RUNNING, phase
 from torpor.execute.storage import TRACE
 from torpor.ops import custom
 from torpor.ops.infer import DeviceMismatch, NotRecordable
@@ -153,8 +153,8 @@ def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
     try:
         if not isinstance(error, (NotRecordable, WritesPlain)) and not _has_mask(args):
             try_on_zeros(spec, args, kwargs)
-        start = time.perf_counter()
-        result = run_eager(spec, args, kwargs)
+        with phase(RUNNING) as start:
+            result = run_eager(spec, args, kwargs)
     except Exception as refusal:
         raise annotate(refusal, spec.name, str(site())) from None
     if isinstance(error, NotRecordable) and not error.fallback:

@@ -35,8 +35,13 @@ class HeldElsewhere(RuntimeError):
 
 
 def exchange(held: torch.Tensor, new: torch.Tensor) -> None:
-    """Let `held` be what `new` is, which nobody else holds; `HeldElsewhere` if it cannot."""
-    if _torch.is_held(held) and not _torch.end_gradients(held, _OLD_GRAPH):
+    """Let `held` be what `new` is, which nobody else holds; `HeldElsewhere` if it cannot.
+
+    A graph that was recorded before goes on giving it gradients, unless the device is another one.
+    """
+    if held.device == new.device and _torch.may_change(held):
+        _torch.pass_gradients_on(held, _fitting)
+    elif _torch.is_held(held) and not _torch.end_gradients(held, _OLD_GRAPH):
         raise HeldElsewhere(
             f"cannot move a tensor of shape {tuple(held.shape)} in place: a graph of autograd that "
             "was not run backward holds it; drop the loss, or move before forward"
@@ -44,8 +49,16 @@ def exchange(held: torch.Tensor, new: torch.Tensor) -> None:
     _swap(held, new)
 
 
+def _fitting(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A gradient of a tensor that has become another one since."""
+    if isinstance(tensor, LazyTensor):
+        return lazy_copy(gradient)
+    return plain_copy(gradient) if isinstance(gradient, LazyTensor) else gradient
+
+
 def _swap(held: torch.Tensor, new: torch.Tensor) -> None:
     new = _alone(new)
+    was_plain = not isinstance(held, LazyTensor)
     attributes = {name: value for name, value in vars(held).items() if name not in _OWN}
     is_parameter = isinstance(held, torch.nn.Parameter)
     cls = LazyTensor if isinstance(new, LazyTensor) else _PLAIN[is_parameter]
@@ -56,6 +69,8 @@ def _swap(held: torch.Tensor, new: torch.Tensor) -> None:
     _torch.swap(held, new)
     held.__class__, held.__dict__ = cls, attributes
     new.__class__, new.__dict__ = torch.Tensor, {}
+    if was_plain and _torch.is_held(new):  # by an old graph, which needs no contents
+        _torch.set_metadata(new, torch.empty((0,), dtype=new.dtype, device=new.device))
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 from torpor import _torch, config
 from torpor.execute.storage import TRACE
 from torpor.trace.api import sync
+from torpor.trace.bound import BOUND
 from torpor.trace.enable import LAZINESS
 from torpor.trace.optimizers import before_step, note_step
 from torpor.trace.scope import frames_of_modules
@@ -24,6 +25,8 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         note_step(optimizer)
         if config.cut_after_optimizer:
             sync()
+    if LAZINESS.on and BOUND.is_on():
+        BOUND.after_step(optimizer)
 
 
 def _is_lazy(optimizer: Any) -> bool:

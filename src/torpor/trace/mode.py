@@ -17,6 +17,7 @@ from torpor.trace.dispatch import dispatch
 from torpor.trace.exchange import Convert
 from torpor.trace.sharing import Adoption
 from torpor.trace.site import warn_once
+from torpor.trace.switching import ASKED
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import is_traceable, plain_copy, wrap_data
 
@@ -34,6 +35,7 @@ def lazy(thing: Any) -> Any:
     A tensor gives a lazy copy of it; a module or an optimizer is changed in place and returned,
     its parameters keep their identity; lists, tuples and dicts are looked into.
     """
+    ASKED.explicitly = True
     adoption = Adoption(copy=True)
     return _convert(thing, lambda tensor: _lazy_tensor(tensor, adoption))
 
@@ -216,5 +218,6 @@ def _is_traceable(tensor: torch.Tensor) -> bool:
 @contextmanager
 def mode() -> Iterator[None]:
     """Everything created inside is lazy on its concrete device."""
+    ASKED.explicitly = True
     with LazyMode():
         yield

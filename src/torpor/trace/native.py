@@ -2,13 +2,20 @@
 
 Each op whose recorder is generated is told to it when its recorder is made. It records what was met
 before; everything else comes to Python as if it did not exist (`native/recorder.cpp`).
+
+It may come late: while it is built, Python records. It is a cache of what Python does, with the
+same nodes, storages and keys, so the program may go on with it from any point where no op is being
+recorded: at a cut, under the trace's lock.
 """
 
 from __future__ import annotations
 
 import enum
+import logging
 import re
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any, Final, NamedTuple
@@ -21,7 +28,6 @@ from torpor.backend.data import BackendData
 from torpor.backend.native import NATIVE
 from torpor.backend.registry import on_change
 from torpor.errors import NativeError
-from torpor.execute.persistent import tell_once
 from torpor.execute.sizes import SIZES
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import LEAF, TABLE, Node, OpKind, Value
@@ -38,6 +44,11 @@ from torpor.trace.tensor import LazyTensor, View
 from torpor.trace.wrap import wrap_storage
 
 aten = torch.ops.aten
+
+PAUSE = 1.0
+"""Seconds between two looks for a library that is being built."""
+
+_LOG = logging.getLogger(__name__)
 
 _KINDS = {
     ArgKind.TENSOR: "t", ArgKind.TENSORS: "T", ArgKind.PLAIN: "p", ArgKind.PLAINS: "P",
@@ -115,11 +126,13 @@ def flags_in(also: str) -> tuple[bool, tuple[int, ...]] | None:
 
 
 class Front:
-    """The native recorder, looked for when the first op is recorded."""
+    """The native recorder, looked for at the first op and, while it is being built, at cuts."""
 
     def __init__(self) -> None:
         self.library: Any = None
         self.asked = False
+        self._looking = threading.Lock()
+        self._since = self._next = 0.0
 
     def __call__(self, spec: OpSpec, recorder: Any) -> None:
         """Let the native recorder stand in front of `recorder`, if it is there and can."""
@@ -128,28 +141,65 @@ class Front:
             self.take(spec, recorder)
 
     def look(self) -> None:
-        """Look for the library, if nobody has yet."""
+        """Look for the library, if nobody has yet; if it is built meanwhile, look at cuts too."""
         if self.asked:
             return
         self.asked = True
         try:
             path = native.find()
+        except NativeError:
+            self.asked = False
+            raise
+        if path is not None:
+            self._try(path)
+        elif native.may_come():
+            self._since = time.monotonic()
+            NATIVE.at_cut = self.look_again
+
+    def look_again(self) -> None:
+        """At a cut: take up what was built since. Asked often, the disk is looked at seldom."""
+        now = time.monotonic()
+        if now < self._next or not self._looking.acquire(blocking=False):
+            return
+        try:
+            self._next = now + max(PAUSE, (now - self._since) / 20)
+            path = native.appeared()
             if path is not None:
-                self.use(native.open_library(path))
-        except NativeError as error:
+                self._try(path)
+            elif not native.may_come():
+                NATIVE.at_cut = None
+        finally:
+            self._looking.release()
+
+    def _try(self, path: Any) -> None:
+        """Use the library at `path`; if that cannot be, Python goes on, unless the user insists."""
+        try:
+            self.use(native.open_library(path))
+        except Exception as error:
             if config.native == "on":
                 self.asked = False
                 raise
-            tell_once(f"the native recorder is not used: {error}")
+            NATIVE.at_cut, NATIVE.refused = None, str(error).partition("\n")[0]
+            _LOG.info("the native recorder is not used: %s", error)
 
     def use(self, library: Any) -> None:
         """Put `library` to work, unless it does other things than Python does."""
+        try:
+            with TRACE.lock:
+                self._use(library)
+        except BaseException:
+            self.library = None
+            library.switch(False)
+            raise
+        NATIVE.load(library)
+
+    def _use(self, library: Any) -> None:
         library.setup(_names() | {"config": {"max_trace_nodes": sys.maxsize}})
         # `torch.tensor` of a list, which may bring the first op, asks no tensor subclass meanwhile
         with _torch.as_on_another_thread(), _torch.python_on():
             check(library)
         library.setup(_names())
-        self.library = NATIVE.library = library
+        self.library = library
         for op, rule, kernel in above_autograd():
             usual = kernel and _torch.kernel_object(kernel)
             library.stand_above(op._schema.name, op._schema.overload_name, rule, usual)
@@ -160,7 +210,7 @@ class Front:
             )  # fmt: skip
         whole.on_parts(library.parts)
         stand_before_modules(library)
-        for kind in list(TABLE.kinds.values()):  # another thread was faster
+        for kind in list(TABLE.kinds.values()):  # all ops that were recorded before
             recorder = getattr(kind.target, "_torpor_record", None)
             if recorder is not None:
                 self.take(spec_of(kind.target), recorder)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
 from torpor.execute import sync
-from torpor.execute.storage import TRACE
+from torpor.execute.storage import TRACE, LazyStorage
 from torpor.execute.transaction import on_failure
+from torpor.ir.node import Value
 from torpor.trace.tensor import LazyTensor
 
 _KNOWN: WeakSet[Any] = WeakSet()
@@ -47,13 +48,25 @@ def note_step(optimizer: Any) -> None:
 class _Step:
     """A step of an optimizer; called, it is undone."""
 
-    __slots__ = ("kept", "optimizer", "stepped")
+    __slots__ = ("gradients", "kept", "optimizer", "stepped")
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
         self.kept = _KEPT.get(optimizer, {})
-        groups = optimizer.param_groups
-        self.stepped = [p for group in groups for p in group["params"] if p.grad is not None]
+        self.stepped: list[torch.Tensor] = []
+        self.gradients: list[Value | None] = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None:
+                    self.stepped.append(parameter)
+                    if type(gradient) is LazyTensor:
+                        self.gradients.append(gradient._lazy_storage.value)
+
+    def concerns(self, storages: Collection[LazyStorage]) -> bool:
+        """It has updated one of `storages`."""
+        lazy = [p for p in self.stepped if type(p) is LazyTensor]
+        return any(parameter._lazy_storage in storages for parameter in lazy)
 
     def __call__(self) -> None:
         state = self.optimizer.state

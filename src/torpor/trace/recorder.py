@@ -27,6 +27,7 @@ from torpor.ops.keys import key_of, number_key
 from torpor.ops.recorders import kept_arguments, may_repeat, recorder_code
 from torpor.ops.spec import ArgKind, OpSpec, Return, ReturnKind
 from torpor.ops.storage_ops import window
+from torpor.trace.offsets import LOOKS, node_at_offset
 from torpor.trace.scalars import node_with_numbers, promotable_positions
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor, View
@@ -123,6 +124,7 @@ def list_values(args: Any) -> tuple[Any, ...]:
 def _make_miss(spec: OpSpec) -> Callable[[tuple[Any, ...], tuple[Any, ...]], Node]:
     """What a recorder calls when its key is not in the table."""
     kinds = tuple(a.kind for a in spec.arguments)
+    has_offset = spec.target in LOOKS
 
     def miss(key: tuple[Any, ...], raw: tuple[Any, ...]) -> Node:
         if TRACE.misses > config.max_trace_nodes:
@@ -131,7 +133,8 @@ def _make_miss(spec: OpSpec) -> Callable[[tuple[Any, ...], tuple[Any, ...]], Nod
         positions = promotable_positions(spec, bound)
         if positions:
             return node_with_numbers(spec, key, bound, positions)
-        return make_node(spec, key, bound)
+        moving = node_at_offset(spec, key, bound, make_node) if has_offset else None
+        return make_node(spec, key, bound) if moving is None else moving
 
     return miss
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import threading
 import warnings
 from types import CodeType, FrameType
 
@@ -19,6 +20,7 @@ _SKIPPED = (
 )
 _PROGRAMS = tuple(_SKIPPED[0] + name + os.sep for name in ("cli", "bench"))  # use torpor themselves
 _known: dict[int, tuple[CodeType, bool]] = {}  # by identity: hashing code is slow
+_texts: dict[tuple[int, int], tuple[CodeType, str]] = {}  # of lines; the code keeps its identity
 
 
 class Site:
@@ -35,8 +37,14 @@ class Site:
         return self.code.co_filename
 
     def __str__(self) -> str:
-        text = linecache.getline(self.file, self.line).strip()
-        return f"{os.path.basename(self.file)}:{self.line}   {text}".rstrip()
+        known = _texts.get((id(self.code), self.line))
+        if known is None or known[0] is not self.code:
+            text = linecache.getline(self.file, self.line).strip()
+            text = f"{os.path.basename(self.file)}:{self.line}   {text}".rstrip()
+            if len(_texts) > 10_000:
+                _texts.clear()
+            known = _texts[id(self.code), self.line] = (self.code, text)
+        return known[1]
 
 
 def _learn(code: CodeType) -> tuple[CodeType, bool]:
@@ -61,6 +69,22 @@ def site() -> Site | None:
     return None
 
 
+CALLERS = 5
+"""Calls that tell two places apart: one function may read for several others."""
+
+
+def place() -> int:
+    """A number for the lines of the innermost calls outside torpor, on this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED[0]):
+        frame = frame.f_back
+    calls = [threading.get_ident()]
+    while frame is not None and len(calls) <= 2 * CALLERS:
+        calls += id(frame.f_code), frame.f_lineno
+        frame = frame.f_back
+    return hash(tuple(calls))
+
+
 WARNED: set[str] = set()
 """What `warn_once` has told the user of; clear it to be told again."""
 
@@ -77,4 +101,4 @@ def warn_once(what: str, text: str) -> None:
         warnings.warn_explicit(text, TorporWarning, where.file, where.line)
 
 
-find_lines_with(site)
+find_lines_with(site, place)

@@ -64,7 +64,7 @@ def sized_node(call: Call) -> Node | None:
     numbers = numbers_at(bound, positions) if positions and not call.again else ()
     if any(type(n) is int and n > 1 for n in numbers):
         place = place_of(spec, key, positions)
-        sizes = _sizes_at(place, numbers, key, symbolic, spec)
+        sizes = _sizes_at(place, numbers, key, spec)
         if sizes is not None:
             key = tuple(put(key, positions, sizes, as_key=True))
             bound = put(bound, positions, sizes, as_key=False)
@@ -75,7 +75,7 @@ def sized_node(call: Call) -> Node | None:
 
 
 def _sizes_at(
-    place: Place, numbers: Numbers, key: tuple[Any, ...], symbolic: bool, spec: OpSpec
+    place: Place, numbers: Numbers, key: tuple[Any, ...], spec: OpSpec
 ) -> tuple[Any, ...] | None:
     """The expressions for `numbers`; None if they are numbers, as far as is known."""
     epoch = TRACE.epoch
@@ -90,10 +90,10 @@ def _sizes_at(
     types = _symbolic_types(key)
     found = fitted(place, types)
     if found is not None and _gives(found, numbers, len(place.samples) > 2):
-        if not symbolic and symbols_in(found):
+        if not types and symbols_in(found):
             forget_numbers(spec, place)
         return place.remember(found)
-    if symbolic:
+    if types:
         return place.remember(guess(numbers, now, types, _sizes_alive()))
     return None
 
@@ -129,11 +129,13 @@ def _gives(sizes: tuple[Any, ...], numbers: Numbers, sure: bool) -> bool:
 
 
 def _symbolic_types(key: tuple[Any, ...]) -> list[SymbolicType]:
+    """Types of operands with symbols in their sizes: where they begin says nothing of sizes."""
     found = []
     for item in key:
         for one in item if type(item) is tuple else (item,):
-            if type(one) is Value and type(one.type) is SymbolicType:
-                found.append(one.type)
+            type_ = one.type if type(one) is Value else None
+            if type(type_) is SymbolicType and not type_.has_fixed_sizes:
+                found.append(type_)
     return found
 
 
@@ -172,6 +174,9 @@ def add_node(
 
 def _is_passing(node: Node) -> bool:
     """It looks at memory, and depends on sizes that are not the memory's own."""
+    met = symbols_met(node)
+    if not met:  # writes to one tensor are a chain as long as the trace
+        return False
     root: Value | None = None
     spec = spec_of(node.op.target)
     looker = node
@@ -181,7 +186,7 @@ def _is_passing(node: Node) -> bool:
         if looker.op.target is None:
             break
         spec = spec_of(looker.op.target)
-    return root is not None and not are_own(symbols_met(node), root.type)
+    return root is not None and not are_own(met, root.type)
 
 
 def symbols_met(node: Node) -> set[Symbol]:

@@ -25,6 +25,7 @@ from torpor.ops.keys import key_of
 from torpor.ops.spec import OpSpec, spec_of
 from torpor.ops.storage_ops import storage_scatter
 from torpor.ops.view_rules import INVERSES
+from torpor.trace.offsets import LOOKS, node_at_offset
 from torpor.trace.scope import scope
 from torpor.trace.site import site
 from torpor.trace.sizes import Call, are_own, sized_node, symbols_met
@@ -89,7 +90,10 @@ def apply(target: Any, bound: list[Any]) -> Node:
     """The node of an op on values, found or made."""
     spec = spec_of(target)
     key = key_of(spec, bound)
-    return spec.kind.nodes.get(key) or make_node(spec, key, bound)
+    found = spec.kind.nodes.get(key)
+    if found is None and target in LOOKS:
+        found = node_at_offset(spec, key, bound, make_node)
+    return found or make_node(spec, key, bound)
 
 
 # -- reading -----------------------------------------------------------------------------------

@@ -124,7 +124,11 @@ def plain(tensor: LazyTensor) -> torch.Tensor:
     storage = tensor._lazy_storage
     data: BackendData = sync.read(storage)
     metrics.count("BytesOut", data.type.nbytes)
-    real = get_backend().tensor_from_data(data)
+    return seen_by(tensor, get_backend().tensor_from_data(data))
+
+
+def seen_by(tensor: LazyTensor, real: torch.Tensor) -> torch.Tensor:
+    """What `tensor` sees of its memory, which is that of the plain tensor `real`."""
     if tensor._lazy_view is None and real.shape == tensor.shape:
         return real
     return window(

@@ -55,7 +55,7 @@ class CompiledPiece:
 CompiledStep = CompiledPiece | Instruction
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Program:
     """All that runs one graph."""
 

@@ -28,7 +28,8 @@ MAX_NODES = 4000
 
 COMPILE_AFTER = 4
 """Runs on the reference backend before a graph is compiled. In the first steps of a training
-numbers that change become inputs, and optimizers make their state: such graphs are met once."""
+numbers that change become inputs, and optimizers make their state: such graphs are met once. It is
+compiled some runs later if that pays then (`execute/worth.py`)."""
 
 
 ON_GPUS: Final = {"emulate_precision_casts": True, "reorder_for_locality": False}
@@ -68,6 +69,13 @@ class InductorBackend(FxBackend):
         self.compile_after = compile_after
         self.settings = settings
         self.compiles_beside = not any("autotune" in name for name in settings)  # which draws
+
+    @property
+    def weighs_compiles(self) -> bool:
+        """Unless somebody wants what is the same each time, down to the run it is compiled at."""
+        return "compile_after" not in self.options and not (
+            torch.are_deterministic_algorithms_enabled()
+        )
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         return decompositions()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Sequence
 from types import MethodType
 from typing import Any, Final
+from weakref import ref
 
 import torch
 
@@ -57,8 +59,11 @@ class Taped:
 
 
 def taped(program: Program) -> Taped | None:
-    """All steps of `program` on a tape; None where that cannot be."""
-    if NATIVE.library is None or program.device.type != "cpu":
+    """All steps of `program` on a tape; None where that cannot be, or while there is no library."""
+    if program.device.type != "cpu":
+        return None
+    if NATIVE.library is None:
+        _WITHOUT.append(ref(program))
         return None
     try:
         return Taped(program, NATIVE.library)
@@ -69,6 +74,21 @@ def taped(program: Program) -> Taped | None:
             raise
         _LOG.warning("%s is run by Python: %r", program.name, error)
     return None
+
+
+_WITHOUT: deque[ref[Program]] = deque(maxlen=1024)
+"""Programs that were compiled when there was no library."""
+
+
+def _tape_all() -> None:
+    """There is a library now: what was compiled before gets its tape."""
+    while _WITHOUT:
+        program = _WITHOUT.popleft()()
+        if program is not None and program.replayed is None:
+            program.replayed = taped(program)
+
+
+NATIVE.on_load(_tape_all)
 
 
 def assembled(

@@ -88,7 +88,9 @@ def _failed_operand(instruction: Instruction, env: list[Any]) -> Failure | None:
 
 def _explain(error: Exception, instruction: Instruction) -> BaseException:
     node = instruction.node
-    return annotate(error, node.op.name, line_of(node), print_node(node))
+    told = annotate(error, node.op.name, line_of(node), print_node(node))
+    told._torpor_node = node  # type: ignore[attr-defined]  # a mark on a foreign exception
+    return told
 
 
 def step(instruction: Instruction, env: list[Any]) -> None:

@@ -1,0 +1,82 @@
+"""What a program tells the bench while it runs: its losses, and where its steps end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+GROUPS = 40  # of steps, in one run: the device is waited for at the end of each
+GRACE = 50  # steps that may be slow without a compiled graph: another group ends there
+STATM = Path("/proc/self/statm")
+PAGE = 4096
+
+
+class Done(BaseException):
+    """The last step has ended; no `except Exception` of a program stops it."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a run was at the end of a group of steps."""
+
+    steps: int
+    seconds: float  # since the run began
+    resumed: float  # the same, when the mark was made and the program went on
+    cpu_s: float  # of all threads of the process
+    resident: int  # bytes
+    compiled: int  # runs of compiled graphs so far
+
+
+def _same(module: Any) -> Any:
+    return module
+
+
+def _nothing() -> int:
+    return 0
+
+
+@dataclass
+class Loop:
+    """One run of a program."""
+
+    steps: int
+    folder: Path = field(default_factory=Path)  # for files of its own
+    compile: Callable[[Any], Any] = _same  # torch.compile, where that runs the program
+    finish: Callable[[], object] = _nothing  # waits until all is computed
+    compiled_runs: Callable[[], int] = _nothing  # of compiled graphs, so far
+    most_s: float = 0.0  # stop after so many seconds; 0: never
+    start: float = field(default_factory=time.perf_counter)
+    done: int = 0
+    marks: list[Mark] = field(default_factory=list)
+    losses: list[tuple[int, float]] = field(default_factory=list)  # step, value
+
+    @property
+    def group(self) -> int:
+        return max(1, self.steps // GROUPS)
+
+    def log(self, loss: float) -> None:
+        """The program has read a loss, as it does for its log."""
+        self.losses.append((self.done, loss))
+
+    def step(self) -> None:
+        """A step has ended; raises `Done` at the last one."""
+        self.done += 1
+        if self.done % self.group and self.done not in (GRACE, self.steps):
+            return
+        self.finish()
+        now, cpu_s = self._now(), time.process_time()
+        compiled = self.compiled_runs()
+        self.marks.append(Mark(self.done, now, self._now(), cpu_s, resident(), compiled))
+        if self.done >= self.steps or 0 < self.most_s < now:
+            raise Done
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.start
+
+
+def resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not say."""
+    return int(STATM.read_text().split()[1]) * PAGE if STATM.exists() else 0

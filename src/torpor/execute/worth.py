@@ -1,0 +1,47 @@
+"""Whether compiling a graph pays: what it would cost against what it would save.
+
+A graph that has run for some time is taken to run as long again, and a compiled one to save a part
+of that. What compiling costs is estimated from what it has cost, by node.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+SAVED: Final = 0.15
+"""The part of a run that compiling is taken to save; so much longer a program takes at worst if it
+ends when a graph has just been compiled."""
+
+PRICE_BESIDE: Final = 0.01
+"""The part of a compile that the program feels if another process of low priority does it."""
+
+_IMPORTS: Final = 3.0
+"""Seconds to import Inductor."""
+_SHARE: Final = "torch._inductor.compile_fx"
+
+
+class Costs:
+    """What compiles have cost in this process, with a little experience to begin with."""
+
+    def __init__(self) -> None:
+        self.seconds, self.nodes = 10.0, 200
+
+    def note(self, seconds: float, nodes: int) -> None:
+        """A graph of so many nodes was compiled in so many seconds."""
+        self.seconds += seconds
+        self.nodes += nodes
+
+    def of(self, nodes: int) -> float:
+        """Seconds that a graph of so many nodes may well take to compile."""
+        imports = 0.0 if _SHARE in sys.modules else _IMPORTS
+        return imports + nodes * self.seconds / self.nodes
+
+
+COSTS: Final = Costs()
+
+
+def is_worth_it(spent: float, nodes: int, *, beside: bool) -> bool:
+    """A graph that has run for `spent` seconds, uncompiled, is worth compiling."""
+    price = COSTS.of(nodes) * (PRICE_BESIDE if beside else 1.0)
+    return spent * SAVED > price
