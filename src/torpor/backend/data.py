@@ -133,6 +133,11 @@ class BackendData:
         """The numbers are there."""
         return self.done is None and self.error is None and self._filled()
 
+    def is_over(self) -> bool:
+        """Nobody has to wait for it or be told of what went wrong."""
+        done = self.done
+        return done is None or (done.failure is not None and done.failure.told)
+
     def _filled(self) -> bool:
         return self.tensor is not None
 

@@ -29,12 +29,17 @@ Old = tuple[BackendData, BackendData | int, tuple[LazyStorage, Value] | None]
 and leaf as which they entered the trace, if they did."""
 
 
-def failed_ops(errors: Iterable[BaseException]) -> tuple[Node, ...]:
-    """The ops that failed, where it is known and tells how a trace goes on."""
-    nodes = [getattr(error, "_torpor_node", None) for error in errors]
-    if None in nodes or not config.cut_after_optimizer:  # more than one step may be in a trace
-        return ()
-    return tuple(dict.fromkeys(nodes))  # type: ignore[arg-type]  # no None is in it
+def first_failed(errors: Iterable[BaseException]) -> tuple[BaseException, Node | None]:
+    """The error that eager would have come to first, and the op behind it; None: not known."""
+    each = {id(error): error for error in errors}.values()
+    known = [(error, error._torpor_node) for error in each if hasattr(error, "_torpor_node")]
+    if len(known) < len(each) or not config.cut_after_optimizer:  # two steps may be in a trace
+        return next(iter(each)), None
+    return min(known, key=lambda failed: _last_leaf(Graph.of(failed[1].operands)))
+
+
+def _last_leaf(graph: Graph) -> int:
+    return max(map(_slot, graph.inputs), default=-1)
 
 
 def _slot(value: Value) -> int:
@@ -54,16 +59,14 @@ class _Order:
         self,
         nodes: Iterable[Node],
         lost: set[Value],
-        failed: Sequence[Node],
+        failed: Node | None,
         known: Iterable[Value],
     ) -> None:
         self.lost = lost  # it depends on the op that failed
-        cones = [Graph.of(node.operands) for node in failed]
-        self.last = min([max(map(_slot, cone.inputs), default=-1) for cone in cones], default=-1)
+        cone = Graph.of(() if failed is None else failed.operands)
+        self.last = _last_leaf(cone)
         self.later = False  # the op that failed was recorded by then
-        self.sure = {*known}  # what was written before it
-        for cone in cones:
-            self.sure.update(output for node in cone.nodes for output in node.outputs)
+        self.sure = {*known, *(output for node in cone.nodes for output in node.outputs)}
         self.late = {*lost, *self._made_of_later(nodes)}
 
     def _made_of_later(self, nodes: Iterable[Node]) -> Iterator[Value]:
@@ -198,7 +201,7 @@ def _add_dependents(lost: set[Value], nodes: Iterable[Node]) -> None:
 
 def keep_what_was_before(job: StepJob) -> None:
     """Let results stay that were written before the op that failed, or the contents up to it."""
-    if not job.failed:
+    if job.failed is None:
         return
     places = {id(handle): place for place, handle in enumerate(job.results)}
     replaced: dict[int, list[Old]] = {}
@@ -249,7 +252,7 @@ def _are_updated(job: StepJob, entered: Sequence[tuple[LazyStorage, Value]]) -> 
 def _lost_results(job: StepJob) -> set[Value]:
     results = job.results
     lost = {value for value, p in job.outline.positions.items() if results[p].error is not None}
-    return lost.union(*(node.outputs for node in job.failed))
+    return lost.union(() if job.failed is None else job.failed.outputs)
 
 
 def _replace(job: StepJob, contents: dict[int, Value]) -> None:

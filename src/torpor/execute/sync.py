@@ -347,8 +347,12 @@ def wait(device: torch.device | None = None) -> None:
 
 def raise_errors(device: torch.device | None = None) -> None:
     """Raise the first error of a graph that nobody was told of yet."""
-    for device_queue in queues(None if device is None else get_backend().backend_device(device)):
-        device_queue.raise_error()
+    try:
+        for each in queues(None if device is None else get_backend().backend_device(device)):
+            each.raise_error()
+    except Exception:
+        _leave_nothing()
+        raise
 
 
 def _finish_before_change(old: Backend | None, new: Backend) -> None:
@@ -379,7 +383,7 @@ on_change(_finish_before_change)
 def read(storage: LazyStorage) -> Any:
     """The data of `storage`, with its numbers there: a hidden sync, if they are not there yet."""
     data = storage.data
-    if data is not None and data.done is None:
+    if data is not None and data.is_over():
         return data.wait()
     refuse_read()
     start, made = time.perf_counter(), TOTALS[PLANNING] + TOTALS[COMPILING]
@@ -392,12 +396,29 @@ def read(storage: LazyStorage) -> Any:
                 at_rest = _compute_at_once(storage)
         data = finish(storage)
     except Exception:
-        rest()  # what is recorded next is of another batch
+        _leave_nothing()
         raise
     was_read(start, TOTALS[PLANNING] + TOTALS[COMPILING] - made)
     if at_rest:
         _rested()
     return data
+
+
+def _leave_nothing() -> None:
+    """Somebody is being told of a failure: what is pending was recorded before that.
+
+    Should part of it fail too, nobody is told again. What comes next is of another batch.
+    """
+    if TRACE.is_at_work() or not TRACE.is_open():
+        return
+    with Shield() as shield, contextlib.suppress(CompileError):
+        with _undisturbed():
+            jobs = _cut(None)
+        _serve(list(jobs), shield)
+        for job in jobs:
+            job.done.wait()
+            if job.done.failure is not None:
+                job.done.failure.note_told()
 
 
 def finish(storage: LazyStorage) -> BackendData:

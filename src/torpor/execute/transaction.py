@@ -27,7 +27,7 @@ from torpor.execute.results import checked
 from torpor.execute.rollback import (
     Old,
     failed_for,
-    failed_ops,
+    first_failed,
     keep_what_was_before,
     mend,
     written_over,
@@ -82,7 +82,7 @@ class StepJob(Job):
         self.saved: Saved | None = None  # that trace, in case the graph cannot be compiled
         self.refused: BaseException | None = None  # it could not be compiled
         self.written = False  # donated arguments have been written over
-        self.failed: tuple[Node, ...] = ()  # ops that have failed
+        self.failed: Node | None = None  # the op that has failed first, if that is known
         super().__init__(self._run, handles, done=done)
         self.arguments = arguments
         if self.plan is not None:
@@ -193,14 +193,16 @@ class StepJob(Job):
         self.aliases = []
         self._go_back_to_computed()
         own = [error for error in errors if not failed_for(error, self.arguments)]
-        self.failed = failed_ops(own)
+        first, self.failed = first_failed(own or errors)
+        if not own:
+            self.failed = None  # it is of an earlier trace
         if not self.ends or not (own or self._undoes_a_step()):
             # what does not depend on the failure has happened, as in eager
             self.replaced = [old for old in self.replaced if old[0].error is not None]
             self.undo = ()
         elif not self.written:
             keep_what_was_before(self)
-        self._roll_back(errors[0])
+        self._roll_back(first)
 
     def _undoes_a_step(self) -> bool:
         """A parameter that an optimizer has updated depends on the failure."""
