@@ -413,7 +413,7 @@ def _leave_nothing() -> None:
         return
     with Shield() as shield, contextlib.suppress(CompileError):
         with _undisturbed():
-            jobs = _cut(None)
+            jobs = _cut(None, time.perf_counter(), awaited=True)
         _serve(list(jobs), shield)
         for job in jobs:
             job.done.wait()
