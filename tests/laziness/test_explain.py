@@ -216,6 +216,19 @@ def test_a_constant_that_is_never_promoted_is_named(put: Put) -> None:
 
 
 @pytest.mark.usefixtures("fixed_sizes")
+def test_the_latest_graphs_are_kept_in_a_process_of_many_lines(
+    virtual: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MAX_GRAPHS", 8)
+    for number in range(8):  # each line begins with graphs that are kept longest
+        exec(compile("(x * 2).tolist()", f"line{number}.py", "exec"), {"x": virtual(torch.ones(2))})
+    for size in range(1, 9):
+        step(virtual, size)
+    assert HISTORY.records[-1].graph is not None
+    assert HISTORY.records[-2].graph is not None
+
+
+@pytest.mark.usefixtures("fixed_sizes")
 def test_an_endless_stream_of_graphs_keeps_few_of_them(
     virtual: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:

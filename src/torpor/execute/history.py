@@ -8,6 +8,7 @@ each cut site, and the latest of all.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import Counter, OrderedDict, deque
 from typing import Any, Final
@@ -263,8 +264,13 @@ class History:
             self._drop_one()
 
     def _drop_one(self) -> None:
-        """Drop the graph that tells least: the oldest, but for those with which a line began."""
-        old = next((r for r in self.holding if r.place >= FIRST), self.holding[0])
+        """Drop the graph that tells least: the oldest, but for those with which a line began.
+
+        The latest stay, whatever they are: somebody may ask why they are new.
+        """
+        latest = MAX_GRAPHS // 4 if len(self.holding) > MAX_GRAPHS else 2
+        older = itertools.islice(self.holding, len(self.holding) - latest)
+        old = next((r for r in older if r.place >= FIRST), self.holding[0])
         self.holding.remove(old)
         self.nodes -= old.size
         old.drop_graph()

@@ -51,7 +51,8 @@ class Instruction:
     """One node: what to call, with which registers, and which registers die after it."""
 
     __slots__ = (
-        "args", "checked", "checked_for", "dead", "node", "outputs", "reuse", "sizes", "spec",
+        "args", "checked", "checked_for", "dead", "node", "outputs", "resized", "reuse", "sizes",
+        "spec",
     )  # fmt: skip
 
     def __init__(self, node: Node, spec: OpSpec, args: list[Any], outputs: list[int]) -> None:
@@ -60,6 +61,7 @@ class Instruction:
         self.args = args  # registers in the place of values
         self.outputs = outputs
         self.reuse: set[int] = set()  # written arguments whose old contents nobody needs
+        self.resized = _resized(node, spec)
         self.dead: list[int] = []
         self.checked: list[int] | None = None  # outputs that need new strides, once known
         self.checked_for: list[int] = []  # the sizes for which that is known
@@ -78,6 +80,19 @@ class Instruction:
             return types
         sizes = {symbol: env[register] for symbol, register in self.sizes.items()}
         return [type_at(type_, sizes) for type_ in types]
+
+
+def _resized(node: Node, spec: OpSpec) -> set[int]:
+    """`out=` arguments of another size than the result: eager has warned of them when recorded."""
+    if not node.op.name.endswith("out"):
+        return set()
+    written = node.outputs[-len(spec.mutated) :]
+    return {
+        position
+        for position, output in zip(spec.mutated, written, strict=False)
+        if type(node.args[position]) is Value
+        and node.args[position].type.shape != output.type.shape
+    }
 
 
 class ReferenceLowering(LoweringContext):

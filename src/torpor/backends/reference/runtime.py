@@ -106,7 +106,9 @@ def step(instruction: Instruction, env: list[Any]) -> None:
         for a in instruction.args
     ]  # fmt: skip
     for position in spec.mutated:
-        if position not in instruction.reuse:
+        if position in instruction.resized:
+            args[position] = args[position].new_empty(0)
+        elif position not in instruction.reuse:
             args[position] = copies(args[position])
     positional, keywords = spec.call_arguments(args)
     result = spec.target(*positional, **keywords)
