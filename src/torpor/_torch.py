@@ -163,12 +163,17 @@ def _modes_aside() -> Iterator[None]:
         yield
 
 
+def is_any_autocast_on() -> bool:
+    """Ops are cast on some kind of device now."""
+    return bool(_C._is_any_autocast_enabled())
+
+
 def as_on_another_thread() -> AbstractContextManager[Any]:
     """Runs the body as on a thread where the user has switched nothing on: no mode, no inference
     mode, no autocast, no transform of `torch.func`."""
     if (
         torch.is_inference_mode_enabled()
-        or _C._is_any_autocast_enabled()
+        or is_any_autocast_on()
         or _C._functorch.peek_interpreter_stack() is not None
     ):
         return _all_aside()

@@ -15,6 +15,7 @@ from torpor.trace import (  # noqa: F401  # register their ops, give LazyTensor 
     methods,
     mode,
     native,
+    packed,
     scripts,
     subclasses,
     values,

@@ -94,24 +94,24 @@ def _stand_in(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return there  # type: ignore[no-any-return]  # what `Physical` makes
 
 
-def _physically(op: Any, tensor: torch.Tensor, args: tuple[Any, ...], **kwargs: Any) -> Any:
+def physically(op: Any, tensor: torch.Tensor, args: tuple[Any, ...], **kwargs: Any) -> Any:
     """`op` in the form it has on the physical device."""
     args, kwargs = _each(_stand_in, (args, kwargs), physical(tensor.device))
-    return _each(_moved, _taken_apart(op, *args, **kwargs), tensor.device)
+    return _each(_moved, taken_apart(op, *args, **kwargs), tensor.device)
 
 
-_EAGER_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, LazyTensor)
+EAGER_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, LazyTensor)
 
 
-def _taken_apart(op: Any, *args: Any, **kwargs: Any) -> Any:
+def taken_apart(op: Any, *args: Any, **kwargs: Any) -> Any:
     """`op` as eager takes it apart; a compiler's own tensors get the form written for them."""
     tensors = [t for t in _torch.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-    if all(type(t) in _EAGER_TYPES for t in tensors):
+    if all(type(t) in EAGER_TYPES for t in tensors):
         return _torch.take_apart(op, *args, **kwargs)
     return op.decompose(*args, **kwargs)
 
 
-def _override(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def override(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make the decorated function what `op` means on the device `lazy`."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,7 +126,7 @@ def _override(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-@_override(aten.dropout.default)
+@override(aten.dropout.default)
 def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """One draw, one scaled mask, one product; on other devices than the CPU one kernel."""
     fused = physical(input.device).type != "cpu"
@@ -145,7 +145,7 @@ def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 _choices: dict[tuple[Any, ...], int] = {}
 
 
-@_override(aten.scaled_dot_product_attention.default)
+@override(aten.scaled_dot_product_attention.default)
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -165,7 +165,7 @@ def scaled_dot_product_attention(
         if fused is not None:
             given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             return _attend(*fused(given[:3], dropout_p, is_causal, scale), given)
-    return _physically(  # type: ignore[no-any-return]  # ops have no types
+    return physically(  # type: ignore[no-any-return]  # ops have no types
         aten.scaled_dot_product_attention.default, query,
         (query, key, value, attn_mask, dropout_p, is_causal), scale=scale, enable_gqa=enable_gqa,
     )  # fmt: skip
@@ -240,51 +240,16 @@ _FUSED = {("cpu", 1): _flash_on_cpu, ("cuda", 1): _flash_on_cuda, ("cuda", 3): _
 """By the device and the number of the kernel; others are chosen by torch itself."""
 
 
-def _recurrent(op: Any) -> None:
-    """A recurrent network in the physical device's form: fused kernels, or its order of steps."""
-
-    @_override(op)
-    def run(input: torch.Tensor, *args: Any) -> Any:
-        if type(args[0]) is LazyTensor and op._overloadname == "data":  # the sizes of batches
-            args = (_on_cpu(args[0]), *args[1:])
-        if input.device.type != "lazy" and op not in _BY_BACKEND:
-            return _taken_apart(op, input, *args)  # autocast keeps its copies of leaves alone
-        return _physically(op, input, (input, *args))
-
-
-def _on_cpu(tensor: LazyTensor) -> torch.Tensor:
-    """Numbers that torch reads from plain memory of the CPU, on whichever device the rest is."""
-    return plain_copy(tensor).cpu()
-
-
-_BY_BACKEND = frozenset({aten.lstm.input, aten.lstm.data})
-"""Recurrent networks whose form depends on a tensor's backend, not only on its device."""
-
-
-for _packet in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
-    _recurrent(_packet.input)
-    _recurrent(_packet.data)
-
-
-@_override(aten.group_norm.default)
+@override(aten.group_norm.default)
 def group_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Groups in the memory format of the input, where the physical device keeps it."""
     op = aten.group_norm.default
     if input.device.type == "lazy" and not input.is_contiguous():
-        return _physically(op, input, (input, *args), **kwargs)  # type: ignore[no-any-return]
-    return _taken_apart(op, input, *args, **kwargs)  # type: ignore[no-any-return]
+        return physically(op, input, (input, *args), **kwargs)  # type: ignore[no-any-return]
+    return taken_apart(op, input, *args, **kwargs)  # type: ignore[no-any-return]
 
 
-@_override(aten._pad_packed_sequence.default)
-def pad_packed_sequence(data: torch.Tensor, batch_sizes: torch.Tensor, *args: Any) -> Any:
-    """torch writes the lengths to memory itself: no mode may make them lazy."""
-    if type(batch_sizes) is LazyTensor:
-        batch_sizes = _on_cpu(batch_sizes)
-    with _torch.without_modes():
-        return _taken_apart(aten._pad_packed_sequence.default, data, batch_sizes, *args)
-
-
-@_override(aten.set_.source_Tensor_storage_offset)
+@override(aten.set_.source_Tensor_storage_offset)
 def set_(
     self: torch.Tensor, source: torch.Tensor, offset: int, size: Any, stride: Any = ()
 ) -> torch.Tensor:
@@ -312,15 +277,20 @@ _casts_inside(aten._transformer_encoder_layer_fwd.default)
 _casts_inside(aten._native_multi_head_attention.default)
 
 
+def on_cpu(tensor: LazyTensor) -> torch.Tensor:
+    """Numbers that torch reads from plain memory of the CPU, on whichever device the rest is."""
+    return plain_copy(tensor).cpu()
+
+
 def _tensor_split(
     self: torch.Tensor, tensor_indices_or_sections: torch.Tensor, dim: int = 0
 ) -> list[torch.Tensor]:
     """The places to split at are numbers; torch reads them from a plain tensor on the CPU."""
     places = tensor_indices_or_sections
     if type(places) is LazyTensor:
-        places = _on_cpu(places)
+        places = on_cpu(places)
     op = aten.tensor_split.tensor_indices_or_sections
-    return _taken_apart(op, self, places, dim)  # type: ignore[no-any-return]  # ops have no types
+    return taken_apart(op, self, places, dim)  # type: ignore[no-any-return]  # ops have no types
 
 
 _library.impl(aten.tensor_split.tensor_indices_or_sections, _tensor_split, "AutogradLazy")
@@ -337,7 +307,7 @@ def _only_numbers(op: Any, compute: Callable[..., Any]) -> None:
         differentiable = tensor.requires_grad and torch.is_grad_enabled()
         if type(tensor) is LazyTensor and not differentiable and not _torch.has_tangent(tensor):
             return compute(tensor, *args, **kwargs)
-        return _taken_apart(op, tensor, *args, **kwargs)
+        return taken_apart(op, tensor, *args, **kwargs)
 
     _library.impl(op, run, "AutogradLazy")
 
@@ -366,10 +336,10 @@ def expanded_batch(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def _matmul_out(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """torch asks whether two tensors share memory, which wrappers cannot tell it."""
     if not any(type(t) is LazyTensor for t in (self, other, out)):
-        return _taken_apart(aten.matmul.out, self, other, out=out)  # type: ignore[no-any-return]
+        return taken_apart(aten.matmul.out, self, other, out=out)  # type: ignore[no-any-return]
     self, other = expanded_batch(self, other), expanded_batch(other, self)
     try:
-        return _taken_apart(aten.matmul.out, self, other, out=out)  # type: ignore[no-any-return]
+        return taken_apart(aten.matmul.out, self, other, out=out)  # type: ignore[no-any-return]
     except RuntimeError as error:
         # it has written to a view of `out`, found no shared memory, and tries to copy
         if "[aten.copy_.default]" not in str(error):
@@ -394,7 +364,7 @@ def _write_out(packet: Any) -> None:
 def _computing(form: Any, plain_form: Any) -> Callable[..., Any]:
     def run(*args: Any, out: torch.Tensor, **kwargs: Any) -> Any:
         if not any(type(t) is LazyTensor for t in (*args, out)):
-            return _taken_apart(form, *args, out=out, **kwargs)
+            return taken_apart(form, *args, out=out, **kwargs)
         result = plain_form(*args, **kwargs)
         if out.shape != result.shape:
             out.resize_(result.shape)
@@ -414,7 +384,7 @@ def _recorded_whole(op: Any) -> None:
 
     def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if type(tensor) is not LazyTensor:
-            return _taken_apart(op, tensor, *args, **kwargs)
+            return taken_apart(op, tensor, *args, **kwargs)
         with _torch.below_autograd():
             return op(tensor, *args, **kwargs)
 
@@ -431,7 +401,7 @@ def _max_pool1d(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         like = torch.zeros(self.shape, dtype=self.dtype, device=physical(self.device))
         with _torch.kernels():
             _torch.take_apart(op, like, *args, **kwargs)  # or its refusal
-    return _taken_apart(op, self, *args, **kwargs)
+    return taken_apart(op, self, *args, **kwargs)
 
 
 _library.impl(aten.max_pool1d.default, _max_pool1d, "AutogradLazy")
@@ -455,7 +425,7 @@ def _to(self: torch.Tensor, *, device: torch.device | None = None, **kwargs: Any
     """torch takes `lazy` and `lazy:0` for two devices, and would copy from one to the other."""
     if device is not None and device.type == "lazy":
         device = lazy_device(device)
-    return _taken_apart(aten.to.dtype_layout, self, device=device, **kwargs)
+    return taken_apart(aten.to.dtype_layout, self, device=device, **kwargs)
 
 
 _library.impl(aten.to.dtype_layout, _to, "AutogradLazy")

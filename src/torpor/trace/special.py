@@ -66,15 +66,6 @@ def is_pinned(tensor: LazyTensor, device: Any = None) -> bool:
     return False
 
 
-@special("aten._pack_padded_sequence.default")
-def pack_padded_sequence(tensor: Any, lengths: torch.Tensor, batch_first: bool) -> Any:
-    """Packed rows are lazy; the sizes of the batches are plain numbers, as on every device."""
-    spec = spec_of(aten._pack_padded_sequence.default)
-    count_sync(spec)
-    packed, sizes = run_eager(spec, (tensor, lengths, batch_first), {})
-    return packed, plain_copy(sizes)
-
-
 @special("aten.mkldnn_rnn_layer.default")
 def mkldnn_rnn_layer(*args: Any) -> Any:
     """Its kernel looks at the grad mode, which is another one when the graph runs."""
