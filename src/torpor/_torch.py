@@ -824,6 +824,11 @@ def _level() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def is_differentiating_forward() -> bool:
+    """Forward-mode differentiation or a function transform is at work on this thread."""
+    return _level() or is_transforming()
+
+
 def is_transforming() -> bool:
     """A function transform (`torch.func`) is at work."""
     return bool(_C._are_functorch_transforms_active())

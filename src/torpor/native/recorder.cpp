@@ -494,7 +494,7 @@ static bool is_whole(const World& w, c10::ArrayRef<IValue> arguments) {
   const auto needs = [&](size_t position) { return needs_gradient(arguments, position); };
   const bool both = needs(0) && needs(1);
   const bool none = !(needs(0) || needs(1) || needs(2)) || !c10::GradMode::is_enabled();
-  return !w.parts && (both || none);
+  return !w.parts && (both || none) && is_lazy(w, arguments[0].toTensor());
 }
 
 static Way of_linear(const World& w, c10::ArrayRef<IValue> arguments) {

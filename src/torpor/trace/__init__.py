@@ -16,6 +16,7 @@ from torpor.trace import (  # noqa: F401  # register their ops, give LazyTensor 
     mode,
     native,
     packed,
+    rnn,
     scripts,
     subclasses,
     values,

@@ -94,8 +94,40 @@ def _stand_in(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return there  # type: ignore[no-any-return]  # what `Physical` makes
 
 
+class _Plainly(torch.autograd.Function):
+    """The same tensors under the dispatch keys of their device alone, by one node of autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: LazyTensor) -> Any:
+        ctx.set_materialize_grads(False)
+        return tuple(map(wrap_plainly, tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads
+
+
+_plainly: Callable[..., Any] = _Plainly.apply
+
+
+def _stand_ins(things: Any) -> Any:
+    """`things` with stand-ins for lazy tensors, which are on the physical device already."""
+    found = {id(t): t for t in _torch.tree_leaves(things) if isinstance(t, LazyTensor)}
+    needing = [t for t in found.values() if t.requires_grad]
+    made = {key: wrap_plainly(t) for key, t in found.items() if not t.requires_grad}
+    if torch.is_grad_enabled():
+        others = _plainly(*needing) if needing else ()
+    else:
+        others = [wrap_plainly(t).requires_grad_() for t in needing]
+    made |= {id(t): other for t, other in zip(needing, others, strict=True)}
+    return _torch.tree_map(lambda thing: made.get(id(thing), thing), things)
+
+
 def physically(op: Any, tensor: torch.Tensor, args: tuple[Any, ...], **kwargs: Any) -> Any:
     """`op` in the form it has on the physical device."""
+    if tensor.device.type != "lazy" and not _torch.is_differentiating_forward():
+        args, kwargs = _stand_ins((args, kwargs))
+        return taken_apart(op, *args, **kwargs)
     args, kwargs = _each(_stand_in, (args, kwargs), physical(tensor.device))
     return _each(_moved, taken_apart(op, *args, **kwargs), tensor.device)
 

@@ -207,7 +207,7 @@ def same_storage(tensor: LazyTensor) -> LazyTensor:
     """Another tensor on the same storage, unknown to autograd."""
     value = make_wrapper(
         LazyTensor, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), None,
-        tensor.dtype, torch.strided, tensor.device,
+        tensor.dtype, torch.strided, tensor.device, *_torch.lazy_keys(tensor.device.type),
     )  # fmt: skip
     value._lazy_storage, value._lazy_view = tensor._lazy_storage, tensor._lazy_view
     if tensor.is_conj() or tensor.is_neg():

@@ -35,6 +35,7 @@ from torpor.trace.dispatch import SPECIAL
 from torpor.trace.recorder import CutFirst, make_recorder
 from torpor.trace.scope import parts_of, scope
 from torpor.trace.site import site
+from torpor.trace.tensor import LazyTensor
 from torpor.trace.template import UNDEFINED, Template, Undefined, conditions_between
 from torpor.trace.values import value_of
 
@@ -281,26 +282,31 @@ def _whole_or_parts(op: Any) -> None:
     """Let `op` be whole where that saves for its backward what the parts would save.
 
     The parts keep an operand only if the gradient of another needs it; one that they leave alone
-    may be written to before backward.
+    may be written to before backward. Data that are plain enter anew in every step: the parts of a
+    whole op on them would be learnt in vain.
     """
     whole = WHOLE[op] = _torch.kernel(op, "AutogradLazy")
 
     def linear(keys: Any, one: torch.Tensor, other: torch.Tensor, bias: Any = None) -> Any:
-        if one.requires_grad and other.requires_grad and not _parts.inside:
+        if one.requires_grad and other.requires_grad and _is_whole(one):
             return whole(keys, one, other, bias)
-        if _parts.inside or _needs_gradient(one, other, bias):
+        if not _is_whole(one) or _needs_gradient(one, other, bias):
             return _taken_apart(op, one, other, bias)
         return whole(keys, one, other, bias)
 
     def matmul(keys: Any, one: torch.Tensor, other: torch.Tensor) -> Any:
-        if one.requires_grad and other.requires_grad and not _parts.inside:
+        if one.requires_grad and other.requires_grad and _is_whole(one):
             return whole(keys, one, other)
-        if _parts.inside or _needs_gradient(one, other, None):
+        if not _is_whole(one) or _needs_gradient(one, other, None):
             return _taken_apart(op, one, other)
         return whole(keys, one, other)
 
     run = linear if op is aten.linear.default else matmul
     _library.impl(op, run, "AutogradLazy", with_keyset=True)
+
+
+def _is_whole(one: torch.Tensor) -> bool:
+    return type(one) is LazyTensor and not _parts.inside
 
 
 def _needs_gradient(one: torch.Tensor, other: torch.Tensor, bias: torch.Tensor | None) -> bool:
