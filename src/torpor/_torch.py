@@ -163,6 +163,11 @@ def _modes_aside() -> Iterator[None]:
         yield
 
 
+def has_saved_tensors_hooks() -> bool:
+    """Hooks of `torch.autograd.graph.saved_tensors_hooks` are active on this thread."""
+    return _C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 def is_any_autocast_on() -> bool:
     """Ops are cast on some kind of device now."""
     return bool(_C._is_any_autocast_enabled())

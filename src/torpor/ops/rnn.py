@@ -12,7 +12,7 @@ What a ticket carries goes when backward has run, or with the ticket.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
@@ -139,11 +139,21 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _unseen() -> AbstractContextManager[Any]:
+    """Hides what is saved for backward from the user's `saved_tensors_hooks`.
+
+    Only where there are any: each tensor would be handed to Python twice.
+    """
+    if _torch.has_saved_tensors_hooks():
+        return saved_tensors_hooks(_as_it_is, _as_it_is)
+    return nullcontext()
+
+
 @contextmanager
 def _with_autograd() -> Iterator[None]:
     """Autograd records the ops of the body, wherever the graph runs, and nobody sees it."""
-    aside, unseen = _torch.as_on_another_thread(), saved_tensors_hooks(_as_it_is, _as_it_is)
-    with aside, torch.enable_grad(), _torch.above_autograd(), unseen:
+    aside = _torch.as_on_another_thread()
+    with aside, torch.enable_grad(), _torch.above_autograd(), _unseen():
         yield
 
 
