@@ -241,6 +241,24 @@ def test_is_transforming_inside_vmap() -> None:
     assert not _torch.is_transforming()
 
 
+def test_is_differentiating_forward_at_a_dual_level() -> None:
+    with torch.autograd.forward_ad.dual_level():
+        assert _torch.is_differentiating_forward()
+    assert not _torch.is_differentiating_forward()
+
+
+def test_is_any_autocast_on_inside_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert _torch.is_any_autocast_on()
+    assert not _torch.is_any_autocast_on()
+
+
+def test_has_saved_tensors_hooks_inside_them() -> None:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        assert _torch.has_saved_tensors_hooks()
+    assert not _torch.has_saved_tensors_hooks()
+
+
 def test_kernel_is_what_an_op_runs() -> None:
     keys = torch._C._dispatch_keys(torch.ones(2))
     assert _torch.kernel(aten.neg.default, "CPU")(keys, torch.ones(2)).tolist() == [-1, -1]

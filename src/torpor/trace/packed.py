@@ -1,8 +1,8 @@
 """Packing and padding sequences: gathers by places that are known when they are recorded.
 
-The lengths of sequences and the sizes of batches are plain numbers, as on every device. So all sizes
-are known, and nothing is computed for them. In the graph, places are leaves like others: a batch of
-other lengths is the same graph.
+The lengths of sequences and the sizes of batches are plain numbers, as on every device. So all
+sizes are known, and nothing is computed for them. In the graph, places are leaves like others: a
+batch of other lengths is the same graph.
 """
 
 from __future__ import annotations

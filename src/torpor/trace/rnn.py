@@ -1,13 +1,14 @@
 """Recurrent layers: one node forward and one node backward, over sequences of any lengths.
 
 The sizes of the batches of a packed sequence are plain numbers, as on every device; in the graph
-they are a leaf like others. What has to be taken apart, for autocast or forward mode, is taken apart
-in the physical device's form.
+they are a leaf like others. What has to be taken apart, for autocast or forward mode, is taken
+apart in the physical device's form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -111,7 +112,7 @@ def _batch(inputs: Inputs, layers: Layers) -> int:
     if data.dim() != 2 or sizes.dim() != 1 or sizes.dtype is not torch.int64:
         return -1
     numbers: list[int] = sizes.tolist()
-    falling = all(one >= other for one, other in zip(numbers, numbers[1:]))
+    falling = all(one >= other for one, other in pairwise(numbers))
     whole = bool(numbers) and falling and numbers[-1] > 0 and sum(numbers) == len(data)
     return numbers[0] if whole else -1
 

@@ -16,7 +16,7 @@ from torpor.ops.grad_mode import mkldnn_rnn_layer_without_grad
 from torpor.ops.spec import spec_of
 from torpor.ops.strides import overlaps_in_part
 from torpor.trace.dispatch import special
-from torpor.trace.eager import count_sync, run_eager, writable, write_data
+from torpor.trace.eager import count_sync, writable, write_data
 from torpor.trace.recorder import check_overlap, make_recorder
 from torpor.trace.site import site
 from torpor.trace.storages import on_storage
@@ -26,7 +26,6 @@ from torpor.trace.wrap import (
     become,
     memory_of,
     plain,
-    plain_copy,
     resize,
     wrap_data,
     wrap_window,

@@ -35,8 +35,8 @@ from torpor.trace.dispatch import SPECIAL
 from torpor.trace.recorder import CutFirst, make_recorder
 from torpor.trace.scope import parts_of, scope
 from torpor.trace.site import site
-from torpor.trace.tensor import LazyTensor
 from torpor.trace.template import UNDEFINED, Template, Undefined, conditions_between
+from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import value_of
 
 aten = torch.ops.aten
