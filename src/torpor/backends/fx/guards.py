@@ -38,7 +38,7 @@ class Guards:
         """`index` moved into `low <= index < high`, and a flag that says whether it was there."""
         if not index.numel() or index.dtype in (torch.bool, torch.uint8):
             return index
-        key = (id(index), low, high, ignored)
+        key = (id(index), str(low), str(high), ignored)  # symbols have no hash
         if key not in self.known:
             bounded = index.clamp(low, max(high - 1, low))
             if ignored is not None:
