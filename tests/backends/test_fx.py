@@ -26,6 +26,7 @@ from torpor.ir.graph import Graph
 from torpor.ir.types import TensorType
 from torpor.ops.spec import spec_of
 from torpor.ops.text import parse
+from torpor.trace import rnn
 
 
 @pytest.fixture(autouse=True)

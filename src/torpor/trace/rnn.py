@@ -1,5 +1,7 @@
 """Recurrent layers: one node forward and one node backward, over sequences of any lengths.
 
+Padded batches of which eager adds up gradients step by step are taken apart, as torch does.
+
 The sizes of the batches of a packed sequence are plain numbers, as on every device; in the graph
 they are a leaf like others. What has to be taken apart, for autocast or forward mode, is taken
 apart in the physical device's form.
@@ -59,6 +61,7 @@ def _is_whole(inputs: Inputs, layers: Layers, dropout: float) -> bool:
     return (
         _are_ordinary(inputs.differentiable)
         and _fit(inputs, layers)
+        and (inputs.batch_sizes is not None or _adds_up_nothing(inputs, layers))
         and 0 <= dropout <= 1
         and not (_torch.is_transforming() or _torch.is_any_autocast_on())
         and not any(map(_torch.has_tangent, inputs.differentiable))
@@ -115,6 +118,29 @@ def _batch(inputs: Inputs, layers: Layers) -> int:
     falling = all(one >= other for one, other in pairwise(numbers))
     whole = bool(numbers) and falling and numbers[-1] > 0 and sum(numbers) == len(data)
     return numbers[0] if whole else -1
+
+
+def _adds_up_nothing(inputs: Inputs, layers: Layers) -> bool:
+    """Eager adds up no gradients over the steps of a padded batch.
+
+    Where it does, it goes on from what other calls of the layer have come to, in the last bits.
+    """
+    tensors = inputs.differentiable
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+        return True
+    once = inputs.data.shape[1 if layers.batch_first else 0] == 1 and not layers.bidirectional
+    return once or _is_fused(inputs, layers)
+
+
+def _is_fused(inputs: Inputs, layers: Layers) -> bool:
+    """One kernel of oneDNN's goes over all steps."""
+    return (
+        layers.cell == "lstm"
+        and inputs.data.dtype is torch.float32
+        and inputs.hx[0].shape == inputs.hx[1].shape
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.enabled)
+    )
 
 
 # -- whole -----------------------------------------------------------------------------------------
