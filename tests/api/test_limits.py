@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import subprocess
 import sys
@@ -221,6 +222,24 @@ def test_failures_nobody_asked_about() -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 1
     assert "out of range" in ended.stderr
+
+
+# -- sums ------------------------------------------------------------------------------------------
+
+
+def test_packed_layers_add_up_by_call() -> None:
+    def gradients(layer: nn.Module) -> list[Tensor]:
+        torch.manual_seed(0)
+        first, second = (nn.utils.rnn.pack_sequence([torch.randn(9, 4)]) for _ in range(2))
+        loss = layer(first)[0].data.sin().sum() + layer(second)[0].data.pow(2).sum()
+        return list(torch.autograd.grad(loss, list(layer.parameters())))
+
+    torch.manual_seed(0)
+    layer = nn.GRU(4, 6)
+    eager, ours = gradients(layer), torpor.eager(gradients(torpor.lazy(copy.deepcopy(layer))))
+    assert not all(map(torch.equal, ours, eager))
+    for one, other in zip(ours, eager, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 # -- a step that fails -----------------------------------------------------------------------------
