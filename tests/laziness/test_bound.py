@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import torpor
 from tests.forced import Forced
 from torpor.errors import PerformanceWarning
-from torpor.execute.history import HISTORY
 from torpor.trace import bound as bound_module
 from torpor.trace.bound import BOUND
 from torpor.trace.switching import ASKED
@@ -43,7 +42,6 @@ def enabled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ASKED, "explicitly", False)
     gc.collect()  # lazy tensors of other tests
     BOUND.__init__()  # type: ignore[misc]  # as new
-    HISTORY.clear()  # which keeps the first graphs of other tests, and has room for few
     torpor.enable()
     yield
     torpor.disable()
