@@ -169,7 +169,6 @@ def test_the_longer_a_graph_runs_the_more_it_is_worth(monkeypatch: pytest.Monkey
 
 
 def test_inductor_compiles_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "NICE", 0)
     monkeypatch.setattr(torpor.config, "compile_async", True)
     torpor.metrics.reset()
     torch.manual_seed(0)

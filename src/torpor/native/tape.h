@@ -203,6 +203,11 @@ class Run {  // one of a tape; a flag that is not set ends it
     for (const auto& [place, slot] : one.tensors) stack[place] = slots_[slot];
     for (const auto& [place, list] : one.lists) stack[place] = listed(one, place, list);
     one.op.callBoxed(stack);
+    if (!one.results.empty() && stack.at(0).isTensorList()) {
+      auto list = std::move(stack.at(0)).toTensorVector();
+      for (size_t i = 0; i < one.results.size(); ++i) slots_[one.results[i]] = std::move(list.at(i));
+      return;
+    }
     for (size_t i = 0; i < one.results.size(); ++i) {
       auto& value = stack.at(i);
       slots_[one.results[i]] = value.isTensor() ? std::move(value).toTensor() : at::Tensor();

@@ -264,17 +264,20 @@ class _Reader:
                 lists.append((at, [self.listed(one) for one in argument.elts]))
             else:
                 tensors.append((at, self.tensor(argument)))
-        returned = [str(r.type) for r in op._schema.returns]
+        schema = op._schema
+        returned = [str(r.type) for r in schema.returns]
+        returns_list = returned == ["List[Tensor]"] and op._opname.startswith("_foreach_")
+        if returns_list:  # one for each of the first list
+            returned = ["Tensor"] * len(lists[0][1])
         if any(kind != "Tensor" for kind in returned):
             raise NotUnderstood(f"{op} returns {returned}")
         results = tuple(self.new_slot() for _ in returned if wanted)
-        schema = op._schema
         self.act(
             "call", schema.name, schema.overload_name, constants, tensors, lists, list(results)
         )
         used = [slot for _, slot in tensors] + [s for _, one in lists for there, s in one if there]
         self.free_now(tuple(used))
-        return results[0] if len(results) == 1 else results
+        return results[0] if len(results) == 1 and not returns_list else results
 
     def listed(self, element: ast.expr) -> tuple[bool, int]:
         return (False, 0) if _is_none(element) else (True, self.tensor(element))
