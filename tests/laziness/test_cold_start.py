@@ -17,7 +17,7 @@ from tests.comparison import Put
 from torpor.backend import Computation
 from torpor.backend.registry import make, register
 from torpor.backends.reference.compile import ReferenceBackend
-from torpor.execute import plan, processes, remote, worth
+from torpor.execute import plan, remote, worth
 from torpor.execute.background import COMPILER
 from torpor.execute.remote import WORKER, Answer, NotCompiled, Request
 from torpor.execute.sync import PLANS

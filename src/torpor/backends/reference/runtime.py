@@ -96,7 +96,7 @@ def _explain(error: Exception, instruction: Instruction) -> BaseException:
 def step(instruction: Instruction, env: list[Any]) -> None:
     """Run one instruction on the registers in `env`."""
     spec = instruction.spec
-    args = [
+    args: list[Any] = [
         env[a] if type(a) is Register
         else [
             env[i] if type(i) is Register else i.value(env) if type(i) is Sized else i for i in a
