@@ -1213,6 +1213,7 @@ def inductor_compile(
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
+    _mend_local_buffers()
     with settings.patch(options), tracing_with(mode), torch.no_grad():
         with mode, V.set_fake_mode(mode):
             module = _recursive_joint_graph_passes(module) or module
@@ -1224,6 +1225,30 @@ def inductor_compile(
             cudagraphs=BoxedBool(False),
             is_inference=True,
         )
+
+
+@functools.cache
+def _mend_local_buffers() -> None:
+    """Let Inductor fuse loops over rows through a buffer of one row where rows come one by one.
+
+    Its C++ goes over sixteen rows at once as well: each writes over the one before it (torch 2.11
+    to 2.13). Such loops are then compiled without the buffer, as others are that do not match.
+    """
+    from torch._inductor.codegen import cpp
+    from torch._inductor.virtualized import V
+
+    fused: Any = cpp.OuterLoopFusedSchedulerNode
+    may_fuse = fused.check_outer_fusion_loop_level_attr
+
+    @functools.wraps(may_fuse)
+    def check(self: Any, kernels: Any, depth: int) -> bool:
+        if getattr(V.local_buffer_context, "local_buffers", None):
+            loops = [loop for kernel in kernels for loop in kernel.loop_nest.loops[:depth]]
+            if any(loop.steps != 1 for loop in loops):
+                return False
+        return bool(may_fuse(self, kernels, depth))
+
+    fused.check_outer_fusion_loop_level_attr = check
 
 
 def inductor_prefers_channels_last(module: torch.fx.GraphModule) -> bool:

@@ -466,3 +466,21 @@ def test_code_for_fixed_sizes_is_kept_on_disk(
 def test_what_is_compiled_for_fixed_sizes_writes_over_statistics() -> None:
     assert_normalises((12, 13))
     assert counted("CompiledForFixedSizes")
+
+
+def test_rows_that_are_computed_side_by_side_do_not_share_a_buffer() -> None:
+    """Inductor's C++ fused loops over sixteen rows at once through a buffer of one row."""
+
+    def gradient(tensor: torch.Tensor) -> torch.Tensor:
+        x = tensor.clone().requires_grad_()
+        y = x.t().softmax(-1).cumsum(0)
+        weight = torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view(y.shape)
+        (y * weight).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    with torpor.using("inductor", compile_after=0):
+        for rows, columns in ((2, 3), (4, 5), (7, 4), (3, 6)):
+            x = torch.arange(rows * columns, dtype=torch.float64).mul(7).remainder(11)
+            x = x.view(rows, columns)
+            torch.testing.assert_close(gradient(torpor.lazy(x)).cpu(), gradient(x))

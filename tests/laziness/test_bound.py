@@ -16,8 +16,11 @@ from torch import Tensor, nn
 import torpor
 from tests.forced import Forced
 from torpor.errors import PerformanceWarning
+from torpor.execute import worth
+from torpor.execute.background import COMPILER
 from torpor.trace import bound as bound_module
 from torpor.trace.bound import BOUND
+from torpor.trace.choice import Limits
 from torpor.trace.switching import ASKED
 
 Outcome = list[Any]
@@ -42,6 +45,7 @@ def enabled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ASKED, "explicitly", False)
     gc.collect()  # lazy tensors of other tests
     BOUND.__init__()  # type: ignore[misc]  # as new
+    BOUND.limits = Limits(start=0.0)
     torpor.enable()
     yield
     torpor.disable()
@@ -565,3 +569,32 @@ def test_metrics_and_explain_tell_of_places(enabled: None) -> None:
     assert "Linear" in explanation.places[0]
     assert "runs eagerly now" in str(explanation)
     assert "places" in explanation.to_json()
+
+
+def test_a_program_that_leaves_no_core_idle_waits_for_its_compile(
+    enabled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the time it has run makes that worth it."""
+    clock = BOUND.clock = Clock(eager=1.0, recorded=0.5)
+    monkeypatch.setattr(worth, "COSTS", worth.Costs())
+    monkeypatch.setattr(bound_module, "COSTS", worth.COSTS)
+    worth.COSTS.pending.append(30.0)
+    waited: list[float] = []
+
+    def wait() -> float:
+        waited.append(clock.now)
+        worth.COSTS.pending.clear()
+        return 30.0
+
+    def is_compiling() -> bool:
+        return not waited and any(place.choice.attempts for place in BOUND.places)
+
+    monkeypatch.setattr(COMPILER, "is_compiling", is_compiling)
+    monkeypatch.setattr(COMPILER, "unfinished", [None])
+    monkeypatch.setattr(COMPILER, "wait_while_compiling", wait)
+    model = train(400)
+    (when,) = waited
+    assert when * worth.SAVED > 30.0
+    assert (when - 10) * worth.SAVED < 30.0
+    assert torpor.is_lazy(model.weight)
+    assert worth.COSTS.waited == 30.0

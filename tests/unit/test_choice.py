@@ -26,7 +26,7 @@ class Program:
         self.eager, self.recorded, self.cold = eager, recorded, cold or recorded
         self.comes_back, self.cold_steps, self.can_change = comes_back, cold_steps, can_change
         self.compiles_for, self.compiled_at = compiles_for, -1
-        self.choice = Choice(0.0)
+        self.choice = Choice(0.0, Limits(start=0.0))
         self.now = self.eager_s = 0.0
         self.graphs = self.in_recorded = self.done = 0
         self.changes: list[tuple[int, str]] = []
@@ -205,3 +205,12 @@ def test_kinds_of_intervals_are_compared_each_with_its_own() -> None:
     choice.eager = {(0, 1): [1.0], (0, 2): [10.0]}  # type: ignore[dict-item]
     choice._rivals = [({(0, 1): 1, (0, 2): 7}, 71.0)]
     assert choice.ratio() == pytest.approx(1.0)
+
+
+def test_a_short_script_is_not_recorded() -> None:
+    program = Program(eager=0.125, recorded=0.05)
+    program.choice = Choice(0.0)
+    program.run(79)
+    assert not program.changes
+    program.run(1)
+    assert program.changes == [(80, WARMING)]

@@ -1900,3 +1900,15 @@ def test_on_set_data_leaves_plain_tensors_as_they_are() -> None:
     x.data = y
     assert (x.tolist(), x.requires_grad, x.data.requires_grad) == ([0, 0, 0], True, False)
     assert x.data_ptr() == y.data_ptr()
+
+
+def test_inductor_has_loops_over_rows_that_share_a_buffer() -> None:
+    """What `_mend_local_buffers` changes: `tests/backends/test_sizes.py` holds that it mends."""
+    from torch._inductor.codegen import cpp
+    from torch._inductor.virtualized import V
+
+    check: Any = cpp.OuterLoopFusedSchedulerNode.check_outer_fusion_loop_level_attr
+    found = inspect.signature(inspect.unwrap(check)).parameters
+    assert list(found) == ["self", "cpp_kernel_proxy_list", "outer_loop_fusion_depth"]
+    assert getattr(V.local_buffer_context, "local_buffers", None) is None
+    assert cpp.LoopLevel.steps == 1

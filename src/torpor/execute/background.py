@@ -19,6 +19,7 @@ from torpor.backend.beside import compiling_beside
 from torpor.errors import CompileError
 
 TICK = 0.5  # seconds between two looks of the progress line
+_POLL = 0.01  # seconds between two looks of a program that waits
 
 
 class Job:
@@ -86,6 +87,13 @@ class Compiler:
     def is_compiling(self) -> bool:
         """Something is being compiled, or waits for it; what takes too long does not count."""
         return any(not job.is_over() for job in list(self.unfinished))
+
+    def wait_while_compiling(self) -> float:
+        """Stand still until nothing is compiled any more, or it takes too long; the seconds."""
+        start = time.perf_counter()
+        while self.is_compiling():
+            time.sleep(_POLL)
+        return time.perf_counter() - start
 
     def wake(self) -> None:
         """See that there is a thread."""

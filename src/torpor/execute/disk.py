@@ -34,7 +34,7 @@ MOST_KINDS: Final = 7
 
 NO_SIZES: Final[Mapping[Symbol, int]] = MappingProxyType({})
 
-_FORMAT: Final = "compiled graph 1"
+_FORMAT: Final = "compiled graph 2"
 _NAMESPACES: Final = frozenset({"aten", "prims", "quantized", "torpor"})
 """Where ops come from that are the same in every process with the same torch and torpor."""
 

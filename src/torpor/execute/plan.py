@@ -460,7 +460,7 @@ class Draft:
         return asked
 
     def _compile_elsewhere(self, asked: Request) -> bytes:
-        with metrics.timer("CompileBeside"):
+        with metrics.timer("CompileBeside"), COSTS.expected(self.record.size):
             answer = WORKER.compile(asked)
         assert answer.saved is not None, "it is compiled"
         COSTS.note(answer.seconds, self.record.size)

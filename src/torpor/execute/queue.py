@@ -418,9 +418,9 @@ class DeviceQueue:
     def stop(self) -> None:
         """Finish what was submitted and end the thread."""
         self.wait()
-        self._end_thread()
+        self.end_thread()
 
-    def _end_thread(self) -> None:
+    def end_thread(self) -> None:
         """End the thread; if there is more for it to do meanwhile, another one starts."""
         thread = self.thread
         if thread is None or thread is threading.current_thread():
@@ -466,7 +466,7 @@ class DeviceQueue:
         """Run a job that is this thread's, and was entered among the running ones."""
         on_thread = threading.current_thread() is self.thread
         if job.here and job.short and not on_thread and len(self.running) == 1 and not self.jobs:
-            self._end_thread()  # OpenMP lets threads sleep early while those of others exist
+            self.end_thread()  # OpenMP lets threads sleep early while those of others exist
         if self._threads != job.threads and on_thread:
             torch.set_num_threads(job.threads)  # a setting of its own on every thread
             self._threads = job.threads

@@ -7,6 +7,8 @@ of that. What compiling costs is estimated from what it has cost, by node.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 SAVED: Final = 0.15
@@ -26,6 +28,8 @@ class Costs:
 
     def __init__(self) -> None:
         self.seconds, self.nodes = 10.0, 200
+        self.pending: list[float] = []  # what each compile beside the program may still cost
+        self.waited = 0.0  # seconds that the program has waited for those
 
     def note(self, seconds: float, nodes: int) -> None:
         """A graph of so many nodes was compiled in so many seconds."""
@@ -37,8 +41,27 @@ class Costs:
         imports = 0.0 if _SHARE in sys.modules else _IMPORTS
         return imports + nodes * self.seconds / self.nodes
 
+    @contextmanager
+    def expected(self, nodes: int) -> Iterator[None]:
+        """In the body a graph of so many nodes is compiled beside the program."""
+        seconds = self.of(nodes)
+        self.pending.append(seconds)
+        try:
+            yield
+        finally:
+            self.pending.remove(seconds)
+
 
 COSTS: Final = Costs()
+
+
+def is_worth_waiting(spent: float) -> bool:
+    """A program that has run for `spent` seconds may stand still until its graphs are compiled.
+
+    What is compiled beside the program gets the cores that it leaves idle. A program that leaves
+    none would go without for ever.
+    """
+    return bool(COSTS.pending) and spent * SAVED > sum(COSTS.pending) + COSTS.waited
 
 
 def is_worth_it(spent: float, nodes: int, *, beside: bool) -> bool:

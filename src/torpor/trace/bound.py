@@ -22,9 +22,10 @@ from torpor.errors import PerformanceWarning
 from torpor.execute import sync
 from torpor.execute.background import COMPILER
 from torpor.execute.history import HISTORY
-from torpor.execute.phases import COMPILING, TOTALS
+from torpor.execute.phases import COMPILING, TOTALS, WAITING, phase
 from torpor.execute.queue import queues
 from torpor.execute.storage import TRACE
+from torpor.execute.worth import COSTS, is_worth_waiting
 from torpor.trace.choice import Choice, Facts, Limits
 from torpor.trace.mode import LazyMode
 from torpor.trace.site import Site, site
@@ -209,6 +210,9 @@ class Bound:
         self.last, self.last_number, self.last_time = place, number, now
         self.last_compiling = TOTALS[COMPILING]
         if is_step:
+            if choice.waits and is_worth_waiting(now - choice.began):
+                _wait_for_compiles()
+                now = self.last_time = self.clock()
             wish = choice.step(_facts(), now)
         else:  # a step may take very long
             wish = choice.is_overdrawn(now)
@@ -235,6 +239,8 @@ class Bound:
         else:
             choice.changed(self.clock())
             metrics.count("BoundSwitch")
+            if not any(p.choice.is_recorded for p in self.places):
+                _end_threads()
         if choice.is_decided and not place.is_told:
             place.is_told = True
             tell(place)
@@ -306,6 +312,22 @@ def _to_lazy(place: Place) -> str:
             convert(group["params"], running=True)
         convert((tensor for tensor in state_of(optimizer) if tensor.dim()), running=True)
     return ""
+
+
+def _wait_for_compiles() -> None:
+    """Stand still: a program that keeps all cores busy leaves none to who compiles for it."""
+    with phase(WAITING):
+        COSTS.waited += COMPILER.wait_while_compiling()
+
+
+def _end_threads() -> None:
+    """End the queues' threads, which start again with the next job.
+
+    OpenMP lets threads sleep early while those of others exist: a loop of small kernels ran at a
+    third of its speed.
+    """
+    for queue in queues():
+        queue.end_thread()
 
 
 def drain() -> None:

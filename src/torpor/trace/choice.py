@@ -38,6 +38,9 @@ Kind = tuple[int, int]
 class Limits:
     """How long something is tried, and what it may cost."""
 
+    start: float = (
+        10.0  # seconds until the first attempt, which imports modules for a second or two
+    )
     skipped: int = 1  # steps after a change that are not measured: caches are cold
     measured: int = 5  # steps by which eager is known
     window: int = 8  # steps of a window
@@ -99,6 +102,11 @@ class Choice:
     @property
     def is_recorded(self) -> bool:
         return self.phase != EAGER
+
+    @property
+    def waits(self) -> bool:
+        """It runs eagerly until graphs of it are compiled."""
+        return self._waits and not self.is_recorded
 
     @property
     def is_decided(self) -> bool:
@@ -234,6 +242,8 @@ class Choice:
         if self._waits:
             return not facts.compiling
         if self.here < self.limits.skipped + self.limits.measured:
+            return False
+        if not self.attempts and now - self.began < self.limits.start:
             return False
         if self._rivals and not self._due:
             if self._won():
