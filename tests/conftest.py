@@ -19,6 +19,9 @@ from torpor.trace import whole
 os.environ.setdefault("TORPOR_BOUND", "off")
 torpor.config.bound = os.environ["TORPOR_BOUND"]
 
+# No core is idle while tests run.
+torpor.config.background_priority = os.environ.setdefault("TORPOR_BACKGROUND_PRIORITY", "normal")
+
 if not DEFAULTS:
     # Python records, whatever is built here, unless somebody says otherwise; `tests/native` does.
     torpor.config.native = os.environ.setdefault("TORPOR_NATIVE", "off")

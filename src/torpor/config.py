@@ -32,6 +32,10 @@ bound: str = _env_choice("BOUND", "auto", "off")
 """Under `torpor.enable()`: measure what eager takes, and run recorded only what is faster so
 ("auto"); record always ("off")."""
 
+background_priority: str = _env_choice("BACKGROUND_PRIORITY", "idle", "normal")
+"""Processes that build the native library and compile graphs run on cores that nobody uses
+("idle"), or like the program itself ("normal")."""
+
 cut_after_optimizer: bool = _env_bool("CUT_AFTER_OPTIMIZER", True)
 """Cut the trace after every `optimizer.step()`."""
 

@@ -392,3 +392,15 @@ def test_importing_torpor_imports_no_compiler() -> None:
     code = f"import sys, torpor; print({wanted})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.bool, torch.uint8])
+def test_what_adds_up_into_another_dtype_converts_first(dtype: torch.dtype) -> None:
+    x = torch.tensor([[1.75, -1.75, 0.5], [-1.75, 1.0, 0.5]])
+    with torpor.using("inductor", compile_after=0):
+        running = () if dtype is torch.bool else (torch.cumsum, torch.cumprod)  # eager has none
+        for reduce in (torch.sum, torch.prod, *running):
+            expected, got = torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype, device="lazy")
+            reduce(x, 0, out=expected)
+            reduce(x.to("lazy"), 0, out=got)
+            assert torch.equal(got.cpu(), expected), reduce

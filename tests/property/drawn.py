@@ -144,6 +144,8 @@ class Author:
     def _line(self, line: Line) -> Drawn:
         letters = {letter: self._tensor() for letter in "abc"}
         text = line.text.format_map(letters)
+        if self.stable and ".view(torch." in text:  # bits tell zeros of one sign from the other
+            text = "{a}.view({a}.dtype)".format_map(letters)
         plain = line.writes and not text.startswith("if ") and not self.stable
         if plain and self.random.random() < 0.06:
             text = GUARDED.format(a=self._tensor()) + text

@@ -107,7 +107,7 @@ def _mlp() -> torch.nn.Module:
 MODELS = {
     "mlp": (_mlp, lambda: torch.randn(512, 64)),
     "attention": (Attentive, lambda: torch.randint(11, (32, 24))),
-    "lstm": (Recurrent, lambda: torch.randn(64, 20, 5)),
+    "lstm": (Recurrent, lambda: torch.randn(128, 20, 5)),
     "convolution": (
         lambda: torch.nn.Sequential(
             torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),

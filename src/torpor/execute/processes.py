@@ -12,6 +12,8 @@ from typing import Final
 
 import torch
 
+from torpor import config
+
 _QUIET: Final = {"TORPOR_NATIVE": "off", "TORPOR_VIEW": "0", "TORPOR_EXPLAIN": "0"}
 """Settings that are the program's own affair."""
 
@@ -38,7 +40,8 @@ def interpreter() -> str | None:
 def command(python: str, code: str, *arguments: str, detached: bool = False) -> list[str]:
     """Runs `code`, which finds torpor and torch as this process did, at low priority."""
     before = LEAVE if detached else "import os; "
-    return [python, "-P", "-c", f"{before}{_STEP_ASIDE}{code}", *arguments]
+    aside = _STEP_ASIDE if config.background_priority == "idle" else ""
+    return [python, "-P", "-c", f"{before}{aside}{code}", *arguments]
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -115,6 +115,10 @@ def functional_name(name: str) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
+_IN_DTYPE_OF_RESULT: Final = ("cumprod", "cumsum", "mean", "nansum", "prod", "sum")
+"""Ops that convert what they are given to the dtype of what they write to before they compute."""
+
+
 def _call_twin(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
     twin = twin_of(spec.target)
     if twin is None and spec.target.namespace != "aten":
@@ -122,6 +126,9 @@ def _call_twin(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
     if twin is None:
         raise NotTraceable(f"{spec.name} has no functional twin")
     pairs = list(zip(spec.arguments, args, strict=True))
+    if functional_name(spec.target._opname) in _IN_DTYPE_OF_RESULT:
+        dtype = types[-1].dtype
+        pairs = [(a, dtype if a.name == "dtype" and v is None else v) for a, v in pairs]
     positional = [value for a, value in pairs if not a.keyword_only]
     keywords = {a.name: v for a, v in pairs if a.keyword_only and not a.mutated}
     made = _flat(twin(*positional, **keywords))
