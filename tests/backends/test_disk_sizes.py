@@ -78,6 +78,7 @@ def run(cache: Path, seed: int, before: int = 0, **others: str) -> Outcome:
         "TORPOR_CACHE": "1",
         "TORPOR_CACHE_DIR": str(cache),
         "TORPOR_COMPILE_ASYNC": "0",
+        "TORPOR_COMPILE_AFTER": "4",
         "CUDA_VISIBLE_DEVICES": "",
         **others,
     }

@@ -277,8 +277,8 @@ def test_numbers_enter_as_data_where_the_backend_asks_for_it() -> None:
 # -- properties --------------------------------------------------------------------------------
 
 
-def test_the_properties_are_the_default_device() -> None:
-    assert PROPERTIES == ["default_device_ordinal", "default_device_type"]
+def test_the_properties_are_the_default_device_and_what_a_backend_says_of_compiles() -> None:
+    assert PROPERTIES == ["default_device_ordinal", "default_device_type", "weighs_compiles"]
 
 
 def test_the_default_ordinal_is_the_device_behind_lazy() -> None:

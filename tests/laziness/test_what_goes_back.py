@@ -182,3 +182,12 @@ def test_a_step_goes_on_that_adds_up_what_failed_before(put: Put) -> None:
     with pytest.raises(ArithmeticError):
         torpor.sync(wait=True)
     assert_same([weight, total], [torch.full((2,), 2.0), torch.zeros(2)])
+
+
+def test_the_read_that_runs_a_failing_op_is_told_and_the_next_one_reads_what_was_before() -> None:
+    out = torch.zeros(2, device="lazy")
+    table = torch.ones(3, 2, device="lazy")
+    torch.mul(table[torch.tensor([7]).to("lazy")][0], 2, out=out)
+    with pytest.raises(IndexError):
+        out.tolist()
+    assert out.tolist() == [0.0, 0.0]

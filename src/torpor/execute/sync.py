@@ -426,6 +426,9 @@ def finish(storage: LazyStorage) -> BackendData:
     with phase(WAITING):
         data = storage.data
         while data is None:
+            value = storage.value
             compute([storage], awaited=True)
             data = storage.data
+            if storage.value is not value:  # it went back to what it was before an op that failed
+                queue_of(get_backend().backend_device(storage.type.device)).raise_error()
         return data.wait()
