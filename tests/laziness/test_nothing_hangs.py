@@ -259,3 +259,30 @@ try: y.tolist()
 except IndexError: print("told")
 """
     assert run(FAILS + program) == "0\ntold"
+
+
+def test_finalizers_that_are_due_at_the_end_of_the_process_may_use_lazy_tensors() -> None:
+    program = """
+import gc, threading
+gc.set_threshold(5, 2, 2)
+g = torch.ones(4).to("lazy") * 2
+
+class Held:
+    def __del__(self):
+        (g + 1).sum().item()
+
+def work(number):
+    for _ in range(60):
+        cycle = [Held()]
+        cycle.append(cycle)
+        x = torch.ones(4).to("lazy") + number
+        for k in range(10):
+            x = x * 1.01 + k
+        x.sum().item()
+
+threads = [threading.Thread(target=work, args=(j,)) for j in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print("on")
+"""
+    assert run(program) == "on"

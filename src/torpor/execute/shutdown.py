@@ -8,6 +8,7 @@ goes when modules are taken down.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 
@@ -31,6 +32,8 @@ _LAST = _Status()
 
 def _shut_down() -> None:
     """Let every queue finish; report an error that nobody has been told of."""
+    if queues():
+        gc.collect()  # finalizers may use lazy tensors now; torch aborts if they do so any later
     closures.wait()
     for device_queue in queues():
         device_queue.stop()
