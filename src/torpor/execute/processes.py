@@ -37,10 +37,17 @@ def interpreter() -> str | None:
     return name if is_python else None
 
 
-def command(python: str, code: str, *arguments: str, detached: bool = False) -> list[str]:
-    """Runs `code`, which finds torpor and torch as this process did, at low priority."""
+def command(
+    python: str, code: str, *arguments: str, detached: bool = False, idle: bool = True
+) -> list[str]:
+    """Runs `code`, which finds torpor and torch as this process did, at low priority.
+
+    `idle`: the program has nothing to gain by it soon.
+    """
     before = LEAVE if detached else "import os; "
-    aside = _STEP_ASIDE if config.background_priority == "idle" else ""
+    aside = _STEP_ASIDE if idle else "os.nice(10); "
+    if config.background_priority == "normal":
+        aside = ""
     return [python, "-P", "-c", f"{before}{aside}{code}", *arguments]
 
 

@@ -91,7 +91,7 @@ def request(
 class Process:
     """A process that compiles, and the two pipes to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle: bool) -> None:
         python = processes.interpreter()
         if python is None:
             raise NotCompiled("there is no interpreter to start")
@@ -101,7 +101,7 @@ class Process:
         self.answers = Connection(answers, writable=False)
         try:
             self.process = subprocess.Popen(
-                processes.command(python, _CODE), env=processes.environment(_SETTINGS),
+                processes.command(python, _CODE, idle=idle), env=processes.environment(_SETTINGS),
                 stdin=source, stdout=drain, stderr=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C is not meant for it
             )  # fmt: skip
@@ -129,6 +129,7 @@ class Worker:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.process: Process | None = None
+        self.idle = False  # meanwhile the program runs as eager does, and has time
 
     def compile(self, request: Request) -> Answer:
         """The compiled graph; `NotCompiled` if there is none."""
@@ -148,7 +149,7 @@ class Worker:
         if self.process is not None and self.process.process.poll() is not None:
             self.stop()  # it had nothing to do
         if self.process is None:
-            self.process = Process()
+            self.process = Process(self.idle)
         return self.process
 
     def stop(self) -> None:

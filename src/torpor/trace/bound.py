@@ -24,6 +24,7 @@ from torpor.execute.background import COMPILER
 from torpor.execute.history import HISTORY
 from torpor.execute.phases import COMPILING, TOTALS, WAITING, phase
 from torpor.execute.queue import queues
+from torpor.execute.remote import WORKER
 from torpor.execute.storage import TRACE
 from torpor.execute.worth import COSTS, is_worth_waiting
 from torpor.trace.choice import Choice, Facts, Limits
@@ -153,6 +154,7 @@ class Bound:
             choice.record_always()
         place = Place(name, choice)
         self.places.append(place)
+        WORKER.idle = True
         return place
 
     def before_call(self, place: Place, number: int) -> bool:
