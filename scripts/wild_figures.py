@@ -1,7 +1,7 @@
 """Figures of `torpor bench --wild --json FILE` as Markdown: `python -m scripts.wild_figures FILES`.
 
 `--write docs/benchmarks.md` puts them there, between two comments. Several files (of programs
-chosen with `--only`) become one table. `--brief` is the README's: steps and totals, nothing else.
+chosen with `--only`) become one table. `--brief`: steps and totals, nothing else.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ bound: str = _env_choice("BOUND", "auto", "off")
 ("auto"); record always ("off")."""
 
 background_priority: str = _env_choice("BACKGROUND_PRIORITY", "idle", "normal")
-"""Processes that build the native library and compile graphs run on cores that nobody uses
-("idle"), or like the program itself ("normal")."""
+"""Processes that build the native library and compile graphs run at low priority, on cores that
+nobody uses where the program can do without them ("idle"); or like the program ("normal")."""
 
 cut_after_optimizer: bool = _env_bool("CUT_AFTER_OPTIMIZER", True)
 """Cut the trace after every `optimizer.step()`."""
