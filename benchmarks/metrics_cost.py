@@ -20,6 +20,7 @@ import torpor
 from torpor import _torch
 from torpor.cli import terminal
 from torpor.ops.recorder_source import source
+from torpor.ops.signature import signature_of
 from torpor.ops.spec import spec_of
 from torpor.trace.recorder import make_recorder
 
@@ -44,8 +45,8 @@ def cases() -> dict[Any, tuple[Any, ...]]:
 
 def uncounted(record: Any, op: Any) -> Callable[..., Any]:
     """The recorder of `op` without the line that counts."""
-    text = source(spec_of(op))
-    counting = "    cell[0] += 1\n"
+    text = source(signature_of(spec_of(op)))
+    counting = "    calls[0] += 1\n"
     assert counting in text, text
     names = dict(record.__globals__)
     exec(compile(text.replace(counting, ""), "uncounted", "exec"), names)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from torpor import _torch
-from torpor.codegen import emit_nodes, emit_recorders, emit_types
+from torpor.codegen import emit_nodes, emit_types
 from torpor.codegen.model import LazyIrSchema
 from torpor.codegen.torch_schemas import fingerprint, schemas, target_of
 from torpor.ops import type_rules
@@ -47,7 +47,6 @@ def files() -> dict[str, str]:
     """The generated files, by their path in `FOLDER`."""
     header = _header()
     made = {"__init__.py": f'{header}"""Written by `make codegen`; do not edit."""\n'}
-    made |= emit_recorders.emit(recorded(), header)
     made |= emit_nodes.emit(nodes(), header)
     return made | emit_types.emit(nodes(), header)
 
