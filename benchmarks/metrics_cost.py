@@ -22,7 +22,7 @@ from torpor.cli import terminal
 from torpor.ops.recorder_source import source
 from torpor.ops.signature import signature_of
 from torpor.ops.spec import spec_of
-from torpor.trace.recorder import make_recorder
+from torpor.trace.recorder import specialised
 
 CALLS = 1000
 BAR = 0.02
@@ -66,7 +66,7 @@ def seconds(op: Any, record: Callable[..., Any], args: tuple[Any, ...]) -> float
 
 def measured(op: Any, args: tuple[Any, ...], rounds: int) -> tuple[float, float]:
     """Microseconds of a call, and the part of it that counting takes."""
-    with_ = make_recorder(spec_of(op))
+    with_ = specialised(spec_of(op))
     without = uncounted(with_, op)
     ratios, times = [], []
     for turn in range(rounds):

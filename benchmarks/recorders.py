@@ -105,7 +105,7 @@ class Ways:
         spec = spec_of(call.op)
         recording = recording_of(spec)
         recorders = {
-            "generated": specialised(recording),
+            "generated": specialised(spec),
             "generic": lambda *args, **kwargs: record(recording, args, kwargs),
         }
         return cls(Bench.make(call, calls), recorders)

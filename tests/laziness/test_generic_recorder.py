@@ -122,6 +122,6 @@ def test_both_ways_refuse_the_same() -> None:
     spec = spec_of(aten.add_.Tensor)
     recording = recording_of(spec)
     with pytest.raises(WritesPlain):
-        specialised(recording)(plain, lazy)
+        specialised(spec)(plain, lazy)
     with pytest.raises(WritesPlain):
         record(recording, (plain, lazy), {})

@@ -49,7 +49,7 @@ class Comparison:
             return
         if op not in self.recorders:
             recording = recording_of(spec, nodes=_Table())  # type: ignore[arg-type]  # as far as it is used
-            self.recorders[op] = recording, specialised(recording)
+            self.recorders[op] = recording, specialised(spec, nodes=_Table())
         recording, recorder = self.recorders[op]
         misses = TRACE.misses
         special = _outcome(lambda: recorder(*args, **kwargs))

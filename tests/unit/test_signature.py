@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from types import FunctionType
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from torpor.ops.recorder_source import recorder_code, source
 from torpor.ops.signature import Extra, Make, Result, signature_of
 from torpor.ops.spec import spec_of
 from torpor.trace.native import can_be_native
-from torpor.trace.recorder import make_recorder, recording_of
+from torpor.trace.recorder import SPECIALISE_AFTER, make_recorder, recording_of, specialised
 
 aten = torch.ops.aten
 FRESH, VIEW, SELF = (Result(make, False, 0) for make in (Make.FRESH, Make.VIEW, Make.ARGUMENT))
@@ -106,19 +105,29 @@ def test_keyword_arguments_are_not_named_like_what_recorders_use() -> None:
 
 
 def test_ops_of_one_shape_have_code_and_defaults_of_their_own() -> None:
-    add, sub = (make_recorder(spec_of(op)) for op in (aten.add.Tensor, aten.sub.Tensor))
-    assert isinstance(add, FunctionType)
-    assert isinstance(sub, FunctionType)
+    add, sub = (specialised(spec_of(op)) for op in (aten.add.Tensor, aten.sub.Tensor))
     assert add.__code__.co_code == sub.__code__.co_code
     assert add.__code__ is not sub.__code__
     assert add.__kwdefaults__ == {"alpha": 1}
-    norm = make_recorder(spec_of(aten.native_layer_norm.default))
-    softmax = make_recorder(spec_of(aten.linalg_vector_norm.default))
-    assert norm.__defaults__ == ()  # type: ignore[attr-defined]  # a function
-    assert softmax.__defaults__ == (2, None, False)  # type: ignore[attr-defined]  # a function
+    norm = specialised(spec_of(aten.native_layer_norm.default))
+    softmax = specialised(spec_of(aten.linalg_vector_norm.default))
+    assert norm.__defaults__ == ()
+    assert softmax.__defaults__ == (2, None, False)
 
 
 def test_code_names_its_op() -> None:
     code = recorder_code(signature_of(spec_of(aten.add.Tensor)))
     assert code.co_qualname == "record aten.add.Tensor"
     assert code.co_filename == "<torpor recorder>"  # no line of the user's: trace.site
+
+
+def test_an_op_that_is_called_often_gets_code_of_its_own() -> None:
+    recorder = make_recorder(spec_of(aten.add.Tensor), nodes={}, calls=[0])
+    first = recorder.__code__
+    x = torch.ones(3, device="lazy")
+    results = [recorder(x, x, alpha=2) for _ in range(SPECIALISE_AFTER - 1)]
+    assert recorder.__code__ is first
+    results += [recorder(x, x, alpha=2) for _ in range(3)]
+    assert recorder.__code__.co_qualname == "record aten.add.Tensor"
+    assert recorder.recording.calls == [SPECIALISE_AFTER + 2]  # type: ignore[attr-defined]  # set there
+    assert all(result.tolist() == [3.0] * 3 for result in results)

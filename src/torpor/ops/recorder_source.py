@@ -1,9 +1,9 @@
 """Recorders as text: the record path of `trace.recorder.record`, specialised to one signature.
 
 No argument list is walked at run time, and most calls end after one look into a dictionary. The
-text is made in memory when an op is first met. Ops of one shape, `relu` and `exp`, have the same.
+text is made in memory when an op is called often; that of `relu` is that of `exp`.
 
-`python -m torpor.ops.recorder_source aten.add.Tensor` shows one.
+`torpor info --op aten.add.Tensor` shows one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 from types import CodeType
 from typing import Any
 
-from torpor.ops.signature import Make, Signature, signature_of
+from torpor.ops.signature import Make, Signature
 from torpor.ops.spec import Argument
 
 _READ = """\
@@ -260,12 +260,3 @@ def recorder_code(signature: Signature) -> CodeType:
     """
     code = _compiled(source(signature))
     return code.replace(co_name="record", co_qualname=f"record {signature.spec.name}")
-
-
-if __name__ == "__main__":
-    import sys
-
-    from torpor.ops.spec import spec_of
-    from torpor.ops.text import find_op
-
-    print(source(signature_of(spec_of(find_op(sys.argv[1])))))  # noqa: T201  # run as a command

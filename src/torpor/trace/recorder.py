@@ -2,8 +2,8 @@
 
 `record` is the whole of it: bind the arguments, read their values, build the key, find or make the
 node, make the results. It reads an op's signature (`ops.signature`), as the native recorder does.
-`make_recorder` gives the same as a function of its own for one op (`ops.recorder_source`), so that
-no argument list is walked at run time.
+Ops that are called often from Python do the same in code of their own (`ops.recorder_source`), so
+that no argument list is walked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 from weakref import ref
 
 import torch
@@ -347,13 +347,46 @@ _NAMES: dict[str, Any] = {
 """What the code of recorders uses."""
 
 
-def make_recorder(spec: OpSpec, **other: Any) -> Callable[..., Any]:
-    """The recorder of an op that becomes a node; `other` is what `recording_of` takes."""
-    return specialised(recording_of(spec, **other))
+SPECIALISE_AFTER: Final = 100
+"""Calls after which an op gets code of its own: to compile it takes as long as it saves by then."""
 
 
-def specialised(recording: Recording) -> Callable[..., Any]:
-    """`record` as a function of one op's arguments; its attribute `recording` says of which op."""
+def make_recorder(spec: OpSpec, **other: Any) -> FunctionType:
+    """The recorder of an op that becomes a node; `other` is what `recording_of` takes.
+
+    Its attribute `recording` says how it records. It is `record`, until it is called often: then
+    the same function gets code that is specialised. Where the native recorder is there, what comes
+    to Python is seldom met again, and stays with `record`.
+    """
+    recording = recording_of(spec, **other)
+    left = SPECIALISE_AFTER
+
+    def start(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            _specialise(recorder)
+        return record(recording, args, kwargs)
+
+    recorder = FunctionType(_begin.__code__, {"start": start}, "record")
+    recorder.recording = recording  # type: ignore[attr-defined]  # functions have attributes
+    return recorder
+
+
+def _begin(*args: Any, **kwargs: Any) -> Any:
+    return start(args, kwargs)  # type: ignore[name-defined]  # noqa: F821  # in the names of each copy
+
+
+def specialised(spec: OpSpec, **other: Any) -> FunctionType:
+    """`make_recorder` of an op that is called often from its first call on."""
+    function = make_recorder(spec, **other)
+    _specialise(function)
+    return function
+
+
+def _specialise(function: FunctionType) -> None:
+    """Give a recorder the code of its signature. Another thread may be inside meanwhile."""
+    recording: Recording = function.recording  # type: ignore[attr-defined]  # set by `make_recorder`
     signature = recording.signature
     names = _NAMES | {
         "calls": recording.calls,
@@ -368,8 +401,7 @@ def specialised(recording: Recording) -> Callable[..., Any]:
     for i, argument in defaults:
         if signature.kinds[i] == "n":
             names |= {f"d{i}": argument.default, f"n{i}": number_key(argument.default)}
-    positional = tuple(a.default for _, a in defaults if not a.keyword_only)
-    function = FunctionType(recorder_code(signature), names, "record", positional)
+    function.__globals__.update(names)
+    function.__defaults__ = tuple(a.default for _, a in defaults if not a.keyword_only)
     function.__kwdefaults__ = {a.name: a.default for _, a in defaults if a.keyword_only}
-    function.recording = recording  # type: ignore[attr-defined]  # functions have attributes
-    return function
+    function.__code__ = recorder_code(signature)  # last: defaults mean nothing to `_begin`
