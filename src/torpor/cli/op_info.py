@@ -52,7 +52,8 @@ def _near(name: str) -> str:
     """The ops that may be meant."""
     namespace, _, rest = name.partition(".") if "." in name else ("aten", "", name)
     base = rest.partition(".")[0]
-    names = [str(op) for op in _torch.ops_in(namespace)]
+    names = [op.replace("::", ".") for op in _torch.ops_in(namespace)]
+    names = [op if op.count(".") == 2 else f"{op}.default" for op in names]
     overloads = [each for each in names if each.split(".")[1] == base]
     near = overloads or difflib.get_close_matches(f"{namespace}.{rest}", names, 3)
     return f"; do you mean {', '.join(near[:8])}?" if near else ""
