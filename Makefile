@@ -139,10 +139,11 @@ check: $(STAMP) ## ruff, formatter, strict types of src/, import directions, gen
 	@$(PY) -m torpor.codegen.own_ops --check
 	@$(PY) scripts/page.py
 
-codegen: $(STAMP) ## rewrite the generated files: src/torpor/ops/_generated, docs/coverage.md, golden ones
+codegen: $(STAMP) ## rewrite the generated files: src/torpor/ops/_generated, docs/coverage.md, golden ones; stubs into .venv
 	@$(PY) -m torpor.codegen.own_ops
 	@$(PY) -m torpor codegen --coverage --markdown > docs/coverage.md
 	@$(PY) -m pytest -q tests/golden --update-golden
+	@$(PY) -m torpor codegen --stubs
 
 page: $(STAMP) ## rebuild the page of `torpor view` from web/ (needs node and npm)
 	@cd web && npm ci --no-audit --no-fund && npm run build
