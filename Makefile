@@ -15,7 +15,8 @@ QUICK  := -m "not slow and not gpu and not sweep"
 
 # All test folders but those with a target of their own, so that no new folder is forgotten.
 OTHER_TESTS = tests/ops/ tests/models/ tests/backends/ tests/browser/ tests/native/ tests/wild/
-CORE_TESTS = $(filter-out $(OTHER_TESTS),$(sort $(dir $(wildcard tests/*/test_*.py))))
+TEST_FILES = $(wildcard tests/*/test_*.py tests/*/*/test_*.py)
+CORE_TESTS = $(filter-out $(OTHER_TESTS),$(sort $(foreach file,$(TEST_FILES),tests/$(word 2,$(subst /, ,$(file)))/)))
 
 # What people install: the default backend, its cache on disk, the native library, two threads.
 # (`make` keeps the cache, and the library in it, to itself.)
