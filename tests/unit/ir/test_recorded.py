@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import torpor
-from tests.ir.graphs import same_graph
+from tests.unit.ir.graphs import same_graph
 from torpor.ir.dot import dot
 from torpor.ir.graph import Graph
 from torpor.ir.printer import print_graph

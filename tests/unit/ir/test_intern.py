@@ -3,7 +3,6 @@
 import gc
 import pickle
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -32,13 +31,6 @@ from torpor.ops.spec import spec_of
 TYPE = TensorType.contiguous((2,), torch.float32, torch.device("cpu"))
 OTHER = TYPE.on(torch.device("lazy:0"))
 LIMIT = 20
-
-
-@pytest.fixture(autouse=True)
-def fresh_table() -> Iterator[None]:
-    TABLE.clear()
-    yield
-    TABLE.clear()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ir.graphs import MATRIX, chain, record
+from tests.unit.ir.graphs import MATRIX, chain, record
 from torpor import config, metrics
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice, BackendDeviceType

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.ir.graphs import (
+from tests.unit.ir.graphs import (
     CPU,
     LAZY,
     MATRIX,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.ir.graphs import (
+from tests.unit.ir.graphs import (
     CPU,
     LAZY,
     MATRIX,
@@ -18,7 +18,7 @@ from tests.ir.graphs import (
     record,
     tensor_type,
 )
-from tests.ir.test_text import TEXTS
+from tests.unit.ir.test_text import TEXTS
 from torpor.errors import GraphError
 from torpor.ir.graph import Graph
 from torpor.ir.node import TABLE, Node, Value, leaf, scalar

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.ir.graphs import chain, same_graph
+from tests.unit.ir.graphs import chain, same_graph
 from torpor.ir.dot import dot
 from torpor.ir.graph import Graph
 from torpor.ir.node import TABLE

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ir.graphs import MATRIX
-from tests.ir.test_text import SMALL
+from tests.unit.ir.graphs import MATRIX
+from tests.unit.ir.test_text import SMALL
 from torpor.errors import GraphError
 from torpor.ir.node import TABLE, Node
 from torpor.ir.parser import Types, parse_graph

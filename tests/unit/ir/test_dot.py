@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ir.graphs import MATRIX, ROW, Line, aten, graphs, record, tensor_type
+from tests.unit.ir.graphs import MATRIX, ROW, Line, aten, graphs, record, tensor_type
 from torpor.ir.dot import dot
 from torpor.ir.graph import Graph
 from torpor.ir.node import leaf, scalar
