@@ -1073,14 +1073,6 @@ def forget_cublas_workspaces() -> None:
         _C._cuda_clearCublasWorkspaces()
 
 
-def has_no_memory(storage: torch.UntypedStorage) -> bool:
-    """The storage of a wrapper: it has a size and no memory behind it."""
-    try:
-        return storage.data_ptr() == 0
-    except RuntimeError:  # torch 2.13 refuses to tell a null address
-        return True
-
-
 _SCRIPT_INTS: Any = _C.ListType(_C.IntType.get())
 _SCRIPT_TENSORS: Any = _C.ListType(_C.TensorType.get())
 _SCRIPT_LAYOUTS: Any = _C.ListType(_SCRIPT_INTS)

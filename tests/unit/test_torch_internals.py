@@ -725,11 +725,6 @@ def test_on_default_dtype_is_told_of_changes_alone(monkeypatch: pytest.MonkeyPat
         torch.set_default_dtype(before)
 
 
-def test_has_no_memory_tells_a_wrappers_storage_from_a_real_one(lazy: torch.Tensor) -> None:
-    assert not _torch.has_no_memory(torch.ones(2).untyped_storage())
-    assert _torch.has_no_memory(torch.Tensor.untyped_storage(lazy))
-
-
 def test_above_autograd_makes_a_kernels_ops_differentiable_again() -> None:
     x = torch.ones(2, requires_grad=True)
     with _torch.below_autograd():
