@@ -264,14 +264,11 @@ def _result(result: Result, node: Node, outputs: Any, args: tuple[Any, ...], len
 def _one(result: Result, node: Node, value: Value, args: tuple[Any, ...]) -> Any:
     if result.make is Make.FRESH or value.type is None:
         return wrap_value(value)
-    return _view_of(args[result.argument], node, value)
-
-
-def _view_of(tensor: LazyTensor, node: Node, value: Value) -> LazyTensor:
-    """A tensor that views `tensor` by `node`."""
-    storage = tensor._lazy_storage
-    view = View(tensor._lazy_view, node, value.index, root_value(storage), value)
-    return wrap_view(storage, view, tensor)
+    viewed: LazyTensor = args[result.argument]
+    storage, view = viewed._lazy_storage, viewed._lazy_view
+    if result.make is Make.VIEW:
+        view = View(view, node, value.index, root_value(storage), value)
+    return wrap_view(storage, view, value.type, viewed)
 
 
 def rewrite(tensor: LazyTensor, new: Value) -> None:
