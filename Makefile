@@ -15,7 +15,8 @@ QUICK  := -m "not slow and not gpu and not sweep"
 
 # All test folders but those with a target of their own, so that no new folder is forgotten.
 OTHER_TESTS = tests/ops/ tests/models/ tests/backends/ tests/browser/ tests/native/ tests/wild/
-CORE_TESTS = $(filter-out $(OTHER_TESTS),$(sort $(dir $(wildcard tests/*/test_*.py))))
+TEST_FILES = $(wildcard tests/*/test_*.py tests/*/*/test_*.py)
+CORE_TESTS = $(filter-out $(OTHER_TESTS),$(sort $(foreach file,$(TEST_FILES),tests/$(word 2,$(subst /, ,$(file)))/)))
 
 # What people install: the default backend, its cache on disk, the native library, two threads.
 # (`make` keeps the cache, and the library in it, to itself.)
@@ -37,7 +38,7 @@ BACKENDS ?= $(EXACT_BACKENDS) inductor
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-defaults test-wild test-browser test-slow test-gpu \
-        bench-gpu check codegen page format bench bench-wild bench-steps bench-recording sweep sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn faults clean
+        bench-gpu check codegen layout page format bench bench-wild bench-steps bench-recording sweep sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn faults clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,7 +127,7 @@ test-gpu: $(STAMP) ## the tests that need a CUDA device
 	@TORPOR_NATIVE=on TORPOR_TEST_BACKEND=inductor TORPOR_TEST_DEVICE=cuda TORPOR_TEST_COMPILE_AFTER=1 \
 	  $(PY) -m pytest -q tests/models/test_training.py -k 'test_training_equals_eager and concrete' $(ARGS)
 
-check: $(STAMP) ## ruff, formatter, strict types of src/, import directions, generated files
+check: $(STAMP) ## ruff, formatter, strict types of src/, import directions, line limits, generated files
 	@printf '\n== ruff ==\n'
 	@$(PY) -m ruff check .
 	@printf '\n== formatter ==\n'
@@ -135,14 +136,20 @@ check: $(STAMP) ## ruff, formatter, strict types of src/, import directions, gen
 	@$(PY) -m mypy
 	@printf '\n== import directions ==\n'
 	@$(PY) scripts/lint_imports.py
+	@printf '\n== lines per package ==\n'
+	@$(PY) scripts/layout.py --check
 	@printf '\n== generated files ==\n'
 	@$(PY) -m torpor.codegen.own_ops --check
 	@$(PY) scripts/page.py
 
-codegen: $(STAMP) ## rewrite the generated files: src/torpor/ops/_generated, docs/coverage.md, golden ones
+codegen: $(STAMP) ## rewrite the generated files: src/torpor/ops/_generated, docs/coverage.md, golden ones; stubs into .venv
 	@$(PY) -m torpor.codegen.own_ops
 	@$(PY) -m torpor codegen --coverage --markdown > docs/coverage.md
 	@$(PY) -m pytest -q tests/golden --update-golden
+	@$(PY) -m torpor codegen --stubs
+
+layout: $(STAMP) ## count the lines of every package, into docs/layout.md
+	@$(PY) scripts/layout.py
 
 page: $(STAMP) ## rebuild the page of `torpor view` from web/ (needs node and npm)
 	@cd web && npm ci --no-audit --no-fund && npm run build

@@ -20,8 +20,9 @@ import torpor
 from torpor import _torch
 from torpor.cli import terminal
 from torpor.ops.recorder_source import source
+from torpor.ops.signature import signature_of
 from torpor.ops.spec import spec_of
-from torpor.trace.recorder import make_recorder
+from torpor.trace.recorder import specialised
 
 CALLS = 1000
 BAR = 0.02
@@ -44,8 +45,8 @@ def cases() -> dict[Any, tuple[Any, ...]]:
 
 def uncounted(record: Any, op: Any) -> Callable[..., Any]:
     """The recorder of `op` without the line that counts."""
-    text = source(spec_of(op))
-    counting = "    cell[0] += 1\n"
+    text = source(signature_of(spec_of(op)))
+    counting = "    calls[0] += 1\n"
     assert counting in text, text
     names = dict(record.__globals__)
     exec(compile(text.replace(counting, ""), "uncounted", "exec"), names)
@@ -65,7 +66,7 @@ def seconds(op: Any, record: Callable[..., Any], args: tuple[Any, ...]) -> float
 
 def measured(op: Any, args: tuple[Any, ...], rounds: int) -> tuple[float, float]:
     """Microseconds of a call, and the part of it that counting takes."""
-    with_ = make_recorder(spec_of(op))
+    with_ = specialised(spec_of(op))
     without = uncounted(with_, op)
     ratios, times = [], []
     for turn in range(rounds):

@@ -142,11 +142,12 @@ def show_source(subject: Subject, limit: int) -> None:
     """The recorders of the most frequent ops, as they were generated."""
     from benchmarks import micro  # loads torpor, which excludes torch._lazy
     from torpor.ops.recorder_source import source
+    from torpor.ops.signature import signature_of
     from torpor.ops.spec import spec_of
 
     counts, _ = micro.census(subject.training)
     for op, count in counts.most_common(limit):
-        print(f"# {op}: {count} calls a step\n{source(spec_of(op))}")
+        print(f"# {op}: {count} calls a step\n{source(signature_of(spec_of(op)))}")
 
 
 # -- command -----------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 The ops are the 30 most frequent of the model suite: one training step of each network of the
 conformance kit and of the benchmark's GPT. Each is called again and again as its network calls it,
-recorded by its generated recorder, by `generic_recorder`, and on the floor (`benchmarks.micro`).
+recorded by its specialised recorder, by `trace.recorder.record`, and on the floor
+(`benchmarks.micro`).
 
 Run as a module it measures in its own process and prints JSON; with `--instructions` it counts.
 """
@@ -32,7 +33,7 @@ from torpor import _torch
 from torpor.ops.spec import Mode, OpSpec, spec_of
 from torpor.testing.networks import NETWORKS, Network
 from torpor.trace.dispatch import SPECIAL
-from torpor.trace.recorder import generic_recorder, make_recorder
+from torpor.trace.recorder import record, recording_of, specialised
 
 OPS = 30
 WAYS = ("generated", "generic", "floor")
@@ -102,7 +103,11 @@ class Ways:
     @classmethod
     def of(cls, call: Call, calls: int) -> Ways:
         spec = spec_of(call.op)
-        recorders = {"generated": make_recorder(spec), "generic": generic_recorder(spec)}
+        recording = recording_of(spec)
+        recorders = {
+            "generated": specialised(spec),
+            "generic": lambda *args, **kwargs: record(recording, args, kwargs),
+        }
         return cls(Bench.make(call, calls), recorders)
 
     def run(self, measure: Callable[[Callable[[], object]], Any], times: int) -> dict[str, Any]:

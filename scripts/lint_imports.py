@@ -13,7 +13,7 @@ For someone whose import was refused. The rules, each with the name that is prin
     Nothing imports ``debug``, ``testing``, ``compat`` or ``bench``. The facade (``cli``, ``bench``,
     and ``torpor/__init__.py`` inside a function or for types) may: they load when asked for.
 ``private-torch``
-    Only ``_torch.py`` touches torch's private names, so a new torch release is one file's work.
+    Only ``_torch/`` touches torch's private names, so a new torch release is one package's work.
 ``dependencies``
     What ``import torpor`` loads needs torch and the standard library only.
 """
@@ -254,7 +254,7 @@ def check_file(file: Path, root: Path, parts: frozenset[str]) -> Iterator[Violat
     imported_private = [(_private_torch_name(i.name), i.line) for i in found.imports]
     for name, line in (*imported_private, *found.private_uses):
         if name is not None:
-            instead = "give it a name in torpor/_torch.py and import that"
+            instead = "give it a name in a module of torpor/_torch/, import that"
             yield Violation(
                 str(file), line, "private-torch", f"{name} is private to torch", instead
             )

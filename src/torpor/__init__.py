@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from torpor import backend, config, errors, ir, metrics, ops
 from torpor.backend import failures as _failures
-from torpor.backend import registry as _registry
 from torpor.backend.registry import use
 from torpor.backends import builtin as _builtin  # noqa: F401  # registers the backends
 from torpor.execute.closures import at_step_end
@@ -38,12 +37,13 @@ if _TYPE_CHECKING:
     from pathlib import Path as _Path
     from typing import Any as _Any
 
+    from torpor.backends import CallablePackage as _CallablePackage
     from torpor.debug.check import Check
     from torpor.debug.explain import Explanation
     from torpor.debug.record import Recording
     from torpor.debug.replay import Replay
 
-backends = _registry.backends  # after the package of that name has been imported
+backends: _CallablePackage  # the package, imported above; type checkers know no callable modules
 
 __version__ = "0.1.0"
 

@@ -1,8 +1,11 @@
 """The names of DESIGN §2 are there, and say what they take."""
 
+import importlib
 import inspect
+import pkgutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -74,6 +77,19 @@ def test_a_function_of_the_design_is_exported(name: str) -> None:
 def test_a_module_of_the_design_has_its_names(module: str) -> None:
     missing = [name for name in MEMBERS[module] if not hasattr(getattr(torpor, module), name)]
     assert missing == []
+
+
+def test_no_name_hides_a_module_of_its_package() -> None:
+    """`import a.b.c; a.b.c.x` fails where `a.b` has a function named `c`."""
+    inside = pkgutil.walk_packages(torpor.__path__, "torpor.")
+    packages = [torpor, *(importlib.import_module(m.name) for m in inside if m.ispkg)]
+    hidden = [
+        f"{package.__name__}.{module.name}"
+        for package in packages
+        for module in pkgutil.iter_modules(package.__path__)
+        if not isinstance(getattr(package, module.name, package), ModuleType)
+    ]
+    assert hidden == []
 
 
 def test_all_is_sorted_and_true() -> None:

@@ -329,6 +329,9 @@ def test_a_mistake_in_the_file_leaves_everything_as_it_is(project: Project, caps
     [
         [],
         ["--coverage", "--own"],
+        ["--coverage", "--stubs"],
+        ["--stubs", "{file}"],
+        ["{file}", "--stubs", "x"],
         ["--markdown"],
         ["--out", "x"],
         ["no_such_file.yaml"],
@@ -586,6 +589,26 @@ def test_the_tests_of_the_package_pass(generated: Project) -> None:
 # -- torpor itself -----------------------------------------------------------------------------
 
 
+def test_stubs_are_written_checked_and_written_again(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "site-packages"
+    paths = [str(folder / "torpor-stubs" / path) for path in ("py.typed", "ops/nodes.pyi")]
+    assert main(["codegen", "--stubs", str(folder), "--check", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"files": paths, "written": False}
+    assert not folder.exists()
+    assert main(["codegen", "--stubs", str(folder)]) == 0
+    assert capsys.readouterr().out == f"written: {paths[0]}\nwritten: {paths[1]}\n2 files\n"
+    assert main(["codegen", "--stubs", str(folder), "--check"]) == 0
+    Path(paths[1]).write_text("# for another torch\n")
+    assert main(["codegen", "--stubs", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["files"] == paths[1:]
+    assert "class AddTensor(TypedNode):" in Path(paths[1]).read_text()
+
+
+def test_stubs_need_no_pyyaml(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert main(["codegen", "--stubs", str(tmp_path)]) == 0
+
+
 def test_coverage_is_told_as_a_table_as_json_and_as_a_page(capsys) -> None:
     assert main(["codegen", "--coverage"]) == 0
     table = capsys.readouterr().out
@@ -594,6 +617,6 @@ def test_coverage_is_told_as_a_table_as_json_and_as_a_page(capsys) -> None:
     assert main(["codegen", "--coverage", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["typed"] >= 2_000
-    assert f"{told['constructors']:,} have a generated node constructor" in table
+    assert f"{told['constructors']:,} have a node constructor" in table
     assert main(["codegen", "--coverage", "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("# What torpor covers of ATen")

@@ -47,6 +47,25 @@ def test_info_lists_every_backend(capsys):
     assert "reference" in facts["backends"]
 
 
+def test_info_tells_how_an_op_is_recorded(capsys):
+    assert main(["info", "--op", "aten.add_.Tensor"]) == 0
+    text = capsys.readouterr().out
+    for fact in ("aten::add_.Tensor(", "trace/recorder.py", "writes self", "def record(a0, a1"):
+        assert fact in text
+    assert main(["info", "--op", "aten.copy_.default", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert "trace/special.py:" in facts["op"]["recorded by"]
+    assert main(["info", "--op", "aten.bernoulli.default", "--json"]) == 0
+    assert "mode random" in json.loads(capsys.readouterr().out)["op"]["recorded by"]
+
+
+def test_info_of_no_op_names_the_near_ones(capsys):
+    assert main(["info", "--op", "aten.add.Tenso"]) == 2
+    assert "aten.add.Tensor" in capsys.readouterr().err
+    assert main(["info", "--op", "aten.softmx.int"]) == 2
+    assert "aten.softmax" in capsys.readouterr().err
+
+
 def test_info_prints_the_same_facts_as_tables(capsys):
     assert main(["info"]) == 0
     printed = capsys.readouterr().out

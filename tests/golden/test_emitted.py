@@ -10,9 +10,10 @@ import pytest
 from torpor.codegen import own_ops
 from torpor.codegen.emit_nodes import node_class
 from torpor.codegen.emit_types import rule_of
-from torpor.codegen.torch_schemas import schemas
+from torpor.codegen.torch_schemas import schemas, target_of
 from torpor.ops.recorder_source import source
-from torpor.ops.recorders import family
+from torpor.ops.signature import signature_of
+from torpor.ops.spec import spec_of
 
 OPS = (
     "aten.add.Tensor",
@@ -39,7 +40,7 @@ def emitted(name: str) -> str:
         f"# {schema.signature}\n"
         f"# facts: {'; '.join(schema.facts)}\n"
         f"# types: {rule_of(schema).value}\n\n"
-        f"# recorders/{family(schema)}.py\n\n{source(schema)}\n\n"
+        f"# recorder\n\n{source(signature_of(spec_of(target_of(schema))))}\n\n"
         f"# nodes.pyi\n\n{node_class(schema)}"
     )
 

@@ -1,4 +1,4 @@
-"""Programs recorded by a generic walk over arguments: eager's numbers, and the generated nodes."""
+"""Programs recorded by `record`, unspecialised: eager's numbers, and the same nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 import torpor
 from torpor.ops.spec import Mode, spec_of
 from torpor.trace import dispatch
-from torpor.trace.recorder import WritesPlain, generic_recorder, make_recorder
+from torpor.trace.overlap import WritesPlain
+from torpor.trace.recorder import Recording, record, recording_of, specialised
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import value_of
 
@@ -71,16 +72,16 @@ PROGRAMS: dict[str, Program] = {
 
 
 @contextmanager
-def recorded_generically(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Ops with a generated recorder use the generic one; the names of those that did."""
-    seen: set[str] = set()
+def recorded_generically(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Recording]]:
+    """Ops with a specialised recorder are recorded by `record`; the names of those that were."""
+    seen: dict[str, Recording] = {}
 
     def watch(cls: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         spec = spec_of(op)
         if spec.mode not in (Mode.RECORD, Mode.VIEW) or spec.name in dispatch.SPECIAL:
             return dispatch.dispatch(cls, op, types, args, kwargs)
-        seen.add(spec.name)
-        return generic_recorder(spec)(*args, **(kwargs or {}))
+        recording = seen.setdefault(spec.name, recording_of(spec))
+        return record(recording, args, kwargs or {})
 
     with monkeypatch.context() as patch:
         patch.setattr(LazyTensor, "__torch_dispatch__", classmethod(watch))
@@ -119,6 +120,8 @@ def test_both_ways_record_the_same_values(name: str, monkeypatch: pytest.MonkeyP
 def test_both_ways_refuse_the_same() -> None:
     plain, lazy = torch.ones(2), torch.ones(2).to("lazy")
     spec = spec_of(aten.add_.Tensor)
-    for record in (make_recorder(spec), generic_recorder(spec)):
-        with pytest.raises(WritesPlain):
-            record(plain, lazy)
+    recording = recording_of(spec)
+    with pytest.raises(WritesPlain):
+        specialised(spec)(plain, lazy)
+    with pytest.raises(WritesPlain):
+        record(recording, (plain, lazy), {})

@@ -294,3 +294,19 @@ def test_a_growing_cache(put: Put) -> None:
         torpor.sync()
         assert torch.equal(one, other.cpu())
     assert graphs() <= 6
+
+
+def test_a_loop_over_parameters_that_reads_each_makes_no_size_a_symbol() -> None:
+    """Norms for a log, or an average of weights: other sizes are other parameters' there."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    model = torpor.lazy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = torpor.metrics.counters().get("SizesPromoted", 0)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torpor.lazy(torch.ones(2, 4))).sum().backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.detach().mul(2).add(1).norm().item()
+    assert torpor.metrics.counters().get("SizesPromoted", 0) == before

@@ -21,8 +21,6 @@ from tests.native.recording import Program, assert_same, run
 from torpor import _torch
 from torpor.execute.storage import TRACE
 from torpor.ir.node import TABLE
-from torpor.ops.spec import spec_of
-from torpor.trace.native import Make, Results, flags_in, results_of
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import value_of
 
@@ -533,43 +531,6 @@ def test_a_node_that_is_forgotten_is_missed(library: Any) -> None:
     again = x + 1
     assert value_of(again).node is not first
     assert again.tolist() == [2.0] * 3
-
-
-def test_what_ends_a_key() -> None:
-    assert flags_in("") == (False, ())
-    assert flags_in("(grad_on(), a0.requires_grad, a1.requires_grad)") == (True, (0, 1))
-    assert flags_in("(a0.requires_grad, a2.requires_grad)") == (False, (0, 2))
-    assert flags_in("draw()") is None
-
-
-FRESH, VIEW, ARGUMENT = (Make.FRESH, False, 0), (Make.VIEW, False, 0), (Make.ARGUMENT, False, 0)
-
-
-@pytest.mark.parametrize(
-    ("op", "results"),
-    [
-        (aten.add.Tensor, Results((FRESH,), ())),
-        (aten.max.dim, Results((FRESH, FRESH), ())),
-        (aten._foreach_add.Scalar, Results(((Make.FRESH, True, 0),), ())),
-        (aten.view.default, Results((VIEW,), ())),
-        (aten.detach.default, Results(((Make.ALIAS, False, 0),), ())),
-        (aten.split.Tensor, Results(((Make.VIEW, True, 0),), ())),
-        (aten.add_.Tensor, Results((ARGUMENT,), ((0, False),))),
-        (aten._foreach_add_.Scalar, Results((), ((0, False),))),
-        (aten.add.out, Results(((Make.ARGUMENT, False, 3),), ((3, True),))),
-        (aten.native_batch_norm.default, Results((FRESH,) * 3, ((3, False), (4, False)))),
-        (aten._scaled_dot_product_flash_attention.default, None),
-    ],
-)  # fmt: skip
-def test_what_is_done_with_a_node(op: Any, results: Results | None) -> None:
-    assert results_of(spec_of(op)) == results
-
-
-def test_lengths_among_the_results() -> None:
-    found = results_of(spec_of(aten._scaled_dot_product_flash_attention.default), (0, 1))
-    assert found is not None
-    assert found.returns[4:6] == ((Make.LENGTH, False, 0), (Make.LENGTH, False, 1))
-    assert {made for made, *_ in found.returns} == {Make.FRESH, Make.LENGTH}
 
 
 # -- ops that once were for Python alone -----------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,8 @@ import torch
 import torpor
 from torpor.errors import GraphError
 from torpor.ir.node import Node, Value, scalar
-from torpor.ops._generated import nodes
-from torpor.ops.typed_node import TypedNode
+from torpor.ops import nodes
+from torpor.ops.typed_node import TypedNode, class_finder
 from torpor.trace.values import value_of
 
 
@@ -64,7 +67,7 @@ def test_arguments_get_the_types_of_the_schema() -> None:
     x = value(2, 3)
     pairs = [
         (nodes.Cat.create([x, x], dim=True), nodes.Cat.create((x, x), dim=1)),
-        (nodes.SumDimIntList.create(x, 1), nodes.SumDimIntList.create(x, [True])),  # type: ignore[arg-type]  # as torch takes it
+        (nodes.SumDimIntList.create(x, 1), nodes.SumDimIntList.create(x, [True])),
         (
             nodes.NativeLayerNorm.create(x, [3], None, None, 1),
             nodes.NativeLayerNorm.create(x, (3,), None, None, 1.0),
@@ -122,46 +125,79 @@ def test_lower_hands_the_node_to_the_context() -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match="missing a required argument: 'other'"):
-        nodes.AddTensor.create(value(2))  # type: ignore[call-arg]  # the mistake
+        nodes.AddTensor.create(value(2))
     with pytest.raises(TypeError, match="colour"):
-        nodes.Relu.create(value(2), colour=1)  # type: ignore[call-arg]  # the mistake
+        nodes.Relu.create(value(2), colour=1)
     with pytest.raises(GraphError, match=r"not a node of aten\.relu\.default"):
         nodes.Relu(nodes.Sigmoid.create(value(2)).node)
 
 
-def test_unknown_classes_are_attribute_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_classes_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'NoSuchNode'"):
-        getattr(nodes, "NoSuchNode")  # noqa: B009  # mypy knows that it is not there
-    monkeypatch.setitem(nodes.OPS, "Future", "aten.of_another_torch.default")
+        nodes.NoSuchNode  # noqa: B018  # to look it up is the test
+    with pytest.raises(ImportError, match="cannot import name 'NoSuchNode'"):
+        exec("from torpor.ops.nodes import NoSuchNode")
+
+
+@pytest.mark.parametrize("name", ["RandomFrom", "Resize_", "_LocalScalarDense", "Item"])
+def test_ops_that_are_never_nodes_have_no_class(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no '{name}': aten\.\w+\.\w+ is never a node"):
+        getattr(nodes, name)
+    assert name not in nodes.OPS
+
+
+def test_a_backends_class_for_an_op_of_another_torch_is_an_attribute_error() -> None:
+    find = class_finder("acme.nodes", {"Future": "aten.of_another_torch.default"})
     with pytest.raises(AttributeError, match="torch has no op"):
-        getattr(nodes, "Future")  # noqa: B009  # mypy knows that it is not there
+        find("Future")
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("AddTensor", "aten.add.Tensor"),
+        ("AddTensor_", "aten.add_.Tensor"),
+        ("Any", "aten.any.default"),
+        ("NativeLayerNorm", "aten.native_layer_norm.default"),
+        ("SumDimIntList", "aten.sum.dim_IntList"),
+        ("_ForeachAddList", "aten._foreach_add.List"),
+        ("__AndScalar_", "aten.__and__.Scalar"),
+        ("__LshiftTensorOut_", "aten.__lshift__.Tensor_out"),
+    ],
+)
+def test_a_class_is_named_after_its_op(name: str, op: str) -> None:
+    assert getattr(nodes, name).op.name == op
 
 
 def test_every_class_can_be_made() -> None:
-    present = {name: op for name, op in nodes.OPS.items() if hasattr(nodes, name)}
-    assert len(present) > 2500  # another torch may lack some
-    for name, op in present.items():
+    assert len(nodes.OPS) > 2500
+    for name, op in nodes.OPS.items():
         made = getattr(nodes, name)
         assert issubclass(made, TypedNode)
-        assert made.op.name == op
+        assert (made.__name__, made.op.name) == (name, op)
         assert len(made.signature.parameters) == len(made.op.arguments)
+        assert getattr(nodes, name) is made
 
 
-def test_type_checkers_know_the_arguments(tmp_path: Path) -> None:
-    api = pytest.importorskip("mypy.api", reason="mypy is not installed")
-    program = tmp_path / "program.py"
-    program.write_text(
-        "from torpor.ir.node import Value\n"
-        "from torpor.ops._generated.nodes import AddTensor, Cat\n"
-        "def good(x: Value) -> object:\n"
-        "    return Cat.create([AddTensor.create(x, x, alpha=2).outputs[0]], dim=1).dim + 1\n"
-        "def bad(x: Value) -> object:\n"
-        "    return AddTensor.create(x, x, alpha='two')\n",
-        encoding="utf-8",
-    )
-    root = Path(__file__).resolve().parents[2]
-    settings = ["--config-file", str(root / "pyproject.toml")]
-    told, _, _ = api.run([*settings, str(program)])
-    errors = [line for line in told.splitlines() if "error" in line and "program.py" in line]
-    assert len(errors) == 1, told
-    assert 'program.py:6: error: Argument "alpha"' in errors[0]
+def test_every_class_is_listed_for_completion() -> None:
+    assert {"AddTensor", "OPS"} | set(nodes.OPS) <= set(dir(nodes))
+
+
+FIRST_USE = """\
+import torpor, sys
+from torpor.ir.node import TABLE
+assert "torpor.ops.nodes" not in sys.modules
+before = len(TABLE.kinds)
+from torpor.ops.nodes import AddTensor, NativeLayerNorm
+print(len(TABLE.kinds) - before)
+"""
+
+
+def test_one_class_is_made_without_the_others() -> None:
+    source = str(Path(torpor.__file__).resolve().parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_USE], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": source}, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 2

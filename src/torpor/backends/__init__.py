@@ -1,0 +1,34 @@
+"""The backends that come with torpor, one package each, and what they share; callable.
+
+`torpor.backends() -> dict[str, str]`: every known backend, those of other packages included, by
+name: "available", or why it is not.
+
+Built on `torpor.backend`. None of the layers imports it: they find a backend by name, so that
+`import torpor` loads none of them. Tools (`debug`, `testing`, `compat`, `bench`) and authors of
+other backends may import what is shared: `kernels`, `declared`, `layout`, `agreement` and
+`provenance`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+from torpor.backend import registry
+
+
+class CallablePackage(ModuleType):
+    """The class of this package: `torpor.backends` is a package and a public function at once."""
+
+    def __call__(self) -> dict[str, str]:
+        """Every known backend: "available", or why it is not."""
+        return registry.backends()
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        # Functions can be pickled and copied, modules cannot.
+        return importlib.import_module, (self.__name__,)
+
+
+sys.modules[__name__].__class__ = CallablePackage

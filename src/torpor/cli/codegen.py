@@ -1,4 +1,7 @@
-"""``torpor codegen FILE --out DIR``: the package of a backend from its YAML file."""
+"""``torpor codegen FILE --out DIR``: the package of a backend from its YAML file.
+
+``torpor codegen --stubs``: the stub of `torpor.ops.nodes` for type checkers.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from torpor.cli import terminal
-from torpor.codegen import backend_package, coverage, own_ops
+from torpor.codegen import backend_package, coverage, own_ops, stubs
 from torpor.codegen.backend_package import ForeignFiles
 from torpor.codegen.coverage import Coverage, OwnCoverage
 from torpor.codegen.torch_schemas import TorchgenMissing, schemas
 from torpor.codegen.yaml_file import BackendFile, PyYamlMissing, YamlErrors, read
 
 NAME = "codegen"
-HELP = "write a backend's package from a YAML file, or show what torpor covers of ATen"
+HELP = "write a backend's package from a YAML file, or stubs; show what torpor covers of ATen"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--coverage", action="store_true", help="what torpor covers of ATen")
     parser.add_argument("--markdown", action="store_true", help="--coverage as docs/coverage.md")
     parser.add_argument("--own", action="store_true", help="torpor's own files, as `make codegen`")
+    parser.add_argument(
+        "--stubs", nargs="?", type=Path, const=stubs.site_packages(), metavar="DIR",
+        help="write the types of torpor.ops.nodes for type checkers, as DIR/torpor-stubs; "
+        "without DIR among the installed packages",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -43,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"torpor codegen: {problem}", file=sys.stderr)
         return 2
     try:
+        if arguments.stubs is not None:
+            return _stubs(arguments)
         _read_ops()
         if arguments.coverage:
             return _show_own_coverage(arguments)
@@ -69,9 +79,9 @@ def _read_ops() -> None:
 
 def _problem_with(arguments: argparse.Namespace) -> str | None:
     """Why these arguments do not go together; None if they do."""
-    chosen = [arguments.file is not None, arguments.coverage, arguments.own]
-    if sum(chosen) != 1:
-        return "give a backend's YAML file, or --coverage, or --own"
+    given = arguments.file is not None, arguments.stubs is not None
+    if sum([*given, arguments.coverage, arguments.own]) != 1:
+        return "give a backend's YAML file, or --coverage, or --stubs, or --own"
     if arguments.out is not None and arguments.file is None:
         return "--out is for a backend's file"
     if (arguments.check or arguments.diff) and arguments.file is not None and arguments.out is None:
@@ -80,8 +90,9 @@ def _problem_with(arguments: argparse.Namespace) -> str | None:
         return "--markdown is for --coverage"
     if arguments.file is not None and not arguments.file.is_file():
         return f"there is no file {arguments.file}"
-    if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
-        return f"{arguments.out} is a file"
+    folder = arguments.stubs if arguments.out is None else arguments.out
+    if folder is not None and folder.exists() and not folder.is_dir():
+        return f"{folder} is a file"
     return None
 
 
@@ -180,17 +191,27 @@ def _show_tables(covered: OwnCoverage) -> None:
     terminal.table(*coverage.family_table(covered))
     terminal.table(*coverage.rule_table(covered))
     print(
-        f"{covered.constructors:,} have a generated node constructor, "
-        f"{covered.typed:,} of these a type rule"
+        f"{covered.constructors:,} have a node constructor, {covered.typed:,} of these a type rule"
     )
 
 
 def _own_files(arguments: argparse.Namespace) -> int:
-    stale = own_ops.stale() if arguments.check or arguments.diff else own_ops.write()
+    is_asked = arguments.check or arguments.diff
+    return _tell_files(own_ops.stale() if is_asked else own_ops.write(), arguments)
+
+
+def _stubs(arguments: argparse.Namespace) -> int:
+    folder, is_asked = arguments.stubs, arguments.check or arguments.diff
+    changed = stubs.stale(folder) if is_asked else stubs.write(folder)
+    return _tell_files([str(folder / path) for path in changed], arguments)
+
+
+def _tell_files(changed: list[str], arguments: argparse.Namespace) -> int:
+    is_asked = arguments.check or arguments.diff
     if arguments.json:
-        print(json.dumps({"files": stale, "written": not (arguments.check or arguments.diff)}))
+        print(json.dumps({"files": changed, "written": not is_asked}))
     else:
-        for path in stale:
-            print(f"{'stale' if arguments.check or arguments.diff else 'written'}: {path}")
-        print(f"{len(stale)} files" if stale else "up to date")
-    return 1 if stale and arguments.check else 0
+        for path in changed:
+            print(f"{'stale' if is_asked else 'written'}: {path}")
+        print(f"{len(changed)} files" if changed else "up to date")
+    return 1 if changed and arguments.check else 0

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import platform
+import sys
 from importlib import metadata
 from typing import Any
 
@@ -13,28 +14,37 @@ import torch
 
 import torpor
 from torpor import native
-from torpor.cli import terminal
+from torpor.cli import op_info, terminal
 
 NAME = "info"
-HELP = "show versions, backends, devices and settings"
+HELP = "show versions, backends, devices and settings, or how an op is recorded"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--op", metavar="NAME", help="an op instead: aten.add.Tensor")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    facts = collect()
+    try:
+        facts = collect() if arguments.op is None else op_info.collect(arguments.op)
+    except ValueError as error:
+        print(f"torpor info: {error}", file=sys.stderr)
+        return 2
     if arguments.json:
         print(json.dumps(facts, indent=2))
         return 0
+    source = facts.pop("source", None)
     for title, section in facts.items():
         terminal.heading(title)
         terminal.table(("name", "value"), [(name, str(value)) for name, value in section.items()])
+    if source is not None:
+        terminal.heading("the code of its own that it gets when it is called often")
+        print(source)
     return 0
 
 
-def collect() -> dict[str, dict[str, Any]]:
+def collect() -> dict[str, Any]:
     return {
         "versions": _versions(),
         "backends": _backends(),

@@ -18,7 +18,6 @@ from torpor.codegen.emit_types import Rule, rule_of
 from torpor.codegen.model import Form, LazyIrSchema
 from torpor.codegen.torch_schemas import schemas, target_of
 from torpor.codegen.yaml_file import BackendFile
-from torpor.ops.recorders import family
 from torpor.ops.spec import Mode, spec_of
 
 # -- a backend ---------------------------------------------------------------------------------
@@ -142,6 +141,19 @@ FAMILIES = {
 }
 
 
+def family(schema: LazyIrSchema) -> str:
+    """The row of the table that an op is counted in."""
+    if schema.is_foreach:
+        return "foreach"
+    if any(schema.arguments[i].keyword_only for i in schema.mutated):
+        return "out"
+    if schema.mutated:
+        return "writes"
+    if schema.is_view:
+        return "views"
+    return ("factories", "unary", "binary", "ternary", "many")[min(len(schema.tensors), 4)]
+
+
 @dataclass(frozen=True)
 class OwnCoverage:
     """What torpor does with every overload of ATen."""
@@ -180,7 +192,7 @@ def of_torpor() -> OwnCoverage:
     constructors = {schema.name for schema in own_ops.nodes()}
     families: dict[str, Counter[str]] = {name: Counter() for name in FAMILIES}
     for schema in schemas().values():
-        counts = families[family(schema).partition("_")[0]]
+        counts = families[family(schema)]
         counts["overloads"] += 1
         counts["constructor"] += schema.name in constructors
         counts[how_recorded(schema)] += 1
@@ -232,9 +244,9 @@ def page(coverage: OwnCoverage) -> str:
         "# What torpor covers of ATen\n\n"
         "For someone who wants to know what becomes of an op. Written by\n"
         f"`torpor codegen --coverage --markdown` for torch {coverage.torch}: of "
-        f"{coverage.overloads:,} overloads {coverage.constructors:,}\nhave a generated node "
-        f"constructor, and {coverage.typed:,} of these a type rule. Whether results are right is\n"
-        "another page: [op_db.md](op_db.md).\n\n"
+        f"{coverage.overloads:,} overloads {coverage.constructors:,}\nhave a node constructor "
+        f"(`torpor.ops.nodes`), and {coverage.typed:,} of these a type rule. Whether results are\n"
+        "right is another page: [op_db.md](op_db.md).\n\n"
         f"{markdown(*family_table(coverage))}\n\n"
         "| how an op is recorded | |\n|---|---|\n"
         "| node | one node |\n"

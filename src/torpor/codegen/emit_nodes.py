@@ -1,4 +1,4 @@
-"""Typed node classes: a table of them, and a stub with their arguments and types."""
+"""Modules of typed node classes: a table of them, and a stub with their arguments and types."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ from torpor.ops.typed_node import Operand, Scalar, TypedNode, Types
 
 def emit(schemas: Iterable[LazyIrSchema], header: str) -> dict[str, str]:
     """The table and the stub, by their paths."""
-    ordered = sorted(schemas, key=lambda s: (s.class_name.lower(), s.class_name))
-    return {"nodes.py": _table(ordered, header), "nodes.pyi": _stub(ordered, header)}
+    ordered = _ordered(schemas)
+    return {"nodes.py": _table(ordered, header), "nodes.pyi": stub(ordered, header)}
+
+
+def _ordered(schemas: Iterable[LazyIrSchema]) -> list[LazyIrSchema]:
+    return sorted(schemas, key=lambda s: (s.class_name.lower(), s.class_name))
 
 
 def _table(schemas: list[LazyIrSchema], header: str) -> str:
@@ -35,8 +39,9 @@ def _table(schemas: list[LazyIrSchema], header: str) -> str:
     )
 
 
-def _stub(schemas: list[LazyIrSchema], header: str) -> str:
-    classes = "".join(f"\n{node_class(schema)}" for schema in schemas)
+def stub(schemas: Iterable[LazyIrSchema], header: str) -> str:
+    """What type checkers are told of a module of node classes."""
+    classes = "".join(f"\n{node_class(schema)}" for schema in _ordered(schemas))
     return f"{header}{_IMPORTS}\nOPS: dict[str, str]\n{classes}"
 
 

@@ -44,12 +44,8 @@ def rule_of(schema: LazyIrSchema) -> Rule:
 
 
 def emit(schemas: Iterable[LazyIrSchema], header: str) -> dict[str, str]:
-    """The table of rules and its stub, by their paths."""
-    rows = "".join(f'    "{s.name}": "{rule_of(s).value}",\n' for s in schemas)
-    table = f'{header}"""The rule for the types of each op: `codegen.emit_types.Rule`."""\n\n'
+    """The table of elementwise ops and its stub, by their paths."""
     return {
-        "type_rules.py": f"{table}RULE_OF = {{\n{rows}}}\n",
-        "type_rules.pyi": f"{header}RULE_OF: dict[str, str]\n",
         "elementwise.py": _elementwise(schemas, header),
         "elementwise.pyi": f"{header}RESULT_OF: dict[str, str]\nTAKES_NUMBERS: frozenset[str]\n",
     }

@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from torpor.ops import rules
 from torpor.ops.spec import ArgKind, Return, ReturnKind
+from torpor.ops.typed_node import class_name
 
 # -- types ---------------------------------------------------------------------------------------
 
@@ -310,14 +311,8 @@ class LazyIrSchema:
 
     @property
     def class_name(self) -> str:
-        """A Python class name, as LTC forms it: `AddTensor`, `NativeLayerNorm`, `AddTensor_`.
-
-        The underscores that tell ops apart are kept: those in front, and that of in-place ops.
-        """
-        front = len(self.base) - len(self.base.lstrip("_"))
-        end = "_" if self.base.endswith("_") or self.overload.endswith("_") else ""
-        words = re.split("_+", f"{self.base.strip('_')}_{self.overload}")
-        return "_" * front + "".join(w[:1].upper() + w[1:] for w in words) + end
+        """The name of its node class: `AddTensor`."""
+        return class_name(self.base, self.overload)
 
     # -- what it does --
 

@@ -13,27 +13,24 @@ from pathlib import Path
 import torch
 
 from torpor import _torch
-from torpor.codegen import emit_nodes, emit_recorders, emit_types
+from torpor.codegen import emit_types
 from torpor.codegen.model import LazyIrSchema
 from torpor.codegen.torch_schemas import fingerprint, schemas, target_of
 from torpor.ops import type_rules
-from torpor.ops.spec import Mode, spec_of
+from torpor.ops.spec import spec_of
+from torpor.ops.typed_node import can_be_node
 
 FOLDER = Path(__file__).resolve().parent.parent / "ops" / "_generated"
 
 
 def nodes() -> list[LazyIrSchema]:
     """The overloads that can be nodes: nothing is drawn, read or resized by them."""
-    return [s for s in schemas().values() if _mode(s) in (Mode.RECORD, Mode.VIEW)]
+    return [s for s in schemas().values() if can_be_node(spec_of(target_of(s)))]
 
 
 def recorded() -> list[LazyIrSchema]:
     """Those of which calls become nodes: torch does not take them apart before."""
     return [schema for schema in nodes() if _stays_whole(schema)]
-
-
-def _mode(schema: LazyIrSchema) -> Mode:
-    return spec_of(target_of(schema)).mode
 
 
 def _stays_whole(schema: LazyIrSchema) -> bool:
@@ -47,8 +44,6 @@ def files() -> dict[str, str]:
     """The generated files, by their path in `FOLDER`."""
     header = _header()
     made = {"__init__.py": f'{header}"""Written by `make codegen`; do not edit."""\n'}
-    made |= emit_recorders.emit(recorded(), header)
-    made |= emit_nodes.emit(nodes(), header)
     return made | emit_types.emit(nodes(), header)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torpor import config, metrics
 from torpor.ir.fit import fit, fit_strides, times
@@ -77,6 +77,7 @@ class Sizes:
         self.patterns: dict[Any, list[Pattern]] = {}
         self.structures: OrderedDict[bytes, Structure] = OrderedDict()
         self.marked: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()  # by storage
+        self.fixed: WeakSet[Any] = WeakSet()  # storages of parameters: their sizes do not change
         self.active = config.dynamic == "on"  # recording has to look for symbols
         self.numbered: dict[tuple[int, int], int] = {}  # symbols by slot and dimension
         self.at_once = AtOnce()
@@ -106,6 +107,8 @@ class Sizes:
     def leaf_type(self, slot: int, storage: Any, epoch: int) -> TensorType:
         """The type under which a storage with data enters the trace."""
         type_: TensorType = storage.type
+        if storage in self.fixed and storage not in self.marked:
+            return type_
         if storage in self.marked:
             return self._bound(Pattern(_marked(slot, type_, self.marked[storage])), type_, epoch)
         if config.dynamic == "on":
@@ -131,9 +134,11 @@ class Sizes:
     def note(self, graph: Graph, record: Any) -> Structure:
         """A graph that was not met before: learn which of its sizes change.
 
-        `record.kept` are the slots of leaves that were the same tensor in the next step: parameters
-        and the like. Another size of one of them is another model.
+        `record.kept` are the slots of leaves that were the same tensor in the next step. Another
+        size of one of them, or of a parameter, is another model, or another tensor's turn in a loop
+        over all of them.
         """
+        fixed = {slot for slot, storage in record.leaves.items() if storage() in self.fixed}
         name = _structure_name(graph)
         structure = self.structures.get(name)
         if structure is None:
@@ -141,7 +146,7 @@ class Sizes:
             if len(self.structures) > MAX_STRUCTURES:
                 self.structures.popitem(last=False)
         self.structures.move_to_end(name)
-        if structure.meet(graph, record):
+        if structure.meet(Seen(graph, record, fixed), graph):
             self._learn(structure)
         return structure
 
@@ -231,10 +236,10 @@ def _name(arg: Any, numbers: dict[Value, int]) -> Any:
 class Seen:
     """The sizes of one graph: the types of its values, and the numbers among its arguments."""
 
-    __slots__ = ("leaves", "numbers", "record", "types")
+    __slots__ = ("fixed", "leaves", "numbers", "record", "types")
 
-    def __init__(self, graph: Graph, record: Any) -> None:
-        self.record = record
+    def __init__(self, graph: Graph, record: Any, fixed: set[int]) -> None:
+        self.record, self.fixed = record, fixed
         values = [*graph.inputs, *(output for node in graph.nodes for output in node.outputs)]
         self.types = [getattr(value.type, "concrete", value.type) for value in values]
         self.leaves = {
@@ -246,7 +251,7 @@ class Seen:
 
     def is_like(self, other: Seen) -> bool:
         """What differs has come anew with every step."""
-        lasting = self.record.kept & self.leaves.keys()
+        lasting = (self.record.kept | self.fixed | other.fixed) & self.leaves.keys()
         return all(other.leaves[slot] is self.leaves[slot] for slot in lasting)
 
 
@@ -265,9 +270,8 @@ class Structure:
         self.graph: Graph | None = None  # the first of them
         self.seen: list[Seen] = []
 
-    def meet(self, graph: Graph, record: Any) -> bool:
+    def meet(self, seen: Seen, graph: Graph) -> bool:
         """Remember the sizes of a graph; whether they are new, and not the first."""
-        seen = Seen(graph, record)
         self.seen = [known for known in self.seen if known.is_like(seen)]
         if any(known.leaves == seen.leaves for known in self.seen):
             return False

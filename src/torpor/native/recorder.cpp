@@ -257,7 +257,7 @@ static bool are_apart(const Op& op, const Call& call, const Targets& targets) {
     for (const Operand& other : call.operands()) {
       if (target == nullptr || &other == target) continue;
       if (other.storage.get() != target->storage.get()) continue;
-      const bool itself = other.tensor == target->tensor && !written.by_keyword;
+      const bool itself = other.tensor == target->tensor && written.may_repeat;
       if (!itself || op.kinds[other.argument] == Kind::tensors) return false;
     }
   }
@@ -285,8 +285,8 @@ static bool can_be_written(
 }
 
 static void count(const Op& op) {
-  const long long calls = PyLong_AsLongLong(PyList_GET_ITEM(op.cell, 0));
-  PyList_SetItem(op.cell, 0, checked(PyLong_FromLongLong(calls + 1)).release());
+  const long long calls = PyLong_AsLongLong(PyList_GET_ITEM(op.calls, 0));
+  PyList_SetItem(op.calls, 0, checked(PyLong_FromLongLong(calls + 1)).release());
 }
 
 static at::Tensor result(
@@ -858,56 +858,83 @@ static size_t take_number(PyObject* tuple, Py_ssize_t place) {
   return number;
 }
 
-// What becomes of the outputs of an op's nodes: triples (make, is a list, argument), then pairs
-// (argument written to, is keyword-only).
-static void take_results(Op& op, PyObject* returns, PyObject* written) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(returns); ++i) {
-    PyObject* one = PyTuple_GET_ITEM(returns, i);
+// -- signatures: what `ops.signature` derives of an op ---------------------------------------------
+
+static Ref attribute(PyObject* object, const char* name) {
+  return checked(PyObject_GetAttrString(object, name));
+}
+
+static bool take_flag(PyObject* object, const char* name) {
+  return attribute(object, name).get() == Py_True;
+}
+
+static size_t take_position(PyObject* object, const char* name) {
+  const size_t number = PyLong_AsSize_t(attribute(object, name).get());
+  if (PyErr_Occurred()) fail();
+  return number;
+}
+
+// What becomes of the outputs of an op's nodes: `Signature.results`, then `Signature.written`.
+static void take_results(Op& op, PyObject* signature) {
+  Ref results = attribute(signature, "results");
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results.get()); ++i) {
+    PyObject* one = PyTuple_GET_ITEM(results.get(), i);
     const Return made{
-        static_cast<Make>(take_number(one, 0)), take_number(one, 1) != 0, take_number(one, 2)};
+        static_cast<Make>(take_position(one, "make")), take_flag(one, "is_list"),
+        take_position(one, "argument")};
     const bool is_output = made.make != Make::argument && made.make != Make::length;
     op.alone += is_output && !made.is_list;
     op.has_list = op.has_list || (is_output && made.is_list);
     op.has_fresh = op.has_fresh || made.make == Make::fresh;
     op.returns.push_back(made);
   }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(written); ++i) {
-    PyObject* one = PyTuple_GET_ITEM(written, i);
-    op.written.push_back({take_number(one, 0), take_number(one, 1) != 0});
+  Ref written = attribute(signature, "written");
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(written.get()); ++i) {
+    PyObject* one = PyTuple_GET_ITEM(written.get(), i);
+    op.written.push_back({take_position(one, "argument"), take_flag(one, "may_repeat")});
   }
 }
 
-// add(name, overload, kinds, returns, written, grad_mode, grads, attributes, recorder, nodes, cell,
-// promoted): record calls of an op here; False if its arguments are of a kind that is not known here.
+// What ends an op's keys: `Signature.extra`.
+static void take_extra(Op& op, PyObject* signature) {
+  Ref extra = attribute(signature, "extra");
+  op.grad_mode = take_flag(extra.get(), "grad_mode");
+  Ref grads = attribute(extra.get(), "requires_grad");
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(grads.get()); ++i) {
+    op.grads.push_back(take_number(grads.get(), i));
+  }
+}
+
+// add(name, overload, recording, attributes, recorder, promoted): record calls of an op here, as its
+// `Recording` says; False if its arguments are of a kind that is not known here.
 static PyObject* add(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
-  const char *name, *overload, *kinds;
-  int grad_mode;
-  PyObject *returns, *written, *grads, *attributes, *recorder, *nodes, *cell, *promoted;
+  const char *name, *overload;
+  PyObject *recording, *attributes, *recorder, *promoted;
   if (!PyArg_ParseTuple(
-          arguments, "sssO!O!pO!O!OO!O!O", &name, &overload, &kinds, &PyTuple_Type, &returns,
-          &PyTuple_Type, &written, &grad_mode, &PyTuple_Type, &grads, &PyDict_Type, &attributes,
-          &recorder, &PyDict_Type, &nodes, &PyList_Type, &cell, &promoted)) {
+          arguments, "ssOO!OO", &name, &overload, &recording, &PyDict_Type, &attributes, &recorder,
+          &promoted)) {
     return nullptr;
   }
   World& w = world();
   const OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
   const auto& schema = handle.schema().arguments();
   auto op = std::make_unique<Op>();
+  Ref signature = attribute(recording, "signature");
+  Ref letters = attribute(signature.get(), "kinds");
+  const char* kinds = PyUnicode_AsUTF8(letters.get());
+  if (kinds == nullptr) return nullptr;
   for (size_t i = 0; i < schema.size(); ++i) {
     const Kind kind = kind_of(kinds[i], schema[i]);
     if (has_odd_default(kind, schema[i])) Py_RETURN_FALSE;
     op->kinds.push_back(kind);
   }
-  take_results(*op, returns, written);
-  op->grad_mode = grad_mode;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(grads); ++i) {
-    op->grads.push_back(take_number(grads, i));
-  }
+  take_results(*op, signature.get());
+  take_extra(*op, signature.get());
   op->attributes = Py_NewRef(attributes);
   op->recorder = Py_NewRef(recorder);
-  op->nodes = Py_NewRef(nodes);
-  op->cell = Py_NewRef(cell);
+  op->nodes = attribute(recording, "nodes").release();
+  op->calls = attribute(recording, "calls").release();
   op->promoted = Py_NewRef(promoted);
   const Op* made = op.release();
   const bool is_new = w.ops.count(handle) == 0;

@@ -32,7 +32,7 @@ struct Wrapper {
   c10::DispatchKeySet keys;
 };
 
-// What a recorder makes of an output of the node it found: the kinds of `trace.native.Make`.
+// What a recorder makes of an output of the node it found: the kinds of `ops.signature.Make`.
 enum class Make { fresh, view, alias, argument, length };
 
 // One result of an op; a list takes all outputs that nothing else takes.
@@ -45,7 +45,7 @@ struct Return {
 // An argument that is written to.
 struct Written {
   size_t argument;
-  bool by_keyword;  // `out=`: it must not even be one of the other arguments
+  bool may_repeat;  // it may be another argument too: not `out=`, not where indices say
 };
 
 // How an argument enters a key: the kinds of `ops.spec.ArgKind`, and plain ones that are named.
@@ -67,7 +67,7 @@ struct Op {
   PyObject* attributes;  // of the torch op: its Python recorder is among them
   PyObject* recorder;
   PyObject* nodes;
-  PyObject* cell;  // where calls are counted
+  PyObject* calls;  // where they are counted
   PyObject* promoted;  // finds nodes by keys whose numbers are run-time inputs, or None
 };
 

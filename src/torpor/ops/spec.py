@@ -246,7 +246,7 @@ def read_spec(target: OpOverload) -> OpSpec:
     kind = TABLE.kind(name, target, arguments)
     kind.target, kind.parameters = target, arguments
     mode = _mode(target, name, returns)
-    promotable = target._opname not in rules.NOT_PROMOTABLE
+    promotable = mode is not Mode.RANDOM and target._opname not in rules.NOT_PROMOTABLE
     return OpSpec(kind, target, arguments, returns, mutated, mode, promotable)
 
 

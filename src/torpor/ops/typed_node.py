@@ -1,12 +1,12 @@
 """Nodes by their op's own names and types: one class for each overload.
 
-    >>> from torpor.ops._generated.nodes import AddTensor
+    >>> from torpor.ops.nodes import AddTensor
     >>> total = AddTensor.create(x, y, alpha=2)      # finds the interned node, or makes it
     >>> total.alpha, AddTensor.can_be_reused(total.node, x, y, alpha=2)
     (2, True)
 
-The classes are made on first use from the op's spec. Names, arguments and their types stand in the
-generated stub (`ops/_generated/nodes.pyi`), for type checkers and editors.
+The classes are made on first use from the op's spec: those of ATen in `ops.nodes`, those of a
+backend in the package that `torpor codegen` writes for it.
 
 Nodes are shared with recorders: who makes them while other threads record holds the trace's lock.
 """
@@ -14,6 +14,7 @@ Nodes are shared with recorders: who makes them while other threads record holds
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias
 
@@ -24,7 +25,7 @@ from torpor.ir.node import TABLE, Node, Value, values_in
 from torpor.ir.types import ScalarType, TensorType
 from torpor.ops.infer import infer, physical_device
 from torpor.ops.keys import key_of
-from torpor.ops.spec import OpSpec, spec_of
+from torpor.ops.spec import Mode, OpSpec, spec_of
 from torpor.ops.text import find_op
 
 Number: TypeAlias = bool | int | float | complex
@@ -178,13 +179,30 @@ def class_finder(module: str, ops: Mapping[str, str]) -> Callable[[str], type[Ty
         if name not in ops:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         if name not in made:
-            made[name] = _node_class(module, name, ops[name])
+            made[name] = node_class(module, name, ops[name])
         return made[name]
 
     return find
 
 
-def _node_class(module: str, name: str, op: str) -> type[TypedNode]:
+def can_be_node(spec: OpSpec) -> bool:
+    """Calls of the op can be nodes: it draws, reads and resizes nothing."""
+    return spec.mode in (Mode.RECORD, Mode.VIEW)
+
+
+def class_name(base: str, overload: str) -> str:
+    """The class of an overload, as LTC forms it: `AddTensor`, `NativeLayerNorm`, `AddTensor_`.
+
+    The underscores that tell ops apart are kept: those in front, and that of in-place ops.
+    """
+    front = len(base) - len(base.lstrip("_"))
+    end = "_" if base.endswith("_") or overload.endswith("_") else ""
+    words = re.split("_+", f"{base.strip('_')}_{overload}")
+    return "_" * front + "".join(w[:1].upper() + w[1:] for w in words) + end
+
+
+def node_class(module: str, name: str, op: str) -> type[TypedNode]:
+    """Make the class of an op, to be found in `module` under `name`."""
     try:
         spec = spec_of(find_op(op))
     except GraphError as error:  # an op that this torch does not have

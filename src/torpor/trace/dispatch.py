@@ -24,14 +24,9 @@ from torpor.trace.eager import (
     run_on_plain_device,
     try_on_zeros,
 )
+from torpor.trace.overlap import WritesPlain
 from torpor.trace.random import random_recorder
-from torpor.trace.recorder import (
-    CutFirst,
-    ForeignTensor,
-    LeavesDevice,
-    WritesPlain,
-    make_recorder,
-)
+from torpor.trace.recorder import CutFirst, ForeignTensor, LeavesDevice, make_recorder
 from torpor.trace.site import site
 from torpor.trace.tensor import LazyTensor
 

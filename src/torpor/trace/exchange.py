@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torpor import _torch
+from torpor.execute.sizes import SIZES
 from torpor.trace.methods import same_storage
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import plain_copy, wrap_data
@@ -47,6 +48,8 @@ def exchange(held: torch.Tensor, new: torch.Tensor) -> None:
             "was not run backward holds it; drop the loss, or move before forward"
         )
     _swap(held, new)
+    if isinstance(held, LazyTensor):
+        SIZES.fixed.add(held._lazy_storage)
 
 
 def _fitting(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -6,24 +6,23 @@ What they draw is drawn when it is recorded, as all random numbers are, or later
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torpor import _torch, config
+from torpor import _torch
 from torpor.backend.registry import get_backend
 from torpor.execute.storage import TRACE, LazyStorage
-from torpor.ir.node import Node, Value
+from torpor.ir.node import Value
 from torpor.ir.types import TensorType
 from torpor.ops import draws
 from torpor.ops.spec import OpSpec, ReturnKind, spec_of
 from torpor.trace.dispatch import special
 from torpor.trace.random import random_recorder
-from torpor.trace.recorder import CutFirst, as_bound, make_recorder, other_value
+from torpor.trace.recorder import make_recorder, tensor_value
 from torpor.trace.recurrent import packed
 from torpor.trace.tensor import LazyTensor
-from torpor.trace.values import apply, make_node, physical, value_of
+from torpor.trace.values import apply, physical
 from torpor.trace.wrap import data_storage, wrap_data, wrap_value
 
 aten = torch.ops.aten
@@ -60,7 +59,7 @@ def _record_attention(op: Any, drawing: draws.Drawing | None = None) -> None:
     """Record an attention kernel, also with dropout where its turn to draw can be reserved."""
     spec = spec_of(op)
     at_once = random_recorder(spec)
-    recorded = make_recorder(spec, finish=_finish, miss=_make_miss(spec), lengths=_LENGTHS)
+    recorded = make_recorder(spec, lengths=_LENGTHS)
 
     @special(spec.name, usual=recorded)  # what is drawn is under no key of `recorded`
     def attention(*args: Any, **kwargs: Any) -> Any:
@@ -80,28 +79,6 @@ def _length(tensor: torch.Tensor) -> int:
     return tensor.shape[2]
 
 
-def _make_miss(spec: OpSpec) -> Callable[[tuple[Any, ...], tuple[Any, ...]], Node]:
-    """What is called for a key that is not in the table; its numbers stay constants."""
-    kinds = tuple(a.kind for a in spec.arguments)
-
-    def miss(key: tuple[Any, ...], raw: tuple[Any, ...]) -> Node:
-        if TRACE.misses > config.max_trace_nodes:
-            raise CutFirst
-        return make_node(spec, key, list(map(as_bound, kinds, key, raw)))
-
-    return miss
-
-
-def _finish(spec: OpSpec, node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The results of a node, with the lengths among them."""
-    outputs = iter(node.outputs)
-    numbers = (_length(args[position]) for position in _LENGTHS)
-    return tuple(
-        next(numbers) if returned.kind is ReturnKind.OTHER else wrap_value(next(outputs))
-        for returned in spec.returns
-    )
-
-
 def _recorded_in_turn(spec: OpSpec, bound: list[Any], drawing: draws.Drawing) -> tuple[Any, ...]:
     """The same of an op that draws when it runs."""
     seed, offset = _TURNS.next(spec, bound)
@@ -111,15 +88,11 @@ def _recorded_in_turn(spec: OpSpec, bound: list[Any], drawing: draws.Drawing) ->
     ]
     with TRACE.lock:
         turn = [_TURNS.leaf_of(seed), TRACE.leaf_value(_number(offset))]
-        values = [_value(a) if isinstance(a, torch.Tensor) else a for a in bound]
+        values = [tensor_value(a) if isinstance(a, torch.Tensor) else a for a in bound]
         node = apply(drawing.target, turn + values)
         for place, output in zip(drawing.tensors, node.outputs, strict=True):
             results[place] = wrap_value(output)
     return tuple(results)
-
-
-def _value(tensor: torch.Tensor) -> Any:
-    return value_of(tensor) if isinstance(tensor, LazyTensor) else other_value(tensor)
 
 
 class _Turns:

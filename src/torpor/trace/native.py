@@ -1,7 +1,7 @@
 """The native recorder stands in front of the Python recorders, if it is there.
 
-Each op whose recorder is generated is told to it when its recorder is made. It records what was met
-before; everything else comes to Python as if it did not exist (`native/recorder.cpp`).
+Each op is told to it when its recorder is made: both read the op's signature. It records what was
+met before; everything else comes to Python as if it did not exist (`native/recorder.cpp`).
 
 It may come late: while it is built, Python records. It is a cache of what Python does, with the
 same nodes, storages and keys, so the program may go on with it from any point where no op is being
@@ -10,15 +10,12 @@ recorded: at a cut, under the trace's lock.
 
 from __future__ import annotations
 
-import enum
 import logging
-import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from types import FunctionType
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final
 
 import torch
 
@@ -33,12 +30,12 @@ from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import LEAF, TABLE, Node, OpKind, Value
 from torpor.ir.types import SymbolicType, TensorType
 from torpor.ops.keys import number_key
-from torpor.ops.recorders import ALIASES
-from torpor.ops.spec import ArgKind, OpSpec, Return, ReturnKind, spec_of
+from torpor.ops.signature import Make
+from torpor.ops.spec import OpSpec, spec_of
 from torpor.trace import dispatch, whole
 from torpor.trace.hooks import MODULE_CALLS
 from torpor.trace.mode import LazyMode
-from torpor.trace.recorder import make_recorder
+from torpor.trace.recorder import Recording, make_recorder
 from torpor.trace.scalars import promoted_finder
 from torpor.trace.tensor import LazyTensor, View
 from torpor.trace.wrap import wrap_storage
@@ -49,80 +46,6 @@ PAUSE = 1.0
 """Seconds between two looks for a library that is being built."""
 
 _LOG = logging.getLogger(__name__)
-
-_KINDS = {
-    ArgKind.TENSOR: "t", ArgKind.TENSORS: "T", ArgKind.PLAIN: "p", ArgKind.PLAINS: "P",
-    ArgKind.FLOAT: "n", ArgKind.SCALAR: "n", ArgKind.FLOATS: "N", ArgKind.SCALARS: "N",
-    ArgKind.OPAQUE: "o",
-}  # fmt: skip
-
-
-class Make(enum.IntEnum):
-    """What a recorder makes of an output; the same names, in the same order, as in C++."""
-
-    FRESH = 0
-    VIEW = 1
-    ALIAS = 2
-    ARGUMENT = 3
-    LENGTH = 4
-
-
-class Results(NamedTuple):
-    """What a recorder does with its node, whose outputs are new results, then what is written."""
-
-    returns: tuple[tuple[Make, bool, int], ...]  # is it a list; the argument it views or is
-    written: tuple[tuple[int, bool], ...]  # argument; is it `out=`
-
-
-def results_of(spec: OpSpec, lengths: Sequence[int] = ()) -> Results | None:
-    """What the recorder of an op does with its node; None if C++ cannot do it.
-
-    `lengths` are the arguments whose lengths are the results that are no tensors.
-    """
-    if sum(r.kind is ReturnKind.OTHER for r in spec.returns) not in (0, len(lengths)):
-        return None
-    views = [r for r in spec.returns if r.kind is ReturnKind.VIEW]
-    lists = [r for r in spec.returns if r.is_list and r.kind is not ReturnKind.ARGUMENT]
-    of_tensors = all(spec.arguments[r.argument].kind is ArgKind.TENSOR for r in views)
-    if (views and spec.mutated) or len(lists) > 1 or not of_tensors:
-        return None
-    numbers = iter(lengths)
-    return Results(
-        tuple((_make(spec, r), r.is_list, _argument(r, numbers)) for r in spec.returns),
-        tuple((i, spec.arguments[i].keyword_only) for i in spec.mutated),
-    )
-
-
-def _make(spec: OpSpec, returned: Return) -> Make:
-    if returned.kind is ReturnKind.VIEW:
-        return Make.ALIAS if spec.name in ALIASES else Make.VIEW
-    if returned.kind is ReturnKind.OTHER:
-        return Make.LENGTH
-    return Make.FRESH if returned.kind is ReturnKind.FRESH else Make.ARGUMENT
-
-
-def _argument(returned: Return, numbers: Iterator[int]) -> int:
-    return next(numbers) if returned.kind is ReturnKind.OTHER else max(returned.argument, 0)
-
-
-_REQUIRES_GRAD = re.compile(r"a(\d+)\.requires_grad")
-
-
-def flags_in(also: str) -> tuple[bool, tuple[int, ...]] | None:
-    """The grad mode and the arguments whose need of a gradient end a key; None if other things do.
-
-    `also` is the further part of the key that a recorder was made with.
-    """
-    parts = also.strip("()").replace("grad_on()", "grad_on").replace("grad_on(", "grad_on")
-    grads = []
-    names = [name for name in parts.split(", ") if name]
-    for name in names:
-        found = _REQUIRES_GRAD.fullmatch(name)
-        if found is not None:
-            grads.append(int(found[1]))
-        elif name != "grad_on":
-            return None
-    return "grad_on" in names, tuple(grads)
 
 
 class Front:
@@ -251,21 +174,33 @@ FIRST_RESULTS: Final = (
 
 
 def tell(library: Any, spec: OpSpec, recorder: Any) -> bool:
-    """Let `library` stand in front of `recorder` if it is, or ends in, a generated one."""
-    generated = dispatch.USUAL.get(recorder, recorder)
-    names = generated.__globals__ if type(generated) is FunctionType else {}
-    results = results_of(spec, names.get("lengths", ()))
-    if results is None or names.get("spec") is not spec:
+    """Let `library` stand in front of `recorder` if it is, or ends in, one with a signature."""
+    recording = getattr(dispatch.USUAL.get(recorder, recorder), "recording", None)
+    if recording is None or recording.signature.spec is not spec or not can_be_native(recording):
         return False
-    flags = flags_in(names["also"])
-    return flags is not None and bool(
+    schema = spec.target._schema
+    finder = promoted_finder(spec) if recording.nodes is spec.kind.nodes else None
+    return bool(
         library.add(
-            spec.target._schema.name, spec.target._schema.overload_name,
-            "".join(_KINDS[a.kind] for a in spec.arguments), *results, *flags,
-            vars(spec.target), recorder, names["nodes"], names["cell"],
-            promoted_finder(spec) if names["nodes"] is spec.kind.nodes else None,
+            schema.name, schema.overload_name, recording, vars(spec.target), recorder, finder
         )
     )  # fmt: skip
+
+
+def can_be_native(recording: Recording) -> bool:
+    """C++ can do what the signature says: no draw, one kind of memory, one list among results."""
+    signature = recording.signature
+    views = [r for r in signature.results if r.make in (Make.VIEW, Make.ALIAS)]
+    lists = [r for r in signature.results if r.is_list and r.make is not Make.ARGUMENT]
+    of_tensors = all(signature.kinds[r.argument] == "t" for r in views)
+    lengths_known = all(r.argument >= 0 for r in signature.results)
+    return (
+        not signature.extra.draw
+        and lengths_known
+        and of_tensors
+        and len(lists) <= 1
+        and not (views and signature.written)
+    )
 
 
 def _names() -> dict[str, Any]:
@@ -359,10 +294,10 @@ def _compare(library: Any, op: Any, types: list[TensorType], *args: Any, **kwarg
     spec = spec_of(op)
     nodes: dict[Any, Node] = {}
 
-    def miss(key: tuple[Any, ...], raw: tuple[Any, ...]) -> Node:
+    def make(key: tuple[Any, ...], raw: tuple[Any, ...]) -> Node:
         return nodes.setdefault(key, Node(spec.kind, key, (), tuple(types)))
 
-    recorder = make_recorder(spec, nodes=nodes, miss=miss, cell=[0], cut=_nothing)
+    recorder = make_recorder(spec, nodes=nodes, make=make, calls=[0], cut=_nothing)
     _torch.set_op_attribute(op, "_torpor_record", recorder)
     if not tell(library, spec, recorder):
         raise NativeError(f"the native recorder does not take {spec.name}")

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 
 from torpor.execute import sync
+from torpor.execute.sizes import SIZES
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.execute.transaction import on_failure
 from torpor.ir.node import Value
@@ -40,6 +41,7 @@ def note_step(optimizer: Any) -> None:
     """A step was recorded: should it fail, all goes back that the trace does not know."""
     if optimizer not in _KNOWN:
         _KNOWN.add(optimizer)
+        SIZES.fixed.update(t._lazy_storage for t in _parameters(optimizer))
         if _has_plain_tensors_beside_step(optimizer):
             _KEPT[optimizer] = {}
     TRACE.undo.append(_Step(optimizer))
@@ -109,6 +111,11 @@ def _has_failed(tensor: Any) -> bool:
         return False
     data = tensor._lazy_storage.data
     return data is not None and data.error is not None
+
+
+def _parameters(optimizer: Any) -> Iterator[LazyTensor]:
+    for group in optimizer.param_groups:
+        yield from (p for p in group["params"] if type(p) is LazyTensor)
 
 
 def _tensors(optimizer: Any) -> Iterator[Any]:

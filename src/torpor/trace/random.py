@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torpor import config
 from torpor.backend.registry import get_backend
-from torpor.execute.storage import TRACE
-from torpor.ir.node import Node
+from torpor.ops.signature import Extra
 from torpor.ops.spec import OpSpec
 from torpor.trace.eager import run_random
-from torpor.trace.recorder import CutFirst, as_bound, make_recorder, numbered
-from torpor.trace.values import make_node
+from torpor.trace.recorder import make_recorder, numbered
 
 
 def random_recorder(spec: OpSpec) -> Callable[..., Any]:
@@ -29,19 +26,7 @@ def random_recorder(spec: OpSpec) -> Callable[..., Any]:
         if not get_backend().draws or kwargs.get("generator") is not None:
             return run_random(spec, args, kwargs)
         if not made:
-            made.append(make_recorder(spec, also="draw()", draw=TRACE.draw, miss=_miss(spec)))
+            made.append(make_recorder(spec, extra=Extra(draw=True)))
         return made[0](*args, **kwargs)
 
     return record
-
-
-def _miss(spec: OpSpec) -> Callable[[tuple[Any, ...], tuple[Any, ...]], Node]:
-    kinds = tuple(a.kind for a in spec.arguments)
-
-    def miss(key: tuple[Any, ...], raw: tuple[Any, ...]) -> Node:
-        if TRACE.misses > config.max_trace_nodes:
-            raise CutFirst
-        *arguments, _ = key
-        return make_node(spec, key, list(map(as_bound, kinds, arguments, raw)))
-
-    return miss

@@ -76,7 +76,7 @@ CALLERS = 5
 def place() -> int:
     """A number for the lines of the innermost calls outside torpor, on this thread."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED[0]):
+    while frame is not None and frame.f_code.co_filename.startswith((_SKIPPED[0], "<torpor")):
         frame = frame.f_back
     calls = [threading.get_ident()]
     while frame is not None and len(calls) <= 2 * CALLERS:

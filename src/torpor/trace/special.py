@@ -17,7 +17,8 @@ from torpor.ops.spec import spec_of
 from torpor.ops.strides import overlaps_in_part
 from torpor.trace.dispatch import special
 from torpor.trace.eager import count_sync, writable, write_data
-from torpor.trace.recorder import check_overlap, make_recorder
+from torpor.trace.overlap import check_overlap
+from torpor.trace.recorder import make_recorder
 from torpor.trace.site import site
 from torpor.trace.storages import on_storage
 from torpor.trace.tensor import LazyTensor

@@ -114,12 +114,6 @@ def value_of(tensor: LazyTensor) -> Value:
     return view.value if view.shows(root) else replay(view, root)
 
 
-def view_value(view: View, storage: LazyStorage, tensor: LazyTensor) -> Value:
-    """What `tensor`, a view of `storage`, shows in this trace."""
-    root = root_value(storage)
-    return view.value if view.shows(root) else replay(view, root)
-
-
 def replay(view: View, root: Value) -> Value:
     """Bring `view` up to date, and the views between it and its storage."""
     if SIZES.active and _had_other_sizes(view, root):

@@ -29,6 +29,7 @@ from torpor.ir.memo import Memo
 from torpor.ir.node import Value
 from torpor.ir.types import on_first_complex
 from torpor.ops.infer import types_in
+from torpor.ops.signature import Extra
 from torpor.ops.spec import OpSpec, spec_of
 from torpor.trace.composites import expanded_batch
 from torpor.trace.dispatch import SPECIAL
@@ -60,7 +61,7 @@ class _Parts:
         self.memo: Memo[Expansion] = Memo()
         self.templates: Memo[Template] = Memo()
 
-    def miss(self, key: tuple[Any, ...], arguments: tuple[Any, ...]) -> Expansion:
+    def make(self, key: tuple[Any, ...], arguments: tuple[Any, ...]) -> Expansion:
         """What the op comes to on arguments it was not met with."""
         if TRACE.misses > config.max_trace_nodes:
             raise CutFirst
@@ -96,13 +97,12 @@ class _Parts:
         return expansion
 
 
-def _record_parts(op: Any, parts: Callable[..., Any], also: str) -> None:
+def _record_parts(op: Any, parts: Callable[..., Any], extra: Extra) -> None:
     """Let `op` be recorded as what `parts` makes of its arguments."""
     taken = _Parts(spec_of(op), parts)
     SPECIAL[str(op)] = make_recorder(
-        taken.spec, also=also, nodes=taken.memo.young, miss=taken.miss,
-        grad_on=torch.is_grad_enabled,
-    )  # fmt: skip
+        taken.spec, extra=extra, nodes=taken.memo.young, make=taken.make
+    )
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
@@ -178,19 +178,15 @@ def _matmul_backward(grad: torch.Tensor, self: torch.Tensor, other: torch.Tensor
 _record_parts(
     aten.linear.default,
     _forward(aten.linear.default),
-    also="(grad_on(), a0.requires_grad, a1.requires_grad)",
+    Extra(grad_mode=True, requires_grad=(0, 1)),
 )
 _record_parts(
     aten.matmul.default,
     _forward(aten.matmul.default),
-    also="(grad_on(), a0.requires_grad, a1.requires_grad)",
+    Extra(grad_mode=True, requires_grad=(0, 1)),
 )
-_record_parts(
-    aten.linear_backward.default, _linear_backward, also="(a0.requires_grad, a2.requires_grad)"
-)
-_record_parts(
-    aten.matmul_backward.default, _matmul_backward, also="(a1.requires_grad, a2.requires_grad)"
-)
+_record_parts(aten.linear_backward.default, _linear_backward, Extra(requires_grad=(0, 2)))
+_record_parts(aten.matmul_backward.default, _matmul_backward, Extra(requires_grad=(1, 2)))
 
 
 # -- derivatives torch does not have of the whole op -----------------------------------------------

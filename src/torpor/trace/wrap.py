@@ -63,9 +63,13 @@ def wrap_plainly(tensor: LazyTensor) -> LazyTensor:
     return alike  # type: ignore[no-any-return]  # made by torch
 
 
-def wrap_view(storage: LazyStorage, view: View, viewed: torch.Tensor | None = None) -> LazyTensor:
+def wrap_view(
+    storage: LazyStorage,
+    view: View | None,
+    type_: TensorType,
+    viewed: torch.Tensor | None = None,
+) -> LazyTensor:
     """A tensor that looks at `storage` through `view`; `viewed` is the tensor it is a view of."""
-    type_ = view.value.type
     if viewed is not None and torch.is_inference_mode_enabled():
         tensor: Any = wrap_like(viewed, type_)
     else:
@@ -82,7 +86,8 @@ def wrap_window(storage: LazyStorage, type_: TensorType) -> LazyTensor:
     if type_ is storage.type.concrete:
         return wrap_storage(storage)
     with TRACE.lock:
-        return wrap_view(storage, window_onto(root_value(storage), type_))
+        view = window_onto(root_value(storage), type_)
+        return wrap_view(storage, view, view.value.type)
 
 
 def data_storage(tensor: torch.Tensor, device: torch.device) -> LazyStorage:

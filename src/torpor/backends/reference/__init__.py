@@ -1,4 +1,4 @@
-"""The reference backend."""
+"""The reference backend: eager's kernels behind the interface, the judge for all others."""
 
 from torpor.backends.reference.compile import ReferenceBackend
 

@@ -1,4 +1,4 @@
-"""The TorchScript backend."""
+"""The TorchScript backend: TorchScript graphs, run as they are drawn by its own executor."""
 
 from torpor.backends.torchscript.compile import (
     TorchScriptIrBuilder,

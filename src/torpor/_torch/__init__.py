@@ -1,0 +1,183 @@
+"""Everything torpor takes from inside torch: one module for each subject, re-exported here.
+
+Other packages use the names below, as `_torch.name`: which module has one is nobody else's concern,
+and a test that replaces one here replaces it for all of them. A new torch release that moves a name
+of torch's breaks one module, and the test of the same name in `tests/unit/torch_internals/` says
+which. Of each other the modules import `dispatch`, `import_hooks` and `fakes` alone.
+"""
+
+from torpor._torch.autograd import (
+    current_autograd_node,
+    end_gradients,
+    has_saved_tensors_hooks,
+    has_tangent,
+    is_differentiating_forward,
+    is_held,
+    is_in_backward,
+    is_profiler_on,
+    is_profiler_on_this_thread,
+    may_change,
+    next_sequence_number,
+    on_higher_derivatives,
+    pass_gradients_on,
+    profiler_span,
+)
+from torpor._torch.devices import (
+    accept_lazy_attention,
+    accept_lazy_autocast,
+    accept_lazy_losses,
+    attention_choice,
+    attention_switches,
+    cuda_stream,
+    end_allocating_to_pool,
+    finish_gpu,
+    forget_cublas_workspaces,
+    is_data_worker,
+    is_distributed,
+    on_default_dtype,
+    register_device_module,
+    torch_lazy_system,
+)
+from torpor._torch.dispatch import (
+    DispatchMode,
+    above_autograd,
+    as_on_another_thread,
+    below_autograd,
+    disabled_torch_function,
+    is_any_autocast_on,
+    is_python_off,
+    is_tracing,
+    is_transforming,
+    kernels,
+    modes,
+    python_on,
+    without_dispatch_modes,
+    without_modes,
+    without_torch_function,
+)
+from torpor._torch.dynamo import (
+    dynamo_backends,
+    dynamo_compiler,
+    dynamo_graphs,
+    dynamo_training_backend,
+    on_dynamo_frame,
+)
+from torpor._torch.fakes import (
+    data_dependent_errors,
+    fake_mode,
+    fakes_by_decomposition,
+    give_fake,
+    has_fake,
+    make_fakes_with,
+    new_fake_mode,
+    quiet_fakes,
+    tracing_with,
+    type_source,
+    unsupported_errors,
+)
+from torpor._torch.generators import (
+    accept_lazy_states,
+    leave_states_alone,
+    set_cuda_states_by_copies,
+)
+from torpor._torch.import_hooks import after_import, replace_function
+from torpor._torch.inductor import (
+    inductor_compile,
+    inductor_decompositions,
+    inductor_module,
+    inductor_options,
+    inductor_pickle,
+    inductor_prefers_channels_last,
+    inductor_settings,
+    inductor_unpickle,
+    last_traced_node,
+    ops_inductor_refused,
+)
+from torpor._torch.inductor_kernels import (
+    best_vectors_work,
+    forget_inductor_threads,
+    kernels_in_background,
+    load_kernel,
+    start_inductor_workers,
+    try_best_vectors,
+)
+from torpor._torch.modules import (
+    ModuleCall,
+    is_compiled,
+    module_attributes,
+    on_compile,
+    on_move,
+    on_parameter_groups,
+    on_registration,
+    prefer_foreach,
+    register_step_hook,
+    register_step_pre_hook,
+    wrap_module_call,
+    wrap_outermost_call,
+)
+from torpor._torch.ops import (
+    Kernels,
+    OpOverload,
+    OpOverloadPacket,
+    composite_ops_with_cpu_kernels,
+    custom_op_overload,
+    define_ops,
+    drop_op_attribute,
+    factory_ops,
+    is_composite,
+    is_size,
+    is_taken_op_name,
+    kernel,
+    kernel_object,
+    on_higher_order_op,
+    op_table,
+    ops_in,
+    parse_schema,
+    set_op_attribute,
+    source_of_op,
+    take_apart,
+    tree_leaves,
+    tree_map,
+)
+from torpor._torch.sizes import OpenSizes, fold_known_sizes
+from torpor._torch.storages import (
+    memory_of,
+    rebuild_parameter,
+    rebuild_tensor,
+    shares_memory,
+    typed_storage,
+    untyped,
+    users_besides,
+    users_of,
+    weak_memories,
+    window_on,
+)
+from torpor._torch.tensors import (
+    copy_each,
+    dispatch_keys,
+    has_own_dispatch,
+    lazy_keys,
+    make_wrapper,
+    on_set_data,
+    on_subclass,
+    set_conj,
+    set_metadata,
+    set_neg,
+    swap,
+    wrapped_number,
+)
+from torpor._torch.torchscript import (
+    SCRIPT_MEMORY_FORMATS,
+    SCRIPT_TYPES,
+    on_script_call,
+    on_script_move,
+    on_script_save,
+    script_as_drawn,
+    script_dtype,
+    script_function,
+    script_graph,
+    script_has_constants,
+    script_module,
+    script_owner,
+    script_tensors,
+)

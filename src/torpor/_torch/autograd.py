@@ -1,0 +1,172 @@
+"""Autograd: nodes and hooks of its graphs, who holds a leaf, forward mode, and the profiler.
+
+It reaches `torch._C._autograd`, the backward engine, and the gradient accumulators of leaves.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import _C
+from torch.autograd import profiler
+
+from torpor._torch.dispatch import is_transforming
+
+
+def has_saved_tensors_hooks() -> bool:
+    """Hooks of `torch.autograd.graph.saved_tensors_hooks` are active on this thread."""
+    return _C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def is_in_backward() -> bool:
+    """Autograd is running backward on this thread."""
+    return int(_C._current_graph_task_id()) != -1
+
+
+current_autograd_node: Callable[[], Any] = _C._current_autograd_node
+"""The node of the backward pass that is being run by this thread; None outside of one."""
+
+next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
+"""The number that autograd will give to the next node of this thread."""
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """The tensor carries a forward-mode derivative."""
+    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None if _level() else False
+
+
+def _level() -> bool:
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def is_differentiating_forward() -> bool:
+    """Forward-mode differentiation or a function transform is at work on this thread."""
+    return _level() or is_transforming()
+
+
+def on_higher_derivatives(
+    forward_mode: AbstractContextManager[Any], again: AbstractContextManager[Any]
+) -> None:
+    """Enter `forward_mode` in every forward-mode level, `again` in every backward with a graph."""
+    forward_ad: Any = torch.autograd.forward_ad
+    enter, leave = forward_ad.enter_dual_level, forward_ad.exit_dual_level
+
+    @functools.wraps(enter)
+    def enter_dual_level() -> Any:
+        level = enter()
+        forward_mode.__enter__()
+        return level
+
+    @functools.wraps(leave)
+    def exit_dual_level(*, level: int | None = None) -> None:
+        leave(level=level)
+        forward_mode.__exit__(None, None, None)
+
+    forward_ad.enter_dual_level, forward_ad.exit_dual_level = enter_dual_level, exit_dual_level
+    engine = torch.autograd.graph._engine_run_backward
+
+    @functools.wraps(engine)
+    def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if args[2]:  # gradients, keep_graph, create_graph, ...
+            with again:
+                return engine(outputs, *args, **kwargs)
+        return engine(outputs, *args, **kwargs)
+
+    for module in (torch.autograd, torch.autograd.graph):  # one imports it from the other by name
+        setattr(module, "_engine_run_backward", run_backward)  # noqa: B010  # untyped names
+
+
+_holders: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]  # not in the stubs
+
+
+def is_held(tensor: torch.Tensor) -> bool:
+    """Somebody besides its Python object holds the tensor: a graph of autograd, torch itself."""
+    return _holders(tensor) > 1
+
+
+def may_change(tensor: torch.Tensor, holders: int = 1) -> bool:
+    """No graph of autograd needs the tensor behind the object, which `holders` of torch hold.
+
+    What accumulates its gradient may hold it too: a loss that was not dropped keeps that alive. Not
+    if Python holds the accumulator: somebody has registered hooks with it.
+    """
+    if _holders(tensor) <= holders:
+        return True
+    if _holders(tensor) != holders + 1 or not tensor.is_leaf or not tensor.requires_grad:
+        return False
+    node = torch.autograd.graph.get_gradient_edge(tensor).node
+    return _holders(tensor) == holders + 1 and sys.getrefcount(node) <= _sole_references()
+
+
+@functools.cache
+def _sole_references() -> int:
+    """References to an accumulator that nobody but a graph holds, as `may_change` counts them."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.ones((), requires_grad=True)
+        kept = leaf * 2
+    node = torch.autograd.graph.get_gradient_edge(leaf).node
+    count = sys.getrefcount(node)
+    del kept
+    return count
+
+
+def end_gradients(tensor: torch.Tensor, message: str) -> bool:
+    """Let backward through graphs recorded before raise `message`; False if more than that is held.
+
+    What accumulates the gradient of a leaf holds the leaf, for as long as a graph needs it.
+    """
+    if _holders(tensor) != 2 or not tensor.is_leaf or not tensor.requires_grad:
+        return False
+    node = torch.autograd.graph.get_gradient_edge(tensor).node
+    if _holders(tensor) != 2:  # it was made by the question
+        return False
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError(message)
+
+    node.register_prehook(refuse)
+    return True
+
+
+def pass_gradients_on(
+    tensor: torch.Tensor, convert: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    """Let gradients that graphs recorded before have for `tensor` reach what it is by then.
+
+    `convert(gradient, tensor)` makes the gradient one that fits. Call it before `swap`.
+    """
+    if _holders(tensor) == 1:
+        return
+    node = torch.autograd.graph.get_gradient_edge(tensor).node
+    held = weakref.ref(tensor)
+
+    def pass_on(gradients: tuple[Any, ...]) -> tuple[None]:
+        target = held()
+        if target is not None and gradients[0] is not None:
+            gradient = convert(gradients[0], target)
+            for hook in (target._backward_hooks or {}).values():
+                changed = hook(gradient)
+                gradient = gradient if changed is None else changed
+            accumulate: Any = torch.autograd.graph.get_gradient_edge(target).node
+            accumulate(gradient)
+        return (None,)
+
+    node.register_prehook(pass_on)
+
+
+def is_profiler_on() -> bool:
+    """Some thread is being profiled by `torch.profiler`."""
+    return profiler._is_profiler_enabled
+
+
+is_profiler_on_this_thread: Callable[[], bool] = _C._autograd._profiler_enabled
+"""This thread is profiled, and by a profiler that sees no other thread."""
+
+profiler_span: Callable[[str], AbstractContextManager[Any]] = _C._profiler._RecordFunctionFast
+"""Shows its body under a name on the timeline of `torch.profiler`."""

@@ -1,0 +1,83 @@
+"""Hooks on the import of torch's modules, and functions replaced in all modules that have them.
+
+It reaches Python's import machinery and every module of torch that is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class _Imports:
+    """Calls functions with modules right after they are imported; a finder of Python's."""
+
+    def __init__(self) -> None:
+        self.hooks: dict[str, list[Callable[[Any], None]]] = {}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The spec that the other finders have for `name`, if somebody waits for it."""
+        if name not in self.hooks:
+            return None
+        others = (f for f in sys.meta_path if f is not self)
+        spec = next(filter(None, (f.find_spec(name, path, target) for f in others)), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self.hooks.pop(name))  # type: ignore[assignment]  # used like one
+        return spec
+
+
+class _Loader:
+    """A loader of Python's that calls functions with what it has loaded."""
+
+    def __init__(self, loader: Any, hooks: list[Callable[[Any], None]]) -> None:
+        self.loader = loader
+        self.hooks = hooks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def exec_module(self, module: Any) -> None:
+        """Run the module, then the functions."""
+        module.__loader__ = module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        for hook in self.hooks:
+            hook(module)
+
+
+_imports = _Imports()
+
+
+def after_import(name: str, hook: Callable[[Any], None]) -> None:
+    """Call `hook` with a module of torch's: now, or when somebody imports it."""
+    if name in sys.modules:
+        hook(sys.modules[name])
+        return
+    _imports.hooks.setdefault(name, []).append(hook)
+    if _imports not in sys.meta_path:
+        sys.meta_path.insert(0, _imports)
+
+
+def replace_function(name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let the function `module.function` of torch's be what `around` makes of it.
+
+    It is replaced wherever torch shows it under that name; nothing happens if torch has none.
+    """
+    module_name, _, attribute = name.rpartition(".")
+
+    def replace(module: Any) -> None:
+        original = getattr(module, attribute, None)
+        if original is None:
+            return
+        made = around(original)
+        for key, other in list(sys.modules.items()):
+            shown = vars(other).get(attribute)
+            shown = getattr(shown, "_torchdynamo_orig_callable", shown)  # kept from TorchDynamo
+            if _is_torchs(key) and shown is original:
+                setattr(other, attribute, made)
+
+    after_import(module_name, replace)
+
+
+def _is_torchs(module: str) -> bool:
+    return module == "torch" or module.startswith("torch.")

@@ -1,0 +1,198 @@
+"""Inductor: from a traced fx graph to compiled code, its settings, and compiled code as bytes.
+
+It reaches the tracer of `make_fx`, `compile_fx_inner`, and Inductor's cache of compiled graphs.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torpor._torch.fakes import tracing_with
+
+
+def last_traced_node() -> torch.fx.Node:
+    """The node that `make_fx` added last to the graph it is tracing on this thread."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    assert mode is not None, "called while make_fx traces"
+    graph = mode.tracer.graph
+    return next(iter(reversed(graph.nodes)), graph._root)
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """The ops that Inductor wants to be taken apart while tracing."""
+    import torch._inductor.lowering  # noqa: F401  # some decompositions take it to be there
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+def inductor_options() -> list[str]:
+    """Every setting of Inductor, by its dotted name."""
+    from torch._inductor import list_options
+
+    return list(list_options())
+
+
+_CUSTOM_PASSES = (
+    "post_grad_custom_pre_pass", "post_grad_custom_post_pass", "joint_custom_pre_pass",
+    "joint_custom_post_pass", "pre_grad_custom_pass", "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass", "custom_partitioner_fn",
+)  # fmt: skip
+
+
+def inductor_settings() -> str | None:
+    """Every setting of Inductor that changes what it makes; None if some cannot be told in text."""
+    from torch._inductor import config as settings
+
+    changes: Any = settings  # a module whose methods are made at run time
+    return _inductor_settings(changes.get_hash())
+
+
+@functools.lru_cache(maxsize=16)
+def _inductor_settings(hashed: bytes) -> str | None:
+    from torch._inductor import config as settings
+
+    changes: Any = settings
+    if any(getattr(settings, name, None) for name in _CUSTOM_PASSES):
+        return None
+    text = repr(sorted(changes.save_config_portable(ignore_private_configs=False).items()))
+    return None if " at 0x" in text else text
+
+
+def inductor_compile(
+    module: torch.fx.GraphModule,
+    inputs: list[torch.Tensor],
+    mode: Any,
+    options: dict[str, Any],
+) -> Any:
+    """Compile a functional graph of ATen ops on fake inputs; the result takes a list of tensors.
+
+    `mode` is the inputs' fake-tensor mode. Results have the strides of the graph's own.
+    """
+    from torch._inductor import config as settings
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+    from torch._inductor.virtualized import V
+
+    _mend_local_buffers()
+    with settings.patch(options), tracing_with(mode), torch.no_grad():
+        with mode, V.set_fake_mode(mode):
+            module = _recursive_joint_graph_passes(module) or module
+        (output,) = (node for node in module.graph.nodes if node.op == "output")
+        output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+        return compile_fx_inner(
+            module,
+            inputs,
+            cudagraphs=BoxedBool(False),
+            is_inference=True,
+        )
+
+
+@functools.cache
+def _mend_local_buffers() -> None:
+    """Let Inductor fuse loops over rows through a buffer of one row where rows come one by one.
+
+    Its C++ goes over sixteen rows at once as well: each writes over the one before it (torch 2.11
+    to 2.13). Such loops are then compiled without the buffer, as others are that do not match.
+    """
+    from torch._inductor.codegen import cpp
+    from torch._inductor.virtualized import V
+
+    fused: Any = cpp.OuterLoopFusedSchedulerNode
+    may_fuse = fused.check_outer_fusion_loop_level_attr
+
+    @functools.wraps(may_fuse)
+    def check(self: Any, kernels: Any, depth: int) -> bool:
+        if getattr(V.local_buffer_context, "local_buffers", None):
+            loops = [loop for kernel in kernels for loop in kernel.loop_nest.loops[:depth]]
+            if any(loop.steps != 1 for loop in loops):
+                return False
+        return bool(may_fuse(self, kernels, depth))
+
+    fused.check_outer_fusion_loop_level_attr = check
+
+
+def inductor_prefers_channels_last(module: torch.fx.GraphModule) -> bool:
+    """Whether Inductor would rather have the channels of pictures side by side.
+
+    It says so of graphs with convolutions; their derivatives alone take things as they come.
+    """
+    op = torch.ops.aten.convolution.default
+    if not module.graph.find_nodes(op="call_function", target=op):
+        return False
+    from torch._inductor.graph import GraphLowering
+
+    return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
+
+
+_REFUSED_OP = re.compile(r"^\s*target: ([\w.]+)", re.MULTILINE)
+
+
+def ops_inductor_refused(error: BaseException) -> set[str]:
+    """The ATen ops that Inductor could not lower, read off its error."""
+    return set(_REFUSED_OP.findall(str(error)))
+
+
+_BEYOND_SOURCE = (
+    # what code may need beside its source and its constants
+    "inputs_to_check", "torchbind_constants", "opaque_value_type_classes", "frozen_param_names",
+    "_wrap_compiled_regions",
+)  # fmt: skip
+
+
+def inductor_module(code: Any) -> tuple[str, dict[str, Any], dict[str, torch.Tensor]] | None:
+    """The Python source that Inductor made, the names in it once it has run, and its constants.
+
+    None if that is not all `code` needs: it is for a GPU, or it is not Inductor's.
+    """
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if not isinstance(code, CompiledFxGraph):
+        return None
+    on_gpu = not set(code.device_types) <= {"cpu", "meta"}
+    if on_gpu or any(getattr(code, name, None) for name in _BEYOND_SOURCE):
+        return None
+    for module in reversed(PyCodeCache.modules):
+        if getattr(module, "key", None) == code.cache_key:
+            return code.source_code, vars(module), dict(code.constants or {})
+    return None
+
+
+def inductor_pickle(code: Any) -> bytes | None:
+    """What `inductor_compile` returned as Inductor's own cache keeps it; None if it cannot."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if not isinstance(code, CompiledFxGraph):
+        return None
+    kept = copy.copy(code)
+    kept.prepare_for_serialization()
+    return pickle.dumps(kept)
+
+
+def inductor_unpickle(data: bytes, inputs: list[torch.Tensor], mode: Any) -> Any:
+    """The code that `inductor_pickle` was given; `data` are run: they have to be trusted.
+
+    `inputs` are fake tensors of `mode` like those it was compiled for.
+    """
+    from torch._inductor.codecache import FxGraphCache
+    from torch._inductor.output_code import CompiledFxGraphConstants
+    from torch._inductor.utils import BoxedBool
+
+    constants = CompiledFxGraphConstants()
+    code, _ = FxGraphCache.cache_hit_post_compile(pickle.loads(data), {}, constants)
+    if code is None:
+        raise RuntimeError("Inductor could not restore the code")
+    options: Any = {**code.fx_kwargs, "cudagraphs": BoxedBool(False), "is_backward": False}
+    with tracing_with(mode), torch.no_grad():
+        code.post_compile(inputs, constants, options)
+    return code

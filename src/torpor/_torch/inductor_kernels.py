@@ -1,0 +1,130 @@
+"""Inductor's kernels: the workers that compile them, vector instructions, and loading them.
+
+It reaches `AsyncCompile` and its pools, `cpu_vec_isa`, and the shared libraries of kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from torch import _C
+
+_in_background = threading.local()
+
+
+@contextmanager
+def kernels_in_background() -> Iterator[Callable[[], None]]:
+    """Inductor goes on while kernels are compiled; the function that is given waits for all.
+
+    What Inductor compiles on this thread meanwhile must not run before. A kernel that cannot be
+    compiled is an error of that function.
+    """
+    wait = _patched_wait()
+    waiting: list[tuple[Any, dict[str, Any]]] = []
+
+    def finish() -> None:
+        for compiler, names in waiting:
+            wait(compiler, names)
+
+    _in_background.kernels = waiting
+    try:
+        yield finish
+    finally:
+        _in_background.kernels = None
+
+
+@functools.cache
+def _patched_wait() -> Callable[[Any, dict[str, Any]], None]:
+    """Let Inductor ask whether to wait for kernels; how it waits."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    compiler: Any = AsyncCompile  # there is no setting for it
+    wait: Callable[[Any, dict[str, Any]], None] = compiler.wait
+
+    def wait_now_or_later(self: Any, scope: dict[str, Any]) -> None:
+        waiting = getattr(_in_background, "kernels", None)
+        if waiting is None:
+            wait(self, scope)
+        else:
+            waiting.append((self, scope))
+
+    compiler.wait = wait_now_or_later
+    return wait
+
+
+@functools.cache
+def start_inductor_workers() -> None:
+    """Start the processes that compile kernels for GPUs; until they run, kernels wait for another.
+
+    It does not wait for them.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    workers: Any = AsyncCompile
+    workers.use_process_pool()
+
+
+def forget_inductor_threads() -> None:
+    """After a fork: let Inductor make the threads anew that call the C++ compiler.
+
+    It does so for its processes alone, and would wait for threads that the child does not have.
+    """
+    module = sys.modules.get("torch._inductor.async_compile")
+    if module is not None:
+        module.AsyncCompile.pool.cache_clear()
+
+
+def best_vectors_work() -> bool:
+    """The C++ compiler can use the widest vectors of this processor: no others need be tried.
+
+    Inductor would try all of them, one after the other, and then take the widest.
+    """
+    return try_best_vectors().result()
+
+
+@functools.cache
+def try_best_vectors() -> Future[bool]:
+    """Find out in the background."""
+    from torch._inductor import codecache, cpp_builder, cpu_vec_isa  # noqa: F401  # are all used
+
+    has = cpu_vec_isa.x86_isa_checker()
+    fitting = (i for i in cpu_vec_isa.supported_vec_isa_list if set(str(i).split()) <= {*has})
+    widest = next(fitting, False)
+    if "ATEN_CPU_CAPABILITY" in os.environ:  # others were chosen
+        widest = False
+    thread = ThreadPoolExecutor(1)
+    try:
+        return thread.submit(bool, widest)
+    finally:
+        thread.shutdown(wait=False)
+
+
+_loads = itertools.count()
+
+
+def load_kernel(name: str, path: str) -> Any:
+    """The module `name` in a shared library that Inductor made of C++.
+
+    It is loaded under a name of its own: Inductor takes for its own what it finds under that name.
+    """
+    pointer = _C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]  # not in the stubs
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(pointer)
+    own = f"torpor_kernel_{next(_loads)}.{name.rpartition('.')[2]}"
+    spec = importlib.util.spec_from_file_location(own, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no shared library")
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.modules.pop(own, None)
+    return module

@@ -1,0 +1,186 @@
+"""Modules and optimizers: how they are called, moved, compiled and stepped.
+
+It reaches private methods and hooks of `nn.Module`, and how optimizers choose foreach and fused.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import _C
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+
+def on_move(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace `nn.Module._apply`, which moves and casts modules, by what `around` makes of it."""
+    module: Any = torch.nn.Module
+    module._apply = functools.wraps(module._apply)(around(module._apply))
+
+
+def on_compile(hook: Callable[[torch.nn.Module], None]) -> None:
+    """Call `hook(module)` before `module.compile()`."""
+    module: Any = torch.nn.Module
+    original = module.compile
+
+    @functools.wraps(original)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        hook(self)
+        return original(self, *args, **kwargs)
+
+    module.compile = compile
+
+
+def on_registration(hook: Callable[[torch.nn.Module, str, Any], None]) -> None:
+    """Call `hook(module, name, value)` before a parameter, buffer or module becomes a module's."""
+    modules = torch.nn.modules.module
+    modules.register_module_parameter_registration_hook(hook)
+    modules.register_module_buffer_registration_hook(hook)
+    modules.register_module_module_registration_hook(hook)
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """`torch.compile` runs the module."""
+    if module._compiled_call_impl is not None:
+        return True
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def wrap_module_call(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace `nn.Module.__call__` by what `around` makes of it."""
+    torch.nn.Module.__call__ = around(torch.nn.Module.__call__)  # type: ignore[method-assign]  # the purpose
+
+
+_CALL_NAMES = (
+    "torch", "_C", "_get_tracing_state", "_slow_forward", "forward", "_backward_hooks",
+    "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks", "_global_backward_pre_hooks",
+    "_global_backward_hooks", "_global_forward_hooks", "_global_forward_pre_hooks",
+)  # fmt: skip
+"""All that `nn.Module._call_impl` looks at before it calls `forward` of a module without hooks."""
+
+
+class ModuleCall(NamedTuple):
+    """`nn.Module.__call__`, and what decides that a call comes to a call of `forward`."""
+
+    function: Any
+    calls: Any  # `inside` another one, or not
+    implementation: Any  # a class may have one of its own
+    names: dict[str, Any]  # globals of torch, and among them ...
+    hooks: tuple[str, ...]  # ... the hooks of all modules
+    is_known: bool  # torch looks at nothing else
+
+
+def wrap_outermost_call(
+    around: Callable[[Callable[..., Any]], Callable[..., Any]], calls: Any
+) -> ModuleCall:
+    """Let `nn.Module.__call__` be what `around` makes of it while `calls.inside` is false.
+
+    A call inside another one does what torch does; a module without hooks, as most are, has its
+    `forward` called with nothing in between.
+    """
+    module: Any = torch.nn.Module  # its methods are replaced and compared
+    names: Any = sys.modules[module.__module__]
+    call, implementation = module.__call__, module._call_impl
+    is_known = (
+        call is module._wrapped_call_impl
+        and implementation.__code__.co_names[: len(_CALL_NAMES)] == _CALL_NAMES
+    )
+    outermost = around(call)
+    is_compiling = torch.compiler.is_dynamo_compiling  # Dynamo knows the answer when it traces this
+    is_traced = _C._get_tracing_state
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return call(self, *args, **kwargs)
+        if not calls.inside:
+            return outermost(self, *args, **kwargs)
+        if (
+            is_known
+            and self._compiled_call_impl is None
+            and type(self)._call_impl is implementation
+            and not (
+                self._forward_hooks or self._forward_pre_hooks
+                or self._backward_hooks or self._backward_pre_hooks
+                or names._global_forward_hooks or names._global_forward_pre_hooks
+                or names._global_backward_hooks or names._global_backward_pre_hooks
+                or is_traced() or "_call_impl" in self.__dict__
+            )
+        ):  # fmt: skip
+            return self.forward(*args, **kwargs)
+        return call(self, *args, **kwargs)
+
+    module.__call__ = functools.wraps(call)(__call__)
+    hooks = tuple(name for name in _CALL_NAMES if name.startswith("_global_"))
+    return ModuleCall(__call__, calls, implementation, vars(names), hooks, is_known)
+
+
+def module_attributes() -> tuple[Any, tuple[str, ...]] | None:
+    """`nn.Module.__getattr__`, and where it looks for a name, in order; None if it does more."""
+    function: Any = torch.nn.Module.__getattr__
+    code = function.__code__
+    tables = ("_parameters", "_buffers", "_modules")
+    texts = tuple(constant for constant in code.co_consts if type(constant) is str)
+    known = ("__dict__", "AttributeError", "type", "__name__")
+    return (function, tables) if code.co_names == known and texts[:3] == tables else None
+
+
+def on_parameter_groups(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace `Optimizer.add_param_group`, which every parameter of an optimizer passes."""
+    optimizer: Any = torch.optim.Optimizer
+    original = optimizer.add_param_group
+    optimizer.add_param_group = functools.wraps(original)(around(original))
+
+
+def register_step_hook(hook: Callable[..., None]) -> Any:
+    """Call `hook(optimizer, args, kwargs)` after every `optimizer.step()` in the process."""
+    return register_optimizer_step_post_hook(hook)
+
+
+def register_step_pre_hook(hook: Callable[..., None]) -> Any:
+    """Call `hook(optimizer, args, kwargs)` before every `optimizer.step()` in the process."""
+    return register_optimizer_step_pre_hook(hook)
+
+
+_SAME_BITS = ("adadelta", "adagrad", "adam", "adamax", "rmsprop", "rprop", "sgd")
+"""Optimizers whose foreach form computes the very bits of their loop over parameters."""
+
+
+def prefer_foreach(tensor_type: type[torch.Tensor]) -> None:
+    """Let optimizers choose their foreach form for tensors of `tensor_type`: far fewer ops.
+
+    On the device `lazy` they have their fused form too, where it is asked for.
+    """
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    lists: tuple[list[Any], ...] = (
+        optimizer._foreach_supported_types,
+        _foreach_utils._foreach_supported_types,
+    )
+    for listed in lists:
+        if tensor_type not in listed:
+            listed.append(tensor_type)
+    original = optimizer._default_to_fused_or_foreach
+
+    @functools.wraps(original)
+    def choose(
+        params: list[torch.Tensor], differentiable: bool, use_fused: bool = False
+    ) -> tuple[bool, bool]:
+        if not differentiable and any(type(p) is tensor_type for p in params):
+            return False, all(type(p) is tensor_type for p in params)
+        return original(params, differentiable, use_fused)
+
+    for name in _SAME_BITS:
+        importlib.import_module(f"torch.optim.{name}")._default_to_fused_or_foreach = choose  # type: ignore[attr-defined]  # a plain module
+    devices = _foreach_utils._get_foreach_kernels_supported_devices
+    _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*devices(), "lazy"]
+    fused = optimizer._get_fused_kernels_supported_devices
+    optimizer._get_fused_kernels_supported_devices = lambda: [*fused(), "lazy"]

@@ -1,0 +1,179 @@
+"""Ops: their schemas, their kernels for a dispatch key, and the libraries that define them.
+
+It reaches `torch._ops`, `torch._library`, the dispatcher's kernel table, and pytrees of arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import _C
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch.utils import _pytree as pytree
+
+tree_map = pytree.tree_map
+tree_leaves = pytree.tree_leaves
+
+
+def set_op_attribute(op: OpOverload, name: str, value: Any) -> None:
+    """Keep something of ours on a torch op: one attribute look-up on the hot path, no hashing."""
+    setattr(op, name, value)
+
+
+def drop_op_attribute(op: OpOverload, name: str) -> None:
+    """Take away what `set_op_attribute` put on an op; nothing if it has none."""
+    vars(op).pop(name, None)
+
+
+_libraries: list[torch.library.Library] = []
+
+
+@functools.cache
+def define_ops(namespace: str, schemas: tuple[str, ...]) -> list[OpOverload]:
+    """Ops with these schemas and no kernels, under a namespace of ours; they stay."""
+    library = torch.library.Library(namespace, "DEF")
+    names = [library.define(schema) for schema in schemas]
+    _libraries.append(library)
+    packets = getattr(torch.ops, namespace)
+    return [getattr(packets, name).default for name in names]
+
+
+def parse_schema(text: str) -> Any:
+    """The schema that `text` is, as torch reads it; `RuntimeError` if it is none."""
+    return _C.parse_schema(text)
+
+
+def is_size(type_: Any) -> bool:
+    """The type of an argument of a schema is `SymInt`, or a list of them."""
+    real: Any = type_
+    while hasattr(real, "getElementType"):
+        real = real.getElementType()
+    return str(real.kind()) == "SymIntType"
+
+
+def custom_op_overload(op: Any) -> OpOverload | None:
+    """The overload that a function made by `torch.library.custom_op` calls; None for others."""
+    overload = getattr(op, "_opoverload", None)
+    return overload if isinstance(overload, OpOverload) else None
+
+
+def ops_in(namespace: str) -> list[str]:
+    """The names of all ops of a namespace: `acme::scale.overload`."""
+    names = _C._dispatch_get_all_op_names()
+    return sorted(name for name in names if name.startswith(f"{namespace}::"))
+
+
+def is_taken_op_name(base: str, overload: str = "") -> bool:
+    """`torch.ops.<namespace>.<base>` or its `.<overload>` is something else than an op."""
+    empty = type(torch.ops.aten)("torpor_names")  # a namespace without ops
+    if hasattr(empty, base):
+        return True
+    packet = torch.ops.aten.relu
+    return hasattr(packet, overload) and overload not in packet.overloads() if overload else False
+
+
+def source_of_op(name: str) -> str | None:
+    """The Python file that defines the op `namespace::name`; None where C++ does."""
+    from torch._library.custom_ops import OPDEFS
+
+    told = OPDEFS.get(name)
+    if told is not None:
+        return str(told._init_fn.__code__.co_filename)
+    found = re.search(r"^debug: registered at (.+\.py):\d+", _C._dispatch_dump(name), re.MULTILINE)
+    return None if found is None else found[1]
+
+
+def op_table() -> list[Any]:
+    """torch's own table of operators with sample inputs; needs numpy and expecttest."""
+    module = importlib.import_module("torch.testing._internal.common_methods_invocations")
+    return list(module.op_db)
+
+
+def is_composite(op: OpOverload) -> bool:
+    """The op is made of other ops, also for autograd: torch normally never shows it to us."""
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+def take_apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run a composite op as eager takes it apart; NotImplemented if it is none.
+
+    `OpOverload.decompose` prefers forms written for compilers, whose bits and messages differ.
+    """
+    if not is_composite(op):
+        return NotImplemented
+    return op._op_dk(_C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+_FACTORIES = (
+    "arange", "arange.start", "arange.start_step", "bartlett_window", "blackman_window",
+    "empty.memory_format", "empty_strided", "empty_permuted", "eye", "eye.m", "full",
+    "hamming_window", "hann_window", "kaiser_window", "linspace", "logspace", "ones", "rand",
+    "randint", "randint.low", "randn", "randperm", "range", "range.step", "scalar_tensor",
+    "tril_indices", "triu_indices", "zeros", "rand.generator", "randn.generator",
+    "randint.generator", "randint.low_generator", "randperm.generator", "normal.float_float",
+    "_efficientzerotensor",
+)  # fmt: skip
+
+
+def factory_ops() -> list[OpOverload]:
+    """Ops that make a tensor from nothing and choose their kernel by the `device` argument."""
+    found = []
+    for name in _FACTORIES:
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if op is not None and not is_composite(op):
+            found.append(op)
+    return found
+
+
+@functools.cache
+def composite_ops_with_cpu_kernels() -> frozenset[OpOverload]:
+    """Composite ops that the CPU computes whole, with a kernel of its own."""
+    found = set()
+    for name in ("silu_backward", "mish_backward", "native_channel_shuffle"):
+        op = getattr(torch.ops.aten, name).default
+        if is_composite(op) and _C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU"):
+            found.add(op)
+    return frozenset(found)
+
+
+class Kernels:
+    """Kernels for ops of torch under one dispatch key, put in place and taken away together."""
+
+    def __init__(self, key: str, kernels: dict[OpOverload, Callable[..., Any]]) -> None:
+        self._key = key
+        self._kernels = kernels
+        self._library: torch.library.Library | None = None
+
+    def set(self, active: bool) -> None:
+        """Put the kernels in place, or take them away."""
+        if active and self._library is None:
+            self._library = torch.library.Library("aten", "IMPL")
+            for op, kernel in self._kernels.items():
+                self._library.impl(op, kernel, self._key)
+        elif not active and self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+
+def kernel(op: OpOverload, key: str) -> Callable[..., Any]:
+    """The kernel that `op` has for a dispatch key now; called with the keys it is called with."""
+    found: Callable[..., Any] = torch.library.get_kernel(op, key).call_boxed
+    return found
+
+
+def kernel_object(kernel: Callable[..., Any]) -> Any:
+    """The object of torch that a function of `kernel` calls."""
+    return kernel.__self__  # type: ignore[attr-defined]  # a bound method
+
+
+def on_higher_order_op(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let every call of a higher-order op go through what `around` makes of `dispatch(op, key)`."""
+    kind: Any = torch._ops.HigherOrderOperator
+    kind.dispatch = around(kind.dispatch)
