@@ -1,4 +1,4 @@
-"""Takes ops apart that have a lowering (`ops.custom`): a graph in, a graph out.
+"""Takes ops apart that have a lowering (`ops.custom`).
 
     %1 = acme.scale.default(%0, 2.0)        %1 = aten.mul.Tensor(%0, 2.0)
     %2 = aten.relu.default(%1)              %2 = aten.relu.default(%1)
@@ -30,8 +30,19 @@ from torpor.ops import custom
 from torpor.ops.infer import Physical, common_device, fake_arguments, infer, types_in
 from torpor.ops.keys import key_of
 from torpor.ops.spec import Mode, OpSpec, ReturnKind, spec_of
+from torpor.passes.pipeline import Pass
+from torpor.passes.rewrite import mapped
 
 aten = torch.ops.aten
+
+
+def expand(backend: str, physical: Physical) -> Pass:
+    """The pass, for a backend: its name, and the devices behind those of tensors."""
+
+    def run(graph: Graph) -> Graph:
+        return expanded(graph, backend, physical)
+
+    return Pass("expand", "ops that have a lowering, taken apart", run)
 
 
 def expanded(graph: Graph, backend: str, physical: Physical) -> Graph:
@@ -59,7 +70,7 @@ class _Expansion:
 
     def add(self, node: Node) -> None:
         """Add a node, or what stands for it, on the values that stand for its operands."""
-        args = tuple(_mapped(arg, self.renamed) for arg in node.args)
+        args = tuple(mapped(arg, self.renamed) for arg in node.args)
         lowering = custom.lowering_of(node.op.name, self.backend)
         if lowering is None:
             self._keep(node, args)
@@ -89,12 +100,6 @@ class _Expansion:
         node = Node(spec.kind, key, tuple(bound), types, site)  # type: ignore[arg-type]  # None: no tensor
         self.add(node)
         return tuple(self.renamed.get(value, value) for value in node.outputs)
-
-
-def _mapped(arg: Any, renamed: dict[Value, Value]) -> Any:
-    if type(arg) is Value:
-        return renamed.get(arg, arg)
-    return tuple(_mapped(item, renamed) for item in arg) if type(arg) is tuple else arg
 
 
 _REFUSED: Final = {
