@@ -14,13 +14,13 @@ from torch import Tensor, nn
 import torpor
 from torpor.backend.data import BackendData
 from torpor.backends.dynamo import DynamoBackend
-from torpor.passes import repeats
 from torpor.backends.fx.backend import FxBackend
 from torpor.backends.inductor.runtime import unavailable
 from torpor.bench.models import GPT
 from torpor.errors import TorporWarning
 from torpor.execute.compilation import compile_graph
 from torpor.ops.text import parse
+from torpor.passes import repeats
 
 needs_inductor = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
