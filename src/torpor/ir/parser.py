@@ -265,7 +265,7 @@ class _Parser(_Reader):
             self.fail(str(error), start)
         self.check_types(node, types, start)
         if self.accept_word("items"):
-            node = Derived(node, node.args, self.list_items())
+            node = Derived(node, node.args, self.list_items(len(node.outputs)))
         elif copied and node in self.nodes:
             node = Derived(node, node.args)
         for name, output in zip(targets, node.outputs, strict=True):
@@ -273,13 +273,13 @@ class _Parser(_Reader):
                 self.define(name, output, start)
         return node
 
-    def list_items(self) -> Items:
+    def list_items(self, outputs: int) -> Items:
         start = self.position
         listed = self.expect(_INTEGERS, "positions, such as [0, 1]")
         positions = self.integers(listed[1:-1], start)
         length = self.number_after("of")
-        if not positions or max(positions) >= length:
-            self.fail(f"{listed} are not positions of a list of {length}", start)
+        if len(positions) != outputs or not all(place < length for place in positions):
+            self.fail(f"{listed} are not positions of {outputs} of {length} items", start)
         return Items(positions, length, self.number_after("op"))
 
     def number_after(self, word: str) -> int:

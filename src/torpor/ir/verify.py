@@ -30,8 +30,12 @@ from torpor.ir.printer import INPUT_WORDS, print_node
 from torpor.ir.types import ScalarType, TensorType
 
 
-def verify(graph: Graph) -> None:
-    """Raise GraphError, with the node and the user's line, at the first rule that is broken."""
+def verify(graph: Graph, known: set[Node] | None = None) -> None:
+    """Raise GraphError, with the node and the user's line, at the first rule that is broken.
+
+    Nodes that are `known` were found to be well formed before; those of the graph are added.
+    """
+    known = set() if known is None else known
     checked: set[TensorType] = set()  # types found to be well formed: they are few
     _check_inputs(graph, checked)
     defined = set(graph.inputs)
@@ -40,11 +44,15 @@ def verify(graph: Graph) -> None:
         if node in seen:
             _fault(node, "the node stands in the graph twice")
         seen.add(node)
-        _check_node(node, checked)
+        if node not in known:
+            _check_node(node, checked)
+            _check_devices(node)
         _check_operands(node, defined)
         defined.update(node.outputs)
+    known |= seen
     _check_results(graph, defined)
-    _check_donated(graph.donated, graph.outputs, set(graph.inputs))
+    if graph.donated:
+        _check_donated(graph.donated, graph.outputs, set(graph.inputs))
     if graph.blocks:
         _check_blocks(graph)
 
@@ -95,10 +103,11 @@ def _check_results(graph: Graph, defined: set[Value]) -> None:
 
 
 def _check_donated(donated: Donated, outputs: Sequence[Value], inputs: set[Value]) -> None:
+    made = set(outputs)
     for value, output in donated.items():
         if value not in inputs:
             _fault(value.node, f"{value!r} is written over, and is no input")
-        if output not in outputs:
+        if output not in made:
             _fault(output.node, f"{output!r} is written over an input, and is no output")
         if value.type is not output.type:
             _fault(output.node, f"{output.type!r} is written over {value.type!r}")
@@ -121,10 +130,11 @@ def _check_blocks(graph: Graph) -> None:
         for value in block.outputs:
             if value not in made:
                 _fault(value.node, f"{value!r} is left behind by a block that does not make it")
-        _check_donated(block.donated, block.outputs, inputs)
+        if block.donated:
+            _check_donated(block.donated, block.outputs, inputs)
         inside |= made.difference(block.outputs)
     for value in graph.outputs:
-        if value in inside - inputs:
+        if value in inside and value not in inputs:
             _fault(value.node, f"{value!r} is an output of the graph, and not left behind")
 
 
@@ -189,7 +199,6 @@ def _check_operands(node: Node, defined: set[Value]) -> None:
             _fault(node, f"operand {position} is used before it is defined: {operand!r}")
         if operand.type is None:
             _fault(node, f"operand {position} is an undefined tensor")
-    _check_devices(node)
 
 
 def _check_membership(node: Node, value: Value, what: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torpor import config
 from torpor.errors import GraphError
 from torpor.ir.graph import Graph
+from torpor.ir.node import Node
 from torpor.ir.verify import verify
 
 
@@ -22,11 +23,12 @@ class Pass:
 
 def run_passes(passes: Iterable[Pass], graph: Graph) -> Graph:
     """`graph` after all `passes`; verified after each, unless `config.verify_graphs` is off."""
+    known: set[Node] = set()
     for one in passes:
         before, graph = graph, one.run(graph)
         if config.verify_graphs and graph is not before:
             try:
-                verify(graph)
+                verify(graph, known)
             except GraphError as error:
                 error.args = (f"after pass {one.name!r}: {error}",)
                 raise
