@@ -3,9 +3,9 @@
 For someone whose import was refused. The rules, each with the name that is printed:
 
 ``direction``
-    ``errors, config, metrics, _torch <- ir <- ops <- backend <- execute <- native <- trace``. A
-    layer imports the layers to its left and nothing else of torpor. ``backends/`` builds on
-    ``backend``; ``codegen`` on ``ops``.
+    ``errors, config, metrics, _torch <- ir <- ops <- passes <- backend <- execute <- native <-
+    trace``. A layer imports the layers to its left and nothing else of torpor. ``backends/`` builds
+    on ``backend``; ``codegen`` on ``ops``.
 ``backends``
     Only ``backend`` finds a concrete backend, by name (``importlib.import_module``). No layer
     imports ``torpor.backends``.
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BASE = ("errors", "config", "metrics", "_torch")
-LAYERS = ("ir", "ops", "backend", "execute", "native", "trace")
+LAYERS = ("ir", "ops", "passes", "backend", "execute", "native", "trace")
 TOOLS = ("debug", "testing", "compat", "bench")
 FACADE = ("", "cli", "bench", "__main__")  # "" is torpor/__init__.py
 PRIVATE_TORCH_ALLOWED_IN = "_torch"

@@ -126,7 +126,7 @@ strict: bool = _env_bool("STRICT", False)
 """Raise where torpor would otherwise warn and carry on with the reference backend."""
 
 verify_graphs: bool = _env_bool("VERIFY_GRAPHS", True)
-"""Check every new graph against the rules of the IR before it is compiled."""
+"""Check every new graph against the rules of the IR before it is compiled, and after every pass."""
 
 cpu_devices: int = _env_int("CPU_DEVICES", 8)
 """How many `lazy:N` a backend offers on the CPU, each with a queue of its own."""

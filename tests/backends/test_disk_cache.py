@@ -531,7 +531,7 @@ def test_an_index_out_of_range_is_still_told(inductor: InductorBackend) -> None:
 def test_what_runs_alone_runs_alone_again_and_is_counted(
     inductor: InductorBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inductor, "miscompiles", lambda i: "neg" in i.node.op.name)
+    monkeypatch.setattr(inductor, "miscompiles", lambda node: "neg" in node.op.name)
     x = lazy(4)
     before = counted("fallback::aten.neg.default")
     program = check(inductor, (-(x * 2) + 1).relu(), -x)

@@ -198,7 +198,7 @@ def test_a_graph_from_bytes_computes_the_same(name: str, inductor: InductorBacke
 def test_what_lies_otherwise_than_promised_lies_so_again(
     inductor: InductorBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inductor, "miscompiles", lambda i: "exp" in i.node.op.name)
+    monkeypatch.setattr(inductor, "miscompiles", lambda node: "exp" in node.op.name)
 
     def output(length: int) -> Tensor:
         x = lazy(length, 4)

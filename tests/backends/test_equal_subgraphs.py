@@ -14,13 +14,13 @@ from torch import Tensor, nn
 import torpor
 from torpor.backend.data import BackendData
 from torpor.backends.dynamo import DynamoBackend
-from torpor.backends.fx import repeats
 from torpor.backends.fx.backend import FxBackend
 from torpor.backends.inductor.runtime import unavailable
 from torpor.bench.models import GPT
 from torpor.errors import TorporWarning
 from torpor.execute.compilation import compile_graph
 from torpor.ops.text import parse
+from torpor.passes import repeats
 
 needs_inductor = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
@@ -139,7 +139,7 @@ def test_more_layers_are_not_more_to_compile(
     make: Callable[[int], Case], few: int, many: int, modules: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(repeats, "PART", 0.1)  # small graphs are cut as well
+    monkeypatch.setattr(repeats, "BLOCK", 0.1)  # small graphs are cut as well
     torpor.use("dynamo:eager", equal_subgraphs=True)
     nodes, count = [], []
     for layers in (few, many):
@@ -216,7 +216,7 @@ def expected(x: Tensor, layers: int = 30) -> Tensor:
 
 @pytest.fixture
 def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "PART", 0.0)
+    monkeypatch.setattr(repeats, "BLOCK", 0.0)
     costs = repeats.COSTS["cpu"]
     monkeypatch.setitem(repeats.COSTS, "cpu", replace(costs, call=0.0))
     monkeypatch.setattr(repeats, "SEED", 2)
@@ -296,7 +296,7 @@ def test_inductor_trains_layers_as_eager_does() -> None:
 
 @needs_inductor
 def test_inductor_drops_what_eager_drops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "PART", 0.0)
+    monkeypatch.setattr(repeats, "BLOCK", 0.0)
     torpor.use("inductor", rng="exact")
     torpor.metrics.reset()
     got = train(dropping, 12, lazily)

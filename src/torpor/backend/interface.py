@@ -20,6 +20,7 @@ from torpor.errors import BackendError
 from torpor.ir.node import Node, Value
 from torpor.ir.sizes import Symbol
 from torpor.ir.types import TensorType
+from torpor.passes import Pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,13 @@ class Backend(abc.ABC):
     def ir_builder(self) -> IrBuilder:
         """Builds the nodes the core itself needs."""
         return IrBuilder(lambda device: self.backend_device(device).torch_device)
+
+    def passes(self, device: BackendDevice) -> tuple[Pass, ...]:
+        """What `compile` does to a graph for `device` before there is code, in order.
+
+        `expand` comes before them: it is run on the graphs of all backends.
+        """
+        return ()
 
     def lowering_context(
         self,

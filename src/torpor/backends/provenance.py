@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-_SOURCES = ("__init__.py", "_torch", "ir", "ops", "backend", "backends")
+_SOURCES = ("__init__.py", "_torch", "ir", "ops", "passes", "backend", "backends")
 _COMPILERS = ("g++", "clang++", "c++", "cl")
 
 

@@ -16,6 +16,7 @@ from torpor.cli import (
     codegen,
     conformance,
     demo,
+    graph,
     info,
     native,
     new_backend,
@@ -38,7 +39,7 @@ class Command(Protocol):
 
 
 COMMANDS: tuple[Command, ...] = (
-    info, demo, bench, cache, native, replay, view, codegen, conformance, new_backend,
+    info, demo, bench, cache, native, graph, replay, view, codegen, conformance, new_backend,
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from torpor.backend.failures import Failure
 from torpor.debug.failure_program import program_of, reason_of
 from torpor.execute.persistent import check_directory, default_directory
 from torpor.ir.graph import Graph
+from torpor.ir.interpreter import graph_at
 from torpor.ir.printer import print_graph
 
 MAX_KEPT: Final = 200
@@ -32,7 +33,7 @@ _ADDRESS: Final = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
 def write(failure: Failure) -> Path:
     """Write the program that shows `failure`; the same failure again has the same file."""
     graph = failure.graph
-    graph = graph.at(failure.sizes) if graph.symbols else graph
+    graph = graph_at(graph, failure.sizes) if graph.symbols else graph
     where = directory()
     path = where / _name(failure, graph)
     with contextlib.suppress(FileExistsError):

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from torpor.ir.graph import Graph
-from torpor.ir.node import LEAF, SCALAR, Node, Value
-from torpor.ir.types import SCALAR_TYPES, ScalarType, TensorType
+from torpor.ir.interpreter import Copier
+from torpor.ir.node import Key, Node, Value
+from torpor.ir.types import TensorType
 from torpor.ops.keys import key_of
 from torpor.ops.spec import OpSpec, spec_of
 
@@ -27,63 +28,39 @@ def private_node(
     return Node(spec.kind, key_of(spec, args), args, tuple(types), site)  # type: ignore[arg-type]  # None: no tensor
 
 
-def new_input(position: int, type_: TensorType | ScalarType) -> Value:
-    """The `position`-th input of a graph."""
-    if isinstance(type_, ScalarType):
-        kind = SCALAR_TYPES[type_.kind]
-        return Node(SCALAR, (position, type_.kind), (position,), (kind,)).outputs[0]
-    return Node(LEAF, (position, type_), (position,), (type_,)).outputs[0]
-
-
 def moved(graph: Graph, move: Move, sites: Sequence[Any]) -> Graph:
     """The same graph on other devices, its nodes with these lines."""
-    known = {
-        value: new_input(position, _moved_type(value.type, move))
-        for position, value in enumerate(graph.inputs)
-    }
-    inputs = tuple(known.values())
-    nodes = [_rebuilt(n, known, move, site) for n, site in zip(graph.nodes, sites, strict=True)]
-    return Graph(inputs, nodes, [known[value] for value in graph.outputs])
+    copier = _Moved(move)
+    for value in graph.inputs:
+        copier.value(value)
+    copier.run(graph.nodes)
+    for node, site in zip(copier.nodes, sites, strict=True):
+        node.site = site
+    return copier.graph(graph.outputs)
 
 
 def cut_out(nodes: Iterable[Node], outputs: Sequence[Value]) -> tuple[Graph, list[Value]]:
     """The graph of `nodes` alone; and the values that it takes as its inputs, in order."""
-    known: dict[Value, Value] = {}
-    needed: list[Value] = []
-    inputs: list[Value] = []
-    rebuilt: list[Node] = []
-    for node in nodes:
-        for operand in node.operands:
-            if operand not in known:
-                known[operand] = new_input(len(needed), operand.type)
-                needed.append(operand)
-                inputs.append(known[operand])
-        rebuilt.append(_rebuilt(node, known, _stay, node.site))
-    return Graph(inputs, rebuilt, [known[value] for value in outputs]), needed
+    copier = _Moved(lambda device: device)
+    copier.run(nodes)
+    return copier.graph(outputs), copier.read
 
 
-def _rebuilt(node: Node, known: dict[Value, Value], move: Move, site: Any) -> Node:
-    args = [_moved_argument(arg, known, move) for arg in node.args]
-    types = [_moved_type(output.type, move) for output in node.outputs]
-    made = private_node(spec_of(node.op.target), args, types, site)
-    known.update(zip(node.outputs, made.outputs, strict=True))
-    return made
+class _Moved(Copier):
+    """Copies nodes to other devices."""
 
+    def __init__(self, move: Move) -> None:
+        super().__init__()
+        self.move = move
 
-def _moved_argument(arg: Any, known: dict[Value, Value], move: Move) -> Any:
-    if type(arg) is Value:
-        return known[arg]
-    if type(arg) is tuple:
-        return tuple(_moved_argument(item, known, move) for item in arg)
-    return move(arg) if type(arg) is torch.device else arg
+    def type(self, type_: Any) -> Any:
+        return type_.on(self.move(type_.device)) if isinstance(type_, TensorType) else type_
 
+    def constant(self, constant: Any) -> Any:
+        return self.move(constant) if type(constant) is torch.device else constant
 
-def _moved_type(type_: Any, move: Move) -> Any:
-    return type_.on(move(type_.device)) if isinstance(type_, TensorType) else type_
-
-
-def _stay(device: torch.device) -> torch.device:
-    return device
+    def key(self, node: Node, args: tuple[Any, ...]) -> Key:
+        return key_of(spec_of(node.op.target), args)
 
 
 def ancestors(graph: Graph, node: Node, depth: int) -> list[Node]:

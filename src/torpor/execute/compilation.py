@@ -21,7 +21,8 @@ from torpor.ir.graph import Graph
 from torpor.ir.node import Node
 from torpor.ir.printer import print_node
 from torpor.ir.sizes import Symbol
-from torpor.ops.expand import expanded
+from torpor.passes import Pass, run_passes
+from torpor.passes.expand import expand
 
 NOTHING_DONATED: Mapping[int, int] = MappingProxyType({})
 
@@ -79,7 +80,16 @@ def sizes_now(graph: Graph) -> dict[Symbol, int]:
 
 def for_backend(graph: Graph, backend: Backend) -> Graph:
     """`graph` as `backend` sees it: ops that have a lowering are taken apart."""
-    return expanded(graph, backend.name, lambda d: backend.backend_device(d).torch_device)
+    return run_passes([_expand(backend)], graph)
+
+
+def _expand(backend: Backend) -> Pass:
+    return expand(backend.name, lambda device: backend.backend_device(device).torch_device)
+
+
+def passes_of(backend: Backend, device: BackendDevice) -> tuple[Pass, ...]:
+    """All passes between a recorded graph and a compiled one, in order."""
+    return (_expand(backend), *backend.passes(device))
 
 
 def _only(computations: Any) -> Computation:

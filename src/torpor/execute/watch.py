@@ -13,6 +13,7 @@ from typing import Any
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
 from torpor.execute.plan import Plan
+from torpor.ir.interpreter import graph_at
 from torpor.ir.node import SCALAR, Value
 
 After = Callable[[Sequence[BackendData]], None]
@@ -34,7 +35,7 @@ class Run:
         self.backend = backend
         self.arguments = arguments
         sizes = plan.computation.sizes_in(arguments) if plan.symbols else {}
-        self.graph = plan.graph.at(sizes) if sizes else plan.graph  # as recorded, with these sizes
+        self.graph = graph_at(plan.graph, sizes) if sizes else plan.graph  # as recorded
         self.numbers = numbers  # of each run-time scalar slot, also where they are given as data
 
     def inputs(self) -> Iterator[tuple[Value, Any]]:

@@ -3,25 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
 
 from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value, size
-from torpor.ir.sizes import Expr, Symbol, number
-from torpor.ir.types import SymbolicType, type_at
+from torpor.ir.sizes import Expr, Symbol
+from torpor.ir.types import SymbolicType
+
+Donated = Mapping[Value, Value]
+"""Inputs that may be overwritten, each with the output that may be written over it."""
+
+NOTHING_DONATED: Final[Donated] = MappingProxyType({})
+
+COMPILED, EAGER, COMMIT = "compiled", "eager", "commit"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Nodes of a graph that stand together and are compiled as one, or run one by one.
+
+    Blocks of one stage were one block when the graph was scheduled.
+    """
+
+    kind: str  # COMPILED; EAGER: by eager's kernels; COMMIT: compiled, after all that may fail
+    stage: int
+    nodes: tuple[Node, ...]
+    repeat: int | None = None  # blocks of one stage with the same number are copies of each other
+    outputs: tuple[Value, ...] | None = None  # what it leaves behind; None: not known yet
+    donated: Donated = field(default_factory=dict)  # inputs of the graph that it overwrites
+
+    @property
+    def made(self) -> list[Value]:
+        """The outputs of its nodes."""
+        return [value for node in self.nodes for value in node.outputs]
+
+    @property
+    def read(self) -> list[Value]:
+        """The values it takes from elsewhere, as they are met."""
+        made = set(self.made)
+        operands = dict.fromkeys([value for node in self.nodes for value in node.operands])
+        return [value for value in operands if value not in made]
+
+    def graph(self) -> Graph:
+        """The block as a graph of its own."""
+        inputs = dict.fromkeys((*self.read, *self.donated))
+        return Graph(tuple(inputs), self.nodes, self.outputs or (), donated=self.donated)
 
 
 class Graph:
     """Ordered nodes from inputs to outputs.
 
     Inputs are leaves, run-time scalars, and values computed earlier (`known`) that need not be
-    computed again. Nodes stand in post-order of the first output that needs them.
+    computed again. Nodes stand in post-order of the first output that needs them. Passes put them
+    into `blocks`.
     """
 
-    __slots__ = ("inputs", "nodes", "outputs", "symbols", "types")
+    __slots__ = ("blocks", "donated", "inputs", "nodes", "outputs", "symbols", "types")
 
     def __init__(
-        self, inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value]
+        self,
+        inputs: Sequence[Value],
+        nodes: Sequence[Node],
+        outputs: Sequence[Value],
+        blocks: Sequence[Block] = (),
+        donated: Donated = NOTHING_DONATED,
     ) -> None:
+        self.blocks = tuple(blocks)
+        self.donated = donated
         self.inputs = tuple(inputs)
         self.nodes = tuple(nodes)
         self.outputs = tuple(outputs)
@@ -41,6 +90,11 @@ class Graph:
             _visit(output, known, inputs, nodes, done)
         return Graph(tuple(inputs), nodes, outputs)
 
+    def in_blocks(self, blocks: Sequence[Block]) -> Graph:
+        """The same graph, its nodes in these blocks."""
+        nodes = [node for block in blocks for node in block.nodes]
+        return Graph(self.inputs, nodes, self.outputs, blocks, self.donated)
+
     def in_order_of(self, nodes: Iterable[Node]) -> Graph:
         """The same graph, its nodes in the order in which they stand in `nodes`."""
         needed = set(self.nodes)
@@ -55,31 +109,6 @@ class Graph:
         if not symbols:
             return self
         return Graph((*self.inputs, *map(size, symbols)), self.nodes, self.outputs)
-
-    def at(self, sizes: Mapping[Symbol, int]) -> Graph:
-        """The same graph for these sizes, of nodes that nobody else knows."""
-        values: dict[Value, Value] = {}
-
-        def there(arg: Any) -> Any:
-            if type(arg) is Value:
-                return values[arg]
-            if type(arg) is tuple:
-                return tuple([there(item) for item in arg])
-            return number(arg, sizes)
-
-        def copied(node: Node, args: tuple[Any, ...]) -> None:
-            types = tuple([type_at(v.type, sizes) for v in node.outputs])
-            made = Node(node.op, args, args, types, node.site, node.scope)
-            values.update(zip(node.outputs, made.outputs, strict=True))
-
-        inputs = [v for v in self.inputs if v.node.op is not SIZE]
-        for value in inputs:
-            if value.node.outputs[value.index] not in values:
-                copied(value.node, value.node.args if value.node.op in (LEAF, SCALAR) else ())
-        for node in self.nodes:
-            copied(node, there(node.args))
-        nodes = [values[node.outputs[0]].node for node in self.nodes]
-        return Graph([values[v] for v in inputs], nodes, [values[v] for v in self.outputs])
 
 
 def _symbols_in(graph: Graph) -> list[Symbol]:

@@ -13,7 +13,7 @@ key again makes a second node, which costs a recompile and never a wrong result.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torpor import config
 from torpor.ir.sizes import forget_entries
@@ -90,6 +90,43 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {id(self):x}>"
+
+
+class Items(NamedTuple):
+    """Which items of the lists of an op a node works on."""
+
+    positions: tuple[int, ...]
+    length: int  # of the lists
+    op: int  # a number for the op: items of one may be joined again
+
+
+class Derived(Node):
+    """A node that a pass made from another: the same op on other values, or on some of its items.
+
+    No table knows it, and it has the key of its origin, a node that no pass made.
+    """
+
+    __slots__ = ("items", "origin")
+
+    def __init__(
+        self,
+        node: Node,
+        args: tuple[Any, ...],
+        items: Items | None = None,
+        types: tuple[Any, ...] | None = None,
+    ) -> None:
+        origin: Node = node.origin if type(node) is Derived else node
+        if types is None:
+            types = tuple([value.type for value in node.outputs])
+        key = origin.key if items is None else args
+        super().__init__(origin.op, key, args, types, origin.site, origin.scope)
+        self.origin: Node = origin
+        self.items = items
+
+
+def items_of(node: Node) -> Items | None:
+    """Which items of its op's lists a node works on; None: on all of them."""
+    return node.items if type(node) is Derived else None
 
 
 def values_in(args: tuple[Any, ...]) -> Iterator[Value]:

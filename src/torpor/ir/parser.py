@@ -1,10 +1,14 @@
 """Reads graphs from the text that `torpor.ir.printer` writes.
 
-    graph     = "graph" "(" [ input { "," input } [","] ] ")" "{" { statement } results "}"
+    graph     = "graph" "(" [ input { "," input } [","] ] ")" "{" body "return" results "}"
+    body      = { statement } | { block }
+    block     = ( "compiled" | "eager" | "commit" ) integer [ "repeat" integer ] ":"
+                { statement } [ "leave" results ]
     input     = name "=" ( "leaf" | "computed" ) integer ":" type
               | name "=" "scalar" integer ":" ( "bool" | "int" | "float" | "complex" )
     statement = [ target { "," target } "=" ] op "(" [ argument { "," argument } ] ")"
                 [ ":" output { "," output } ]
+                [ "items" integers "of" integer "op" integer ]
     target    = name | "_"
     argument  = [ word "=" ] ( name | constant | "[" [ argument { "," argument } ] "]" )
     output    = type | "none"
@@ -13,7 +17,9 @@
     constant  = number | string | "True" | "False" | "None" | "complex" "(" number "," number ")"
               | "torch." word | device
     device    = "@" word [ ":" integer ]
-    results   = "return" [ name { "," name } ]
+    results   = [ result { "," result } ]
+    result    = name [ "over" name ]
+    integers  = "[" integer { "," integer } "]"
 
 A name is `%` and a word. Comments run from `#` to the end of their line; line breaks mean no more
 than blanks do. Statements that say the same thing are one node, as everywhere.
@@ -21,21 +27,22 @@ than blanks do. Statements that say the same thing are one node, as everywhere.
 Leaves, scalars and nodes are interned, so a printed graph whose inputs are leaves and scalars
 parses to the very nodes it was printed from (unless the bounded table has forgotten them since).
 An input `computed k` has lost the nodes behind it: it comes back as an opaque value of its own
-(op `torpor.computed`), the same one for the same k and type. A graph is read without its sites.
+(op `torpor.computed`), the same one for the same k and type. A graph is read without its sites. A
+node that stands in several blocks is a copy (`Derived`) in all but the first.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NoReturn
 
 import torch
 
 from torpor.errors import GraphError
-from torpor.ir.graph import Graph
-from torpor.ir.node import TABLE, Node, Value, leaf, scalar
+from torpor.ir.graph import Block, Graph
+from torpor.ir.node import TABLE, Derived, Items, Node, Value, leaf, scalar
 from torpor.ir.printer import COMPUTED
 from torpor.ir.types import TensorType, contiguous_strides
 
@@ -49,6 +56,9 @@ _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 _KEYWORD: Final = re.compile(r"([A-Za-z_]\w*)\s*=")
 _OP: Final = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 _INTEGER: Final = re.compile(r"\d+")
+_INTEGERS: Final = re.compile(r"\[[\d,\s]*\]")
+_LABEL: Final = re.compile(r"(compiled|eager|commit)\s+(\d+)(?:\s+repeat\s+(\d+))?\s*:")
+_BLOCK_END: Final = re.compile(rf"{_LABEL.pattern}|leave\b|return\b")
 _NUMBER: Final = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?![\w.])")
 _STRING: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _DEVICE: Final = re.compile(r"@(\w+(?::\d+)?)")
@@ -142,20 +152,37 @@ class _Parser(_Reader):
         self.intern = intern
         self.values: dict[str, Value] = {}
         self.types: dict[str, TensorType] = {}  # by their text: most lines repeat one
+        self.nodes: dict[Node, None] = {}
 
     def graph(self) -> Graph:
         if not self.accept_word("graph"):
             self.fail_expecting("'graph'")
         inputs = self.inputs()
         self.expect_mark("{")
-        nodes: dict[Node, None] = {}
+        blocks = list(self.blocks())
         while not self.accept_word("return"):
-            nodes[self.statement()] = None
-        outputs = self.results()
+            if blocks:
+                self.fail_expecting("a block or 'return'", on_new_line=True)
+            self.nodes[self.statement()] = None
+        outputs, donated = self.results()
         self.expect_mark("}")
         if self.position < len(self.text):
             self.fail_expecting("the end of the text")
-        return Graph(inputs, tuple(nodes), outputs)
+        return Graph(inputs, tuple(self.nodes), outputs, blocks, donated)
+
+    # Blocks
+
+    def blocks(self) -> Iterator[Block]:
+        while label := self.accept(_LABEL):
+            kind, stage, repeat = label.groups()
+            first = len(self.nodes)
+            while not _BLOCK_END.match(self.text, self.position):
+                self.nodes[self.statement(copied=True)] = None
+            nodes = tuple(self.nodes)[first:]
+            outputs, donated = self.results() if self.accept_word("leave") else (None, {})
+            copy = None if repeat is None else self.number(repeat)
+            left = None if outputs is None else tuple(outputs)
+            yield Block(kind, self.number(stage), nodes, copy, left, donated)
 
     # Inputs and results
 
@@ -196,13 +223,16 @@ class _Parser(_Reader):
             self.fail(f"expected bool, int, float or complex, found {word!r}", start)
         return kind
 
-    def results(self) -> list[Value]:
-        if not self.text.startswith("%", self.position):
-            return []
-        results = [self.value()]
-        while self.accept_mark(","):
+    def results(self) -> tuple[list[Value], dict[Value, Value]]:
+        results: list[Value] = []
+        donated: dict[Value, Value] = {}
+        more = self.text.startswith("%", self.position)
+        while more:
             results.append(self.value())
-        return results
+            if self.accept_word("over"):
+                donated[self.value()] = results[-1]
+            more = self.accept_mark(",")
+        return results, donated
 
     def define(self, name: str, value: Value, start: int) -> None:
         if name in self.values:
@@ -219,7 +249,8 @@ class _Parser(_Reader):
 
     # Statements
 
-    def statement(self) -> Node:
+    def statement(self, copied: bool = False) -> Node:
+        """One node; if they are `copied`, a second one where it stands again."""
         start = self.position
         targets = self.targets()
         wanted = "an op such as aten.add.Tensor" if targets else "a node or 'return'"
@@ -233,10 +264,28 @@ class _Parser(_Reader):
         except GraphError as error:
             self.fail(str(error), start)
         self.check_types(node, types, start)
+        if self.accept_word("items"):
+            node = Derived(node, node.args, self.list_items(len(node.outputs)))
+        elif copied and node in self.nodes:
+            node = Derived(node, node.args)
         for name, output in zip(targets, node.outputs, strict=True):
             if name != "_":
                 self.define(name, output, start)
         return node
+
+    def list_items(self, outputs: int) -> Items:
+        start = self.position
+        listed = self.expect(_INTEGERS, "positions, such as [0, 1]")
+        positions = self.integers(listed[1:-1], start)
+        length = self.number_after("of")
+        if len(positions) != outputs or not all(place < length for place in positions):
+            self.fail(f"{listed} are not positions of {outputs} of {length} items", start)
+        return Items(positions, length, self.number_after("op"))
+
+    def number_after(self, word: str) -> int:
+        if not self.accept_word(word):
+            self.fail_expecting(repr(word))
+        return int(self.number(self.expect(_INTEGER, "a number")))
 
     def targets(self) -> list[str]:
         targets: list[str] = []

@@ -13,19 +13,29 @@ writes; an undefined one has the type `none`.
 An input that is neither a leaf nor a run-time scalar was computed before; it prints as
 `computed k` and the nodes behind it are not shown. Where the graph computes such a value once
 more (another output of its node is needed), `_` stands in the place of its name.
+
+What passes found out (`torpor.passes`) stands there too: blocks with their kind and stage, which of
+them are copies of each other, what each leaves behind, which output may be written over which
+input, and which items of a list a node works on:
+
+    compiled 0 repeat 1:
+      %2 = aten.sin.default(%0) : float32[4] @cpu
+      %3 = aten._foreach_exp.default([%2]) : float32[4] @cpu items [1] of 4 op 0
+      leave %2, %3
+      return %3 over %1
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from torpor.ir.graph import Graph
-from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value
+from torpor.ir.graph import EAGER, Block, Donated, Graph
+from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value, items_of
 from torpor.ir.sizes import Expr
 
 COMPUTED: Final = TABLE.kind("torpor.computed", parameters=("position",))
@@ -46,11 +56,36 @@ def print_graph(graph: Graph) -> str:
     names = name_values(graph)
     inputs = frozenset(graph.inputs)
     lines = _header(graph, names)
-    for node in graph.nodes:
+
+    def line(node: Node) -> str:
         targets = ["_" if output in inputs else names[output] for output in node.outputs]
-        lines.append(f"  {_statement(node, targets, names)}{_comment(node)}")
-    results = ", ".join(_name(names, value) for value in graph.outputs)
+        return f"  {_statement(node, targets, names)}{_items(node)}{_comment(node)}"
+
+    for block in graph.blocks:
+        lines += [_label(block), *map(line, block.nodes)]
+        if block.outputs is not None and block.kind != EAGER:
+            lines.append(f"  leave {_results(block.outputs, block.donated, names)}".rstrip())
+    if not graph.blocks:
+        lines += map(line, graph.nodes)
+    results = _results(graph.outputs, graph.donated, names)
     return "\n".join([*lines, f"  return {results}".rstrip(), "}"])
+
+
+def _label(block: Block) -> str:
+    copy = "" if block.repeat is None else f" repeat {block.repeat}"
+    return f"{block.kind} {block.stage}{copy}:"
+
+
+def _items(node: Node) -> str:
+    items = items_of(node)
+    if items is None:
+        return ""
+    return f" items {list(items.positions)} of {items.length} op {items.op}"
+
+
+def _results(outputs: Iterable[Value], donated: Donated, names: dict[Value, str]) -> str:
+    over = {output: f" over {_name(names, value)}" for value, output in donated.items()}
+    return ", ".join(f"{_name(names, value)}{over.get(value, '')}" for value in outputs)
 
 
 def print_node(node: Node) -> str:

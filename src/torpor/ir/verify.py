@@ -6,7 +6,11 @@ Operands    are the values in the arguments, in order, each an output of its own
 Outputs     know their node and position; what the graph returns is defined in it and not `none`.
 Types       have a stride for every size, and nothing negative in them.
 Devices     the results of a node are where an operand of it is, or where an argument says.
-Interning   a node is the one its op's table knows, as long as the table never forgot one.
+Interning   a node is the one its op's table knows, as long as the table never forgot one; or a pass
+            made it, and no table knows it.
+Donations   an output is written over one input, of its type.
+Blocks      hold all nodes, in order. Once it is known what they leave behind, nothing else that a
+            block made is read after it, and only what it leaves is written over inputs.
 
 A value computed before may be an input although its node stands in the graph as well: then another
 output of that node is needed.
@@ -14,20 +18,24 @@ output of that node is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from torpor.errors import GraphError, annotate
-from torpor.ir.graph import Graph
-from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value, values_in
+from torpor.ir.graph import Donated, Graph
+from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Derived, Node, Value, values_in
 from torpor.ir.printer import INPUT_WORDS, print_node
 from torpor.ir.types import ScalarType, TensorType
 
 
-def verify(graph: Graph) -> None:
-    """Raise GraphError, with the node and the user's line, at the first rule that is broken."""
+def verify(graph: Graph, known: set[Node] | None = None) -> None:
+    """Raise GraphError, with the node and the user's line, at the first rule that is broken.
+
+    Nodes that are `known` were found to be well formed before; those of the graph are added.
+    """
+    known = set() if known is None else known
     checked: set[TensorType] = set()  # types found to be well formed: they are few
     _check_inputs(graph, checked)
     defined = set(graph.inputs)
@@ -36,10 +44,17 @@ def verify(graph: Graph) -> None:
         if node in seen:
             _fault(node, "the node stands in the graph twice")
         seen.add(node)
-        _check_node(node, checked)
+        if node not in known:
+            _check_node(node, checked)
+            _check_devices(node)
         _check_operands(node, defined)
         defined.update(node.outputs)
+    known |= seen
     _check_results(graph, defined)
+    if graph.donated:
+        _check_donated(graph.donated, graph.outputs, set(graph.inputs))
+    if graph.blocks:
+        _check_blocks(graph)
 
 
 def _fault(node: Node, problem: str) -> NoReturn:
@@ -87,6 +102,42 @@ def _check_results(graph: Graph, defined: set[Value]) -> None:
             _fault(value.node, f"output {position} of the graph is an undefined tensor")
 
 
+def _check_donated(donated: Donated, outputs: Sequence[Value], inputs: set[Value]) -> None:
+    made = set(outputs)
+    for value, output in donated.items():
+        if value not in inputs:
+            _fault(value.node, f"{value!r} is written over, and is no input")
+        if output not in made:
+            _fault(output.node, f"{output!r} is written over an input, and is no output")
+        if value.type is not output.type:
+            _fault(output.node, f"{output.type!r} is written over {value.type!r}")
+    if len(set(donated.values())) < len(donated):
+        _fault(next(iter(donated.values())).node, "one output is written over two inputs")
+
+
+def _check_blocks(graph: Graph) -> None:
+    if graph.nodes != tuple([node for block in graph.blocks for node in block.nodes]):
+        raise GraphError("the blocks of the graph do not hold its nodes in order")
+    inputs = set(graph.inputs)
+    inside: set[Value] = set()  # of blocks before, and not left behind
+    for block in graph.blocks:
+        for value in block.read:
+            if value in inside:
+                _fault(value.node, f"{value!r} is read by a block, and not left behind by its own")
+        if block.outputs is None:
+            continue
+        made = set(block.made)
+        for value in block.outputs:
+            if value not in made:
+                _fault(value.node, f"{value!r} is left behind by a block that does not make it")
+        if block.donated:
+            _check_donated(block.donated, block.outputs, inputs)
+        inside |= made.difference(block.outputs)
+    for value in graph.outputs:
+        if value in inside and value not in inputs:
+            _fault(value.node, f"{value!r} is an output of the graph, and not left behind")
+
+
 # Nodes
 
 
@@ -129,7 +180,7 @@ def _type_problem(type_: TensorType) -> str:
 
 def _check_interned(node: Node) -> None:
     """Before the table has dropped a node (two generations), a key can have no second one."""
-    if node.conditions:  # another node may serve other sizes
+    if node.conditions or type(node) is Derived:  # another node may serve other sizes
         return
     known = node.op.nodes.get(node.key) or node.op.old_nodes.get(node.key)
     if known is not None and known is not node:
@@ -148,7 +199,6 @@ def _check_operands(node: Node, defined: set[Value]) -> None:
             _fault(node, f"operand {position} is used before it is defined: {operand!r}")
         if operand.type is None:
             _fault(node, f"operand {position} is an undefined tensor")
-    _check_devices(node)
 
 
 def _check_membership(node: Node, value: Value, what: str) -> None:

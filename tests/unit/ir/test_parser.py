@@ -81,6 +81,16 @@ REFUSED = {
     body('%1 = aten.mul.Scalar(%0, "\\q") : none'): "this string has an unknown escape",
     body("%1 = aten.mul.Scalar(%0, " + "9" * 5000 + ") : none"): "this integer is too long",
     body("%1 = aten.cat.default(" + "[" * 50_000): "lists are nested more than 8 deep",
+    body(f"compiled 0:\n{NEGATE}\nleave %1\n{NEGATE}"): "line 5: expected a block or 'return'",
+    body(f"{NEGATE}\ncompiled 0:"): "line 3: expected a node or 'return', found 'compiled 0:'",
+    body(f"compiled:\n{NEGATE}"): "line 2: expected a node or 'return', found 'compiled:'",
+    body(f"lazy 0:\n{NEGATE}"): "line 2: expected a node or 'return', found 'lazy 0:'",
+    body(f"eager 0:\n{NEGATE}\nleave %2"): "line 4: %2 is used before it is defined",
+    body(f"eager 0:\n{NEGATE}\nleave %1 over 0"): "expected the name of a value, such as %0",
+    body(f"{NEGATE} items 0 of 2 op 0"): "expected positions, such as [0, 1], found '0 of 2 op 0'",
+    body(f"{NEGATE} items [2] of 2 op 0"): "[2] are not positions of 1 of 2 items",
+    body(f"{NEGATE} items [0, 1] of 2 op 0"): "[0, 1] are not positions of 1 of 2 items",
+    body(f"{NEGATE} items [0] in 2"): "expected 'of', found 'in 2'",
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import abc
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -21,7 +21,8 @@ from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backends import provenance
 from torpor.backends.fx.failed import failure_of
-from torpor.backends.fx.pieces import cut, donate, made_by, read_by
+from torpor.backends.fx.guards import may_refuse
+from torpor.backends.fx.pieces import Registers, read_by
 from torpor.backends.fx.program import (
     Compiled,
     CompiledPiece,
@@ -39,12 +40,22 @@ from torpor.backends.reference.lowering import (
     Instruction,
     ReferenceLowering,
     plan_memory,
-    registers_in,
 )
 from torpor.errors import BackendError, CompileError, TorporWarning
+from torpor.ir.graph import EAGER, Block, Graph
+from torpor.ir.node import Node, Value
 from torpor.ir.sizes import Condition, Symbol
 from torpor.ir.told_sizes import assumption, own_names
 from torpor.ops.infer import types_in
+from torpor.ops.spec import spec_of
+from torpor.passes import Pass, run_passes
+from torpor.passes.limit import limit
+from torpor.passes.lists import JOIN_LISTS, SPLIT_LISTS
+from torpor.passes.outputs import OUTPUTS
+from torpor.passes.overwrite import OVERWRITE
+from torpor.passes.repeats import repeats
+from torpor.passes.schedule import schedule
+from torpor.passes.views import VIEWS
 
 T = TypeVar("T")
 
@@ -63,27 +74,24 @@ class FailedBefore(Exception):
 
 
 class FxLowering(ReferenceLowering):
-    """The reference's instructions, with the type of every register beside them."""
+    """The reference's instructions, with the graph and the type of every register beside them."""
 
     def build(self) -> Computation:
         computation = super().build()
+        graph = Graph(self.parameters, self.post_order, self.results, donated=self._donated())
         types = {register: value.type for value, register in self.emitted.items()}
-        computation.program = Program(
-            self.name, computation.program, types, self.device.torch_device
-        )
-        computation.program.donated = self._donated()
-        computation.program.loose = frozenset(self.emitted[self.results[i]] for i in self.loose)
-        computation.program.sizes = self.sizes
-        computation.program.hints = {one: self.hints.get(one, one.value) for one in self.sizes}
+        program = Program(self.name, graph, computation.program, types, self.device.torch_device)
+        program.donated = {self.emitted[v]: self.emitted[o] for v, o in graph.donated.items()}
+        program.loose = frozenset(self.emitted[self.results[i]] for i in self.loose)
+        program.sizes = self.sizes
+        program.hints = {one: self.hints.get(one, one.value) for one in self.sizes}
+        computation.program = program
         return computation
 
-    def _donated(self) -> dict[int, int]:
+    def _donated(self) -> dict[Value, Value]:
         """Donated parameters whose results fit over them."""
-        return {
-            self.emitted[self.parameters[parameter]]: self.emitted[self.results[result]]
-            for parameter, result in self.aliases.items()
-            if self.parameters[parameter].type is self.results[result].type
-        }
+        pairs = [(self.parameters[p], self.results[r]) for p, r in self.aliases.items()]
+        return {value: result for value, result in pairs if value.type is result.type}
 
 
 class FxBackend(Backend):
@@ -128,9 +136,37 @@ class FxBackend(Backend):
         """Convolutions are faster if channels lie side by side, for all that surrounds them."""
         return False
 
-    def miscompiles(self, instruction: Instruction) -> bool:
+    def miscompiles(self, node: Node) -> bool:
         """The compiler is known to make wrong code of it."""
         return False
+
+    # -- passes ------------------------------------------------------------------------------------
+
+    def passes(self, device: BackendDevice) -> tuple[Pass, ...]:
+        found = self._cut_passes()
+        if not self.equal_subgraphs:
+            return found
+        first, *rest = found
+        return (first, SPLIT_LISTS, repeats(device.torch_device), JOIN_LISTS, *rest)
+
+    def _cut_passes(self) -> tuple[Pass, ...]:
+        """Those that cut a graph, and do not look for what repeats."""
+        first = schedule(self._runs_eagerly, may_refuse)
+        return (first, limit(self.max_nodes), VIEWS, OUTPUTS, OVERWRITE)
+
+    def _runs_eagerly(self, node: Node) -> bool:
+        """No compiler gets to see the node."""
+        drawn = spec_of(node.op.target).draws(node.args) and not self.draws
+        if drawn or self._name(node) in self.refused:
+            return True
+        if self.miscompiles(node) or _changes_device(node):
+            return True
+        numbers = (value.type for value in node.operands if is_number(value.type))
+        return any(type_.kind not in PACKED for type_ in numbers)
+
+    @staticmethod
+    def _name(node: Node) -> Any:
+        return (node.op, types_in(node.key))
 
     # -- the interface -----------------------------------------------------------------------------
 
@@ -187,9 +223,9 @@ class FxBackend(Backend):
     def dump(self, computation: Computation) -> bytes | None:
         """The steps of a graph, unless the compiler failed at some of it: it may not, next time."""
         program = computation.program
-        alone = self._runs_alone(program)
-        if any(isinstance(step, Instruction) and not alone(step) for step in program.steps):
-            return None
+        for step in program.steps:
+            if isinstance(step, Instruction) and not self._runs_eagerly(step.node):
+                return None
         return dump_program(program, self.dump_code)
 
     def load(self, computation: Computation, saved: bytes) -> Computation:
@@ -234,77 +270,60 @@ class FxBackend(Backend):
         _plan(program)
 
     def _compile_steps(self, program: Program) -> None:
-        instructions, _, results = program.reference
-        copies = [i.copy() for i in instructions]
         program.conditions.clear()
         self.failed.clear()
-        alone = self._runs_alone(program)
-        device = program.device if self.equal_subgraphs else None
-        given = (copies, results, program.types, self.max_nodes, alone, device)
-        steps = cut(*given, program.donated)
-        program.copied = donate(steps, program.donated)
-        bound = {*results, *program.copied.values()} - program.loose
-        for step in steps:
-            if isinstance(step, Piece) and step.has_convolutions:
-                step.free = frozenset({*step.outputs} - {*step.donated.values()} - bound)
-            program.steps += self._compile_step(step, program)
+        device = self.backend_device(program.device)
+        graph = run_passes(self.passes(device), program.graph)
+        registers = Registers(program)
+        program.copied = registers.copied(graph)
+        bound = {*program.results, *program.copied.values()} - program.loose
+        for block in graph.blocks:
+            program.steps += self._compile_block(block, registers, program, bound)
 
-    def _runs_alone(self, program: Program) -> Callable[[Instruction], bool]:
-        types = program.types
-
-        def alone(instruction: Instruction) -> bool:
-            drawn = instruction.spec.draws(instruction.args) and not self.draws
-            if drawn or self._name(instruction) in self.refused:
-                return True
-            if self.miscompiles(instruction) or _changes_device(instruction, types):
-                return True
-            numbers = (types[r] for r in registers_in(instruction.args) if is_number(types[r]))
-            return any(type_.kind not in PACKED for type_ in numbers)
-
-        return alone
-
-    @staticmethod
-    def _name(instruction: Instruction) -> Any:
-        return (instruction.node.op, types_in(instruction.node.key))
-
-    def _compile_step(self, step: Piece | Instruction, program: Program) -> list[CompiledStep]:
-        if isinstance(step, Instruction):
-            self._note_fallback(step)
-            return [step]
-        step.sizes = program.sizes
-        if self.refused and any(self._name(i) in self.refused for i in step.instructions):
-            return self._compile_without_refused(step, program)
+    def _compile_block(
+        self,
+        block: Block,
+        registers: Registers,
+        program: Program,
+        bound: Collection[int] | None = None,
+    ) -> list[CompiledStep]:
+        """The steps of a block; outputs that are not `bound` may lie in memory as it comes."""
+        if block.kind == EAGER:
+            return self._by_eager([registers.instruction(node) for node in block.nodes])
+        piece = registers.piece(block)
+        if bound is not None and piece.has_convolutions:
+            piece.free = frozenset({*piece.outputs} - {*piece.donated.values()} - {*bound})
+        piece.sizes = program.sizes
+        if self.refused and any(self._name(node) in self.refused for node in block.nodes):
+            return self._compile_without_refused(block, registers, program)
         try:
-            return [self._compile_piece(step, program)]
+            return [self._compile_piece(piece, program)]
         except Refused as refusal:
-            self.refused.update(map(self._name, refusal.instructions))
-            return self._compile_without_refused(step, program)
+            self.refused.update(self._name(i.node) for i in refusal.instructions)
+            return self._compile_without_refused(block, registers, program)
         except FailedBefore:
-            return self._by_eager(step, program)
+            pass
         except Exception as error:
-            first = next((i.node.site for i in step.instructions if i.node.site), None)
-            where = f"{program.name}, {len(step.instructions)} ops from {first}"
-            failure = failure_of(step, program, self, error)
+            first = next((node.site for node in block.nodes if node.site), None)
+            where = f"{program.name}, {len(block.nodes)} ops from {first}"
+            failure = failure_of(block, program, registers, self, error)
             self._complain(f"could not compile {where}", error, failure)
-            return self._by_eager(step, program)
-
-    def _by_eager(self, piece: Piece, program: Program) -> list[CompiledStep]:
-        for instruction in piece.instructions:
-            self._note_fallback(instruction)
         program.copied.update(piece.donated)
-        return list(piece.instructions)
+        return self._by_eager(piece.instructions)
 
-    def _compile_without_refused(self, piece: Piece, program: Program) -> list[CompiledStep]:
-        steps = cut(
-            piece.instructions,
-            piece.outputs,
-            program.types,
-            self.max_nodes,
-            self._runs_alone(program),
-            donated=piece.donated,
-        )
-        program.copied.update(donate(steps, piece.donated))
-        return [compiled for step in steps for compiled in self._compile_step(step, program)]
+    def _by_eager(self, instructions: Sequence[Instruction]) -> list[CompiledStep]:
+        for instruction in instructions:
+            self._note_fallback(instruction)
+        return list(instructions)
+
+    def _compile_without_refused(
+        self, block: Block, registers: Registers, program: Program
+    ) -> list[CompiledStep]:
+        graph = run_passes(self._cut_passes(), block.graph())
+        program.copied.update(registers.copied(graph))
+        return [
+            step for part in graph.blocks for step in self._compile_block(part, registers, program)
+        ]
 
     def _compile_piece(self, piece: Piece, program: Program) -> CompiledPiece:
         """Compile a piece, unless an equal one was compiled before."""
@@ -404,10 +423,10 @@ def _conditions(traced: Traced, piece: Piece, hints: Mapping[Symbol, int]) -> tu
     return tuple([assumption(text, symbols) for text in texts])
 
 
-def _changes_device(instruction: Instruction, types: dict[int, Any]) -> bool:
+def _changes_device(node: Node) -> bool:
     """It brings tensors from one device to another, as `x.cpu()` does: no compiler is needed."""
-    read = {types[r].device for r in registers_in(instruction.args) if not is_number(types[r])}
-    made = {types[r].device for r in instruction.outputs if types[r] is not None}
+    read = {value.type.device for value in node.operands if not is_number(value.type)}
+    made = {value.type.device for value in node.outputs if value.type is not None}
     return bool(read) and not made <= read
 
 
@@ -423,7 +442,7 @@ def _plan(program: Program) -> None:
     program.dead = []
     for step in reversed(program.steps):
         part = step if isinstance(step, Instruction) else step.piece
-        touched = {*read_by(part), *made_by(part)}
+        touched = {*read_by(part), *part.outputs}
         program.dead.append(sorted(touched - seen))
         seen |= touched
     program.dead.reverse()

@@ -16,6 +16,7 @@ import torch
 from torpor._torch import OpOverload
 from torpor.ir.types import TensorType
 from torpor.ops.spec import OpSpec, ReturnKind
+from torpor.passes.overwrite import BATCH_NORMS
 
 aten = torch.ops.aten
 
@@ -305,13 +306,6 @@ def _bernoulli(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
 
 UNREAD: Final = {"aten.cudnn_batch_norm_backward.default": 8}
 """Arguments that a form by hand does not look at."""
-
-BATCH_NORMS: Final = (
-    "aten.native_batch_norm.default",
-    "aten.cudnn_batch_norm.default",
-    "aten.miopen_batch_norm.default",
-    "aten._native_batch_norm_legit.default",
-)
 
 FORMS: Final[dict[str, Form]] = {
     "aten.view.default": _reshape,

@@ -8,12 +8,13 @@ eager's kernels, which raise at the user's line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
 from torpor.backends.fx.functional import NotTraceable
+from torpor.ir.node import Node
 from torpor.ops.spec import OpSpec
 
 
@@ -70,11 +71,11 @@ class Guards:
         return torch.stack(self.flags).all()
 
 
-def may_refuse(spec: OpSpec, args: Sequence[Any]) -> bool:
-    """The op may be given numbers that eager refuses."""
-    name = spec.target._opname.removeprefix("_foreach_").removesuffix("_")
+def may_refuse(node: Node) -> bool:
+    """The node may be given numbers that eager refuses."""
+    name = node.op.target._opname.removeprefix("_foreach_").removesuffix("_")
     if name == "div":
-        return len(args) > 2 and args[2] is not None  # it rounds
+        return len(node.args) > 2 and node.args[2] is not None  # it rounds
     return name in GUARDS or name in UNGUARDED
 
 

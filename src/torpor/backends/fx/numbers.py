@@ -18,6 +18,7 @@ from torpor.backends.fx import functional
 from torpor.backends.fx.functional import NotTraceable
 from torpor.ir.types import TensorType
 from torpor.ops.spec import OpSpec
+from torpor.passes.overwrite import BATCH_NORMS
 
 aten = torch.ops.aten
 
@@ -49,7 +50,7 @@ def has_numbers(args: list[Any]) -> bool:
 
 def call(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
     """Call an op that takes run-time numbers; outputs in the order of a node's."""
-    if spec.name in functional.BATCH_NORMS:
+    if spec.name in BATCH_NORMS:
         return functional.FORMS[spec.name](spec, args, types)
     name = functional.functional_name(spec.target._opname)
     named = {a.name: value for a, value in zip(spec.arguments, args, strict=True)}

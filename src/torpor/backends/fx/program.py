@@ -26,6 +26,7 @@ from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.backends.reference.runtime import run as run_reference
 from torpor.backends.reference.runtime import step as run_alone
 from torpor.errors import StepError
+from torpor.ir.graph import Graph
 from torpor.ir.sizes import Condition, Symbol
 from torpor.ir.types import TensorType
 
@@ -60,6 +61,7 @@ class Program:
     """All that runs one graph."""
 
     name: str
+    graph: Graph  # as it was lowered
     reference: ReferenceProgram
     types: dict[int, Any]  # by register
     device: torch.device

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from torpor.backend.blobs import pack, unpack
-from torpor.backends.fx.lanes import Lanes
+from torpor.backends.fx.pieces import PartialInstruction
 from torpor.backends.fx.program import Compiled, CompiledPiece, CompiledStep, Program
 from torpor.backends.fx.trace import PACKED, Piece
 from torpor.backends.reference.lowering import Instruction
@@ -89,9 +89,9 @@ def _piece_facts(piece: Piece, places: dict[int, int], code: int) -> dict[str, A
 
 
 def _known_as(instruction: Instruction, places: dict[int, int]) -> int | list[Any]:
-    """The place of an instruction, or the place and lanes of a part of one."""
-    if isinstance(instruction, Lanes):
-        return [places[id(instruction.whole.outputs)], instruction.lanes]
+    """The place of an instruction, or the place and items of a part of one."""
+    if isinstance(instruction, PartialInstruction):
+        return [places[id(instruction.whole.outputs)], instruction.positions]
     return places[id(instruction.outputs)]
 
 
@@ -99,8 +99,8 @@ def _known(name: int | list[Any], instructions: Sequence[Instruction]) -> Instru
     """The instruction that `_known_as` called so."""
     if isinstance(name, int):
         return instructions[name]
-    place, lanes = name
-    return Lanes(instructions[place], lanes)
+    place, positions = name
+    return PartialInstruction(instructions[place], positions)
 
 
 def load_program(program: Program, saved: bytes, load_code: LoadCode) -> None:

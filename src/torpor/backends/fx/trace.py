@@ -42,7 +42,6 @@ class Piece:
     numbers: dict[type, list[int]]  # registers of run-time numbers, by kind
     outputs: list[int]
     donated: dict[int, int]  # input register -> output register that is written over it
-    commits: bool = False  # it runs when all that may fail has run, and may write over inputs
     free: frozenset[int] = frozenset()  # outputs that may lie in memory as it comes
     checked: bool = False  # what is returned last says whether eager would have raised
     sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes, given last

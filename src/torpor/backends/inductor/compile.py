@@ -20,7 +20,7 @@ from torpor.backends.inductor.lowering import decompositions, miscompiles
 from torpor.backends.inductor.options import check_rng, check_settings
 from torpor.backends.inductor.saved import dump_code, load_code
 from torpor.backends.inductor.taped import Taped, taped
-from torpor.backends.reference.lowering import Instruction
+from torpor.ir.node import Node
 
 MAX_NODES = 4000
 """Nodes compiled together. A training step of 2,000 took as long per node as pieces of 250 did."""
@@ -86,8 +86,8 @@ class InductorBackend(FxBackend):
     def prefers_channels_last(self, traced: Traced) -> bool:
         return _torch.inductor_prefers_channels_last(traced.module)
 
-    def miscompiles(self, instruction: Instruction) -> bool:
-        return miscompiles(instruction.spec, instruction.args)
+    def miscompiles(self, node: Node) -> bool:
+        return miscompiles(node)
 
     def expect(self, device: BackendDevice) -> None:
         if device.torch_device.type == "cuda":

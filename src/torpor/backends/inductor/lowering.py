@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torpor import _torch
 from torpor.backends.fx.backend import FxLowering as InductorLowering
-from torpor.ops.spec import OpSpec
+from torpor.ir.node import Node
 
 __all__ = ["InductorLowering", "decompositions", "miscompiles"]
 
@@ -31,13 +31,13 @@ def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor
     return (grad * mask) * scale
 
 
-def miscompiles(spec: OpSpec, args: Sequence[Any]) -> bool:
+def miscompiles(node: Node) -> bool:
     """Inductor makes wrong code of the op.
 
     It divides by a window's whole size where, with `ceil_mode`, the window reaches beyond the
     padding.
     """
-    if spec.target._opname in _POOLED_BACK:
-        *_, ceil_mode, count_include_pad, divisor = args
+    if node.op.target._opname in _POOLED_BACK:
+        *_, ceil_mode, count_include_pad, divisor = node.args
         return bool(ceil_mode and count_include_pad and divisor is None)
     return False

@@ -11,8 +11,8 @@ import torpor
 from torpor.ir.graph import Graph
 from torpor.ir.printer import print_graph
 from torpor.ir.verify import verify
-from torpor.ops.expand import expanded
 from torpor.ops.text import parse
+from torpor.passes.expand import expanded
 
 NS = "torpor_tests_expand"
 _library = torch.library.Library(NS, "DEF")

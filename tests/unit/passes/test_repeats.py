@@ -1,8 +1,9 @@
-"""What repeats is found, cut where little is lost, and computes what it did before."""
+"""`repeats`: what repeats is found, cut where little is lost, and computes what it did before."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,15 +15,17 @@ from torch import Tensor
 from torpor.backend.data import BackendData
 from torpor.backend.lowering import Computation
 from torpor.backends.dynamo import DynamoBackend
-from torpor.backends.fx import repeats
-from torpor.backends.fx.lanes import Lanes, in_lanes, whole_again
-from torpor.backends.fx.pieces import cut
-from torpor.backends.fx.program import CompiledPiece, Program
-from torpor.backends.fx.repeats import COSTS, Costs, Lost, Repeat, find_repeats
+from torpor.backends.fx.program import CompiledPiece
 from torpor.backends.reference import ReferenceBackend
-from torpor.backends.reference.lowering import Instruction, registers_in
+from torpor.backends.reference.lowering import registers_in
 from torpor.execute.compilation import compile_graph
+from torpor.ir.node import Node, items_of
 from torpor.ops.text import parse
+from torpor.passes import repeats
+from torpor.passes.lists import SPLIT_LISTS
+from torpor.passes.repeats import COSTS, Costs, Lost, Repeat, find_repeats
+
+from .texts import check, graph_of
 
 
 def found(text: str, lost: dict[int, float] | None = None) -> list[Repeat]:
@@ -36,7 +39,7 @@ LAYER = "".join(map(chr, range(1000, 1100)))  # a hundred ops, no two alike
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cut pays."""
-    monkeypatch.setattr(repeats, "PART", 0.0)
+    monkeypatch.setattr(repeats, "BLOCK", 0.0)
     monkeypatch.setitem(repeats.COSTS, "cpu", Costs(1, 0.0, 0.0))
     monkeypatch.setattr(repeats, "SEED", 2)
 
@@ -131,8 +134,7 @@ graph(%0 = leaf 0 : float32[8,8] @cpu) {
 
 
 def test_a_value_that_waits_for_backward_is_no_loss() -> None:
-    program = program_of(THERE_AND_BACK)
-    lost = repeats._lost(in_lanes(program.reference[0]), program.types, 1 / 256)
+    lost = repeats._lost(parse(THERE_AND_BACK).nodes, 1 / 256)
     # sin and pow; nothing beside the product of matrices; cos and what is computed for backward
     assert lost.at(0) == [0, 1, 0, 0, 1, 2, 0]
 
@@ -168,80 +170,142 @@ graph(%0 = leaf 0 : float32[8,8] @cpu, %1 = leaf 1 : float32[8,8] @cpu,
 """
 
 
-def test_what_needs_parameters_alone_stands_where_it_is_read() -> None:
-    instructions = instructions_of(MASKS_FIRST)
-    units = repeats._late(in_lanes(instructions))
-    names = [unit.instruction.spec.target._opname for unit in units]
-    assert names == ["mm", "neg", "mul", "mm", "neg", "exp", "mul", "exp"]
-    assert sorted(unit.place for unit in units) == list(range(len(instructions)))
-    made = {0, 1, 2}
-    for unit in units:
-        assert made.issuperset(registers_in(unit.args))
-        made.update(unit.outputs)
+def names(nodes: Sequence[Node]) -> list[str]:
+    return [node.op.target._opname for node in nodes]
 
 
-# -- lanes -----------------------------------------------------------------------------------------
+def test_what_needs_inputs_alone_stands_where_it_is_read() -> None:
+    graph = parse(MASKS_FIRST)
+    nodes = repeats.waiting(graph.nodes)
+    assert names(nodes) == ["mm", "neg", "mul", "mm", "neg", "exp", "mul", "exp"]
+    assert set(nodes) == set(graph.nodes)
+    made = set(graph.inputs)
+    for node in nodes:
+        assert made.issuperset(node.operands)
+        made.update(node.outputs)
+
+
+# -- items of lists --------------------------------------------------------------------------------
 
 UPDATES = """
-graph(%0 = leaf 0 : float32[4] @cpu, %1 = leaf 1 : float32[4] @cpu,
-      %2 = leaf 2 : float32[4] @cpu, %3 = leaf 3 : float32[4] @cpu) {
-  %4, %5 = aten._foreach_mul_.Scalar([%0, %1], 0.5) : float32[4] @cpu, float32[4] @cpu
-  %6, %7 = aten._foreach_sqrt.default([%2, %3]) : float32[4] @cpu, float32[4] @cpu
-  %8, %9 = aten._foreach_add_.List([%4, %5], [%6, %7]) : float32[4] @cpu, float32[4] @cpu
-  return %8, %9
-}
+commit 0:
+  %4, %5 = aten._foreach_mul_.Scalar([%0, %1], 0.5)
+  %6, %7 = aten._foreach_sqrt.default([%2, %3])
+  %8, %9 = aten._foreach_add_.List([%4, %5], [%6, %7])
 """
 
 
-def instructions_of(text: str) -> list[Instruction]:
-    return list(program_of(text).reference[0])
+def items_together(body: str) -> list[Node]:
+    return repeats.items_together(SPLIT_LISTS.run(graph_of(body, inputs=4)).nodes)
 
 
-def program_of(text: str) -> Program:
-    program: Program = compiled(text).program
-    return program
+def positions(nodes: Sequence[Node]) -> list[int | None]:
+    return [items.positions[0] if (items := items_of(node)) else None for node in nodes]
+
+
+def test_what_happens_to_one_item_stands_together() -> None:
+    nodes = items_together(UPDATES + "return %8, %9")
+    assert positions(nodes) == [0, 0, 0, 1, 1, 1]
+    assert names(nodes[:3]) == ["_foreach_mul_", "_foreach_sqrt", "_foreach_add_"]
+
+
+def test_items_wait_no_longer_than_somebody_reads_one() -> None:
+    more = """  %10 = aten.sin.default(%8)
+  %11, %12 = aten._foreach_exp.default([%9, %10])
+  return %11, %12"""
+    assert positions(items_together(UPDATES + more)) == [0, 0, 0, 1, 1, 1, None, 0, 1]
+
+
+# -- text in, text out -----------------------------------------------------------------------------
+
+CPU = torch.device("cpu")
+
+
+def test_what_does_not_pay_is_left() -> None:
+    body = "%1 = aten.sin.default(%0)\n%2 = aten.cos.default(%1)\nreturn %2"
+    check(repeats.repeats(CPU), f"compiled 0:\n{body}", None)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_each_copy_is_a_block() -> None:
+    check(
+        repeats.repeats(CPU),
+        """
+        compiled 0:
+          %1 = aten.mm.default(%0, %0)
+          %2 = aten.sin.default(%1)
+          %3 = aten.mm.default(%2, %2)
+          %4 = aten.sin.default(%3)
+          %5 = aten.mm.default(%4, %4)
+          %6 = aten.sin.default(%5)
+          %7 = aten.neg.default(%6)
+          return %7
+        """,
+        """
+        compiled 0 repeat 0:
+          %1 = aten.mm.default(%0, %0)
+          %2 = aten.sin.default(%1)
+        compiled 0 repeat 0:
+          %3 = aten.mm.default(%2, %2)
+          %4 = aten.sin.default(%3)
+        compiled 0 repeat 0:
+          %5 = aten.mm.default(%4, %4)
+          %6 = aten.sin.default(%5)
+        compiled 0:
+          %7 = aten.neg.default(%6)
+          return %7
+        """,
+    )
+
+
+@pytest.mark.usefixtures("cheap")
+def test_copies_differ_in_no_attribute() -> None:
+    """The factor is another one in the second copy: nothing repeats."""
+    body = """
+    compiled 0:
+      %1 = aten.mm.default(%0, %0)
+      %2 = aten.mul.Tensor(%1, 0.5)
+      %3 = aten.mm.default(%2, %2)
+      %4 = aten.mul.Tensor(%3, 0.25)
+      return %4
+    """
+    check(repeats.repeats(CPU), body, None)
+    cut = repeats.repeats(CPU).run(graph_of(body.replace("0.25", "0.5")))
+    assert [block.repeat for block in cut.blocks] == [0, 0]
+
+
+@pytest.mark.usefixtures("cheap")
+def test_the_work_on_each_item_of_a_list_is_a_copy() -> None:
+    check(
+        repeats.repeats(CPU),
+        """
+        commit 0:
+          %4 = aten._foreach_mul_.Scalar([%0], 0.5) items [0] of 2 op 0
+          %5 = aten._foreach_mul_.Scalar([%1], 0.5) items [1] of 2 op 0
+          %6 = aten._foreach_add_.List([%4], [%2]) items [0] of 2 op 1
+          %7 = aten._foreach_add_.List([%5], [%3]) items [1] of 2 op 1
+          return %6, %7
+        """,
+        """
+        commit 0 repeat 0:
+          %4 = aten._foreach_mul_.Scalar([%0], 0.5) items [0] of 2 op 0
+          %5 = aten._foreach_add_.List([%4], [%2]) items [0] of 2 op 1
+        commit 0 repeat 0:
+          %6 = aten._foreach_mul_.Scalar([%1], 0.5) items [1] of 2 op 0
+          %7 = aten._foreach_add_.List([%6], [%3]) items [1] of 2 op 1
+          return %5, %7
+        """,
+        inputs=4,
+    )
+
+
+# -- the rewritten program -------------------------------------------------------------------------
 
 
 def compiled(text: str, aliases: dict[int, int] | None = None, **options: Any) -> Computation:
     backend = DynamoBackend("eager", **options)
     device = backend.backend_device(torch.device("cpu"))
     return compile_graph(parse(text), "graph", backend, device, aliases or {})
-
-
-def test_lanes_stand_together() -> None:
-    units = in_lanes(instructions_of(UPDATES))
-    assert [unit.lane for unit in units] == [0, 0, 0, 1, 1, 1]
-    assert [unit.instruction.spec.target._opname for unit in units[:3]] == [
-        "_foreach_mul_", "_foreach_sqrt", "_foreach_add_",
-    ]  # fmt: skip
-
-
-def test_all_lanes_together_are_the_instructions_themselves() -> None:
-    instructions = instructions_of(UPDATES)
-    assert whole_again(in_lanes(instructions)) == instructions
-
-
-def test_some_lanes_are_instructions_on_shorter_lists() -> None:
-    instructions = instructions_of(UPDATES)
-    half = whole_again(in_lanes(instructions)[:3])
-    assert all(isinstance(instruction, Lanes) for instruction in half)
-    assert [i.outputs for i in half] == [i.outputs[:1] for i in instructions]
-    assert [len(i.node.outputs) for i in half] == [1, 1, 1]
-    assert half[2].args[:2] == [[half[0].outputs[0]], [half[1].outputs[0]]]
-
-
-def test_lanes_wait_no_longer_than_somebody_reads_one() -> None:
-    text = UPDATES.replace(
-        "  return %8, %9",
-        "  %10 = aten.sin.default(%8) : float32[4] @cpu\n"
-        "  %11, %12 = aten._foreach_exp.default([%9, %10]) : float32[4] @cpu, float32[4] @cpu\n"
-        "  return %11, %12",
-    )
-    units = in_lanes(instructions_of(text))
-    assert [unit.lane for unit in units] == [0, 0, 0, 1, 1, 1, None, 0, 1]
-
-
-# -- views -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("cheap")
@@ -254,18 +318,16 @@ def test_views_are_computed_where_they_are_read() -> None:
     forward = [layer.format(a=3 * i + 1, b=3 * i + 2, c=3 * i + 3, x=3 * i) for i in range(4)]
     body = "".join(forward) + "  %13 = aten.mm.default(%12, %1) : float32[4,4] @cpu\n"
     text = f"graph(%0 = leaf 0 : float32[4,4] @cpu) {{{body}  return %13\n}}"
-    program = program_of(text)
-    steps = cut(
-        program.reference[0], program.results, program.types, 1000, lambda _: False, program.device
-    )
+    steps = compiled(text, equal_subgraphs=True).program.steps
     assert len(steps) > 2
     for step in steps:
-        assert not isinstance(step, Instruction)
-        views = {r for i in step.instructions if repeats.is_view(i) for r in i.outputs}
-        assert not views & {*step.inputs, *step.outputs}
+        piece = step.piece
+        views = {
+            r for i in piece.instructions if i.spec.name == "aten.t.default" for r in i.outputs
+        }
+        assert views
+        assert not views & {*piece.inputs, *piece.outputs}
 
-
-# -- the rewritten program -------------------------------------------------------------------------
 
 OPS = ("sin", "add", "mul", "t", "mm", "foreach", "add_")
 

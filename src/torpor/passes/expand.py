@@ -1,4 +1,4 @@
-"""Takes ops apart that have a lowering (`ops.custom`): a graph in, a graph out.
+"""Takes ops apart that have a lowering (`ops.custom`).
 
     %1 = acme.scale.default(%0, 2.0)        %1 = aten.mul.Tensor(%0, 2.0)
     %2 = aten.relu.default(%1)              %2 = aten.relu.default(%1)
@@ -10,9 +10,8 @@ carry the line of the op they stand for. What it makes gets the very types that 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -23,6 +22,7 @@ from torpor import _torch
 from torpor._torch import OpOverload
 from torpor.errors import RegistrationError
 from torpor.ir.graph import Graph
+from torpor.ir.interpreter import Interpreter
 from torpor.ir.memo import Memo
 from torpor.ir.node import Node, Value, values_in
 from torpor.ir.types import ScalarType, TensorType
@@ -30,8 +30,18 @@ from torpor.ops import custom
 from torpor.ops.infer import Physical, common_device, fake_arguments, infer, types_in
 from torpor.ops.keys import key_of
 from torpor.ops.spec import Mode, OpSpec, ReturnKind, spec_of
+from torpor.passes.pipeline import Pass
 
 aten = torch.ops.aten
+
+
+def expand(backend: str, physical: Physical) -> Pass:
+    """The pass, for a backend: its name, and the devices behind those of tensors."""
+
+    def run(graph: Graph) -> Graph:
+        return expanded(graph, backend, physical)
+
+    return Pass("expand", "ops that have a lowering, taken apart", run)
 
 
 def expanded(graph: Graph, backend: str, physical: Physical) -> Graph:
@@ -41,60 +51,51 @@ def expanded(graph: Graph, backend: str, physical: Physical) -> Graph:
     if not any(custom.lowering_of(node.op.name, backend) for node in graph.nodes):
         return graph
     expansion = _Expansion(backend, physical)
-    for node in graph.nodes:
-        expansion.add(node)
-    outputs = [expansion.renamed.get(value, value) for value in graph.outputs]
-    return Graph(graph.inputs, expansion.nodes, outputs)
+    expansion.run(graph.nodes)
+    outputs = [expansion.value(value) for value in graph.outputs]
+    donated = {value: expansion.value(output) for value, output in graph.donated.items()}
+    return Graph(graph.inputs, expansion.nodes, outputs, donated=donated)
 
 
-@dataclass(slots=True)
-class _Expansion:
-    """A graph while it is rewritten."""
+class _Expansion(Interpreter[Value]):
+    """A graph while it is rewritten: values stand for values."""
 
-    backend: str
-    physical: Physical
-    nodes: list[Node] = field(default_factory=list)
-    renamed: dict[Value, Value] = field(default_factory=dict)
-    inside: list[str] = field(default_factory=list)  # ops that are being taken apart
+    def __init__(self, backend: str, physical: Physical) -> None:
+        super().__init__()
+        self.backend = backend
+        self.physical = physical
+        self.nodes: list[Node] = []
+        self.inside: list[str] = []  # ops that are being taken apart
 
-    def add(self, node: Node) -> None:
-        """Add a node, or what stands for it, on the values that stand for its operands."""
-        args = tuple(_mapped(arg, self.renamed) for arg in node.args)
+    def input(self, value: Value) -> Value:
+        return value
+
+    def node(self, node: Node, args: tuple[Any, ...]) -> Sequence[Value]:
         lowering = custom.lowering_of(node.op.name, self.backend)
         if lowering is None:
-            self._keep(node, args)
-            return
+            return self._kept(node, args).outputs
         inlining = _Inlining(self, node, args)
         if node.op.name in self.inside:
             raise inlining.wrong("leads back to itself")
         self.inside.append(node.op.name)
         made = inlining.run(lowering)
         self.inside.pop()
-        self.renamed.update(zip(node.outputs, made, strict=True))
+        return made
 
-    def _keep(self, node: Node, args: tuple[Any, ...]) -> None:
+    def _kept(self, node: Node, args: tuple[Any, ...]) -> Node:
         if args != node.args:
             key = key_of(spec_of(node.op.target), args)
-            types = tuple(value.type for value in node.outputs)
-            moved = Node(node.op, key, args, types, node.site)
-            self.renamed.update(zip(node.outputs, moved.outputs, strict=True))
-            node = moved
+            node = Node(node.op, key, args, tuple(value.type for value in node.outputs), node.site)
         self.nodes.append(node)
+        return node
 
-    def call(self, target: OpOverload, bound: list[Any], site: Any) -> tuple[Value, ...]:
-        """The outputs of an op on values."""
+    def call(self, target: OpOverload, bound: list[Any], site: Any) -> Sequence[Value]:
+        """The outputs of an op on values that stand in the graph already."""
         spec = spec_of(target)
         key = key_of(spec, bound)
         types = infer(spec, key, bound, {}, self.physical)
         node = Node(spec.kind, key, tuple(bound), types, site)  # type: ignore[arg-type]  # None: no tensor
-        self.add(node)
-        return tuple(self.renamed.get(value, value) for value in node.outputs)
-
-
-def _mapped(arg: Any, renamed: dict[Value, Value]) -> Any:
-    if type(arg) is Value:
-        return renamed.get(arg, arg)
-    return tuple(_mapped(item, renamed) for item in arg) if type(arg) is tuple else arg
+        return self.node(node, node.args)
 
 
 _REFUSED: Final = {

@@ -1,0 +1,35 @@
+"""What a pass is, and how several run in order, each checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torpor import config
+from torpor.errors import GraphError
+from torpor.ir.graph import Graph
+from torpor.ir.node import Node
+from torpor.ir.verify import verify
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A graph in, a graph out; the same graph where there is nothing to do."""
+
+    name: str
+    description: str
+    run: Callable[[Graph], Graph]
+
+
+def run_passes(passes: Iterable[Pass], graph: Graph) -> Graph:
+    """`graph` after all `passes`; verified after each, unless `config.verify_graphs` is off."""
+    known: set[Node] = set()
+    for one in passes:
+        before, graph = graph, one.run(graph)
+        if config.verify_graphs and graph is not before:
+            try:
+                verify(graph, known)
+            except GraphError as error:
+                error.args = (f"after pass {one.name!r}: {error}",)
+                raise
+    return graph

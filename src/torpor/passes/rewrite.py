@@ -1,0 +1,55 @@
+"""What passes share: nodes on other values, and graphs of such nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torpor.ir.graph import Block, Donated, Graph
+from torpor.ir.node import Derived, Node, Value, items_of
+from torpor.ops.spec import Mode, ReturnKind, spec_of
+
+Values = dict[Value, Value]
+"""Values that others stand for."""
+
+
+def mapped(arg: Any, values: Values) -> Any:
+    """An argument with the values that stand for those in it."""
+    if type(arg) is Value:
+        return values.get(arg, arg)
+    return tuple([mapped(item, values) for item in arg]) if type(arg) is tuple else arg
+
+
+def on(node: Node, values: Values) -> Node:
+    """`node` on the values that stand for its operands, which are added for its outputs."""
+    if values.keys().isdisjoint(node.operands):
+        return node
+    made = restored(node, tuple([mapped(arg, values) for arg in node.args]))
+    values.update(zip(node.outputs, made.outputs, strict=True))
+    return made
+
+
+def restored(node: Node, args: tuple[Any, ...]) -> Node:
+    """`node` on other arguments: the node that it was made from, if those are its own."""
+    made = Derived(node, args, items_of(node))
+    whole = made.items is None and made.operands == made.origin.operands
+    return made.origin if whole else made
+
+
+def with_outputs(graph: Graph, blocks: Sequence[Block], values: Values) -> Graph:
+    """`graph` in `blocks`, whose nodes make the values that stand for its own."""
+    outputs = [values.get(value, value) for value in graph.outputs]
+    donated: Donated = {value: values.get(out, out) for value, out in graph.donated.items()}
+    nodes = [node for block in blocks for node in block.nodes]
+    return Graph(graph.inputs, nodes, outputs, blocks, donated)
+
+
+def is_view(node: Node) -> bool:
+    """It makes nothing but views of one tensor."""
+    spec = spec_of(node.op.target)
+    return (
+        spec.mode is Mode.VIEW
+        and not spec.mutated
+        and all(returned.kind is ReturnKind.VIEW for returned in spec.returns)
+        and len(set(node.operands)) == 1
+    )

@@ -1,0 +1,114 @@
+"""Puts nodes into blocks that can be run in order: compiled, by eager's kernels, and to commit.
+
+    %1 = aten.sin.default(%0)               compiled 0:
+    %2 = aten.nonzero.default(%1)             %1 = aten.sin.default(%0)
+    %3 = aten.add_.Tensor(%0, %1)             %4 = aten.cos.default(%1)
+    %4 = aten.cos.default(%1)               eager 0:
+    return %2, %3 over %0, %4                 %2 = aten.nonzero.default(%1)
+                                            commit 0:
+                                              %3 = aten.add_.Tensor(%0, %1)
+                                              return %2, %3 over %0, %4
+
+A node that cannot be compiled splits the graph. Nodes are put in an order that makes few blocks:
+all that can be computed before the first of them is one block, all that can be computed after it
+and before the next another.
+
+A step that fails must not have written over an input. So all that may fail runs first (indices are
+checked, memory is taken, ops of somebody's own are called), and what updates donated inputs element
+by element is committed when nothing can go wrong any more. That is where an optimizer's arithmetic
+is: the gradients are there before it, in memory of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import torch
+
+from torpor.ir.graph import COMMIT, COMPILED, EAGER, Block, Graph
+from torpor.ir.node import Node, Value
+from torpor.ops.spec import spec_of
+from torpor.passes.pipeline import Pass
+from torpor.passes.rewrite import is_view
+
+Predicate = Callable[[Node], bool]
+
+_ELEMENTWISE: Final = frozenset(
+    # besides the ops that torch calls pointwise
+    {"_to_copy", "alias", "detach", "lift_fresh_copy", "copy", "copy_", "fill_", "zero_", "clone"}
+)  # fmt: skip
+_REDUCING: Final = ("_foreach_norm", "_foreach_max", "_foreach_powsum")
+
+
+def schedule(runs_eagerly: Predicate, may_refuse: Predicate) -> Pass:
+    """The pass, for a compiler: what it cannot compile, and which nodes eager may refuse to run."""
+
+    def run(graph: Graph) -> Graph:
+        late = updates(graph, runs_eagerly, may_refuse)
+        early = [node for node in graph.nodes if node not in late]
+        blocks = list(_ordered(early, runs_eagerly))
+        if late:
+            nodes = tuple([node for node in graph.nodes if node in late])
+            blocks.append(Block(COMMIT, 0, nodes))
+        return graph.in_blocks(blocks)
+
+    return Pass("schedule", "blocks to compile, nodes for eager's kernels, updates last", run)
+
+
+def _ordered(nodes: Sequence[Node], runs_eagerly: Predicate) -> Iterable[Block]:
+    """Blocks in an order that can be run."""
+    levels: dict[int, tuple[list[Node], list[Node]]] = {}
+    made_eagerly: dict[Value, int] = {}  # the level after which a compiled block may read it
+    made: dict[Value, int] = {}  # the level of a value
+    drawn = 0  # the level of the last draw: random numbers are drawn in the program's order
+    for node in nodes:
+        read, eager = node.operands, runs_eagerly(node)
+        level = max((made.get(value, 0) for value in read), default=0)
+        if not eager:
+            after = (made_eagerly[value] + 1 for value in read if value in made_eagerly)
+            level = max((level, *after))
+        elif spec_of(node.op.target).draws(node.args):
+            drawn = level = max(level, drawn)
+        levels.setdefault(level, ([], []))[eager].append(node)
+        made.update(dict.fromkeys(node.outputs, level))
+        if eager:
+            made_eagerly.update(dict.fromkeys(node.outputs, level))
+    for level in sorted(levels):
+        for kind, group in zip((COMPILED, EAGER), levels[level], strict=True):
+            if group:
+                yield Block(kind, level, tuple(group))
+
+
+def updates(graph: Graph, runs_eagerly: Predicate, may_refuse: Predicate) -> set[Node]:
+    """The nodes that only donated inputs are updated by, and that cannot fail."""
+    if not graph.donated:
+        return set()
+    late = set(graph.donated.values())
+    early = set(graph.outputs) - late  # values that have to be there before anything is written
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if (
+            not late.isdisjoint(node.outputs)
+            and early.isdisjoint(node.outputs)
+            and _is_elementwise(node)
+            and not may_refuse(node)
+            and not runs_eagerly(node)
+        ):
+            found.add(node)
+            late.update(node.operands)
+        else:
+            early.update(node.operands)
+    return found
+
+
+def _is_elementwise(node: Node) -> bool:
+    """Compiled code needs no memory for it besides its results."""
+    name = spec_of(node.op.target).target._opname
+    if name.startswith("_foreach_"):
+        constants = any(
+            type(arg) is tuple and not any(type(item) is Value for item in arg) for arg in node.args
+        )
+        return not (constants or name.startswith(_REDUCING))  # compilers call kernels of eager's
+    known = torch.Tag.pointwise in node.op.target.tags or name in _ELEMENTWISE
+    return known or is_view(node)
