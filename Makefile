@@ -142,7 +142,7 @@ check: $(STAMP) ## ruff, formatter, strict types of src/, import directions, lin
 	@$(PY) -m torpor.codegen.own_ops --check
 	@$(PY) scripts/page.py
 
-codegen: $(STAMP) ## rewrite the generated files: src/torpor/ops/_generated, docs/coverage.md, golden ones; stubs into .venv
+codegen: $(STAMP) ## rewrite the generated files: src/torpor/inference/_generated, docs/coverage.md, golden ones; stubs into .venv
 	@$(PY) -m torpor.codegen.own_ops
 	@$(PY) -m torpor codegen --coverage --markdown > docs/coverage.md
 	@$(PY) -m pytest -q tests/golden --update-golden

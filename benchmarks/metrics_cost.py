@@ -19,10 +19,10 @@ import torch
 import torpor
 from torpor import _torch
 from torpor.cli import terminal
-from torpor.ops.recorder_source import source
 from torpor.ops.signature import signature_of
 from torpor.ops.spec import spec_of
-from torpor.trace.recorder import specialised
+from torpor.specialize.recorders import specialised
+from torpor.specialize.source import source
 
 CALLS = 1000
 BAR = 0.02

@@ -141,9 +141,9 @@ def _print_perf(data: str, what: str, limit: int) -> None:
 def show_source(subject: Subject, limit: int) -> None:
     """The recorders of the most frequent ops, as they were generated."""
     from benchmarks import micro  # loads torpor, which excludes torch._lazy
-    from torpor.ops.recorder_source import source
     from torpor.ops.signature import signature_of
     from torpor.ops.spec import spec_of
+    from torpor.specialize.source import source
 
     counts, _ = micro.census(subject.training)
     for op, count in counts.most_common(limit):

@@ -31,9 +31,10 @@ from benchmarks.systems import torpor_virtual
 from benchmarks.tracing import WARM_UP
 from torpor import _torch
 from torpor.ops.spec import Mode, OpSpec, spec_of
+from torpor.specialize.recorders import specialised
 from torpor.testing.networks import NETWORKS, Network
 from torpor.trace.dispatch import SPECIAL
-from torpor.trace.recorder import record, recording_of, specialised
+from torpor.trace.recorder import record, recording_of
 
 OPS = 30
 WAYS = ("generated", "generic", "floor")

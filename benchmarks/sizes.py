@@ -25,7 +25,7 @@ import torpor
 from torpor.bench.models import Block
 from torpor.bench.runners import torpor_unsettled
 from torpor.cli import terminal
-from torpor.execute.sizes import SIZES
+from torpor.symbols.leaves import SIZES
 
 LAYERS, WIDTH, HEADS, VOCABULARY, LONGEST = 4, 128, 4, 500, 128
 TIMED = ((8, 128), (4, 64), (2, 24))  # batch, length

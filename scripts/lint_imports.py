@@ -4,8 +4,9 @@ For someone whose import was refused. The rules, each with the name that is prin
 
 ``direction``
     ``errors, config, metrics, _torch <- ir <- ops <- passes <- backend <- execute <- native <-
-    trace``. A layer imports the layers to its left and nothing else of torpor. ``backends/`` builds
-    on ``backend``; ``codegen`` on ``ops``.
+    trace``. A layer imports the layers to its left and nothing else of torpor. A module of a
+    package beside the engine belongs to the layer that ``ROOMS`` gives it, and keeps the rule of
+    that layer. ``backends/`` builds on ``backend``; ``codegen`` on ``ops``.
 ``backends``
     Only ``backend`` finds a concrete backend, by name (``importlib.import_module``). No layer
     imports ``torpor.backends``.
@@ -28,6 +29,43 @@ from pathlib import Path
 
 BASE = ("errors", "config", "metrics", "_torch")
 LAYERS = ("ir", "ops", "passes", "backend", "execute", "native", "trace")
+ROOMS = {
+    "adaptive": "execute",
+    "adaptive.bound": "trace",
+    "adaptive.choice": "trace",
+    "cache": "execute",
+    "compiling": "execute",
+    "custom": "ops",
+    "frontend": "trace",
+    "inference": "ops",
+    "native.recorder": "trace",
+    "observe": "execute",
+    "observe.lines": "ir",
+    "observe.scope": "trace",
+    "observe.site": "trace",
+    "overrides": "trace",
+    "overrides.draws": "ops",
+    "overrides.grad_mode": "ops",
+    "overrides.rnn_ops": "ops",
+    "overrides.storage_ops": "ops",
+    "passes.interpreter": "ir",
+    "specialize": "ops",
+    "specialize.recorders": "trace",
+    "symbols": "ir",
+    "symbols.arguments": "ops",
+    "symbols.infer": "ops",
+    "symbols.leaves": "execute",
+    "symbols.offsets": "trace",
+    "symbols.record": "trace",
+    "symbols.scalars": "trace",
+    "text": "ir",
+    "text.torch_parser": "ops",
+    "transactions": "execute",
+}
+"""Packages beside the engine: the layer of each, and of modules that are of another one.
+
+A package itself (its `__init__.py`) is of the lowest layer among its modules: all of them load it.
+"""
 TOOLS = ("debug", "testing", "compat", "bench")
 FACADE = ("", "cli", "bench", "__main__")  # "" is torpor/__init__.py
 PRIVATE_TORCH_ALLOWED_IN = "_torch"
@@ -186,6 +224,29 @@ def _part(dotted: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
+def _layer(dotted: str) -> str:
+    """The layer a name is in: that of its module in `ROOMS`, or else its part of torpor."""
+    parts = dotted.split(".")[1:]
+    if len(parts) == 1 and parts[0] in ROOMS:
+        return _door(parts[0])
+    for end in range(len(parts), 0, -1):
+        if layer := ROOMS.get(".".join(parts[:end])):
+            return layer
+    return _part(dotted)
+
+
+def _door(room: str) -> str:
+    """The layer of a package beside the engine: the lowest of its modules."""
+    inside = [layer for name, layer in ROOMS.items() if f"{name}.".startswith(f"{room}.")]
+    return min(inside, key=LAYERS.index)
+
+
+def _with_layer(dotted: str) -> str:
+    """A name, with its layer where that is not its package."""
+    layer = _layer(dotted)
+    return dotted if layer == _part(dotted) else f"{dotted} (layer {layer})"
+
+
 def _module_name(file: Path, root: Path) -> str:
     parts = ("torpor", *file.relative_to(root).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -195,13 +256,13 @@ def _check_import(
     imported: Import, module: str, parts: frozenset[str]
 ) -> tuple[str, str, str] | None:
     """``(rule, what, instead)`` if ``module`` must not import this; None if it may."""
-    importer = _part(module)
+    importer = _layer(module)
     if _top(imported.name) != "torpor":
         return _check_outside_import(imported, importer)
-    part = _part(imported.name)
+    part = _layer(imported.name)
     # `from torpor import sync` names something of torpor/__init__.py, not a part.
     target = part if part in parts else ""
-    what = f"{module} imports {imported.name}"
+    what = f"{_with_layer(module)} imports {_with_layer(imported.name)}"
     if importer == target:
         return None
     if target in TOOLS:

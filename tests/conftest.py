@@ -12,8 +12,8 @@ import pytest
 import torpor
 from tests.backend_under_test import COMPILE_AFTER, DEFAULTS
 from tests.known_differences import KNOWN
-from torpor.execute.sizes import SIZES
-from torpor.trace import whole
+from torpor.overrides import whole
+from torpor.symbols.leaves import SIZES
 
 # Nothing is chosen by timing, in its processes neither: tests of the bound bring a clock.
 os.environ.setdefault("TORPOR_BOUND", "off")

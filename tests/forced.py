@@ -3,8 +3,8 @@
 from typing import Any
 
 import torpor
-from torpor.trace import bound
-from torpor.trace.choice import EAGER, RECORDED, Choice, Facts
+from torpor.adaptive import bound
+from torpor.adaptive.choice import EAGER, RECORDED, Choice, Facts
 
 
 class Forced(Choice):

@@ -14,8 +14,8 @@ from torpor import backend, config, errors, ir, metrics, ops
 from torpor.backend import failures as _failures
 from torpor.backend.registry import use
 from torpor.backends import builtin as _builtin  # noqa: F401  # registers the backends
-from torpor.execute.closures import at_step_end
-from torpor.trace.api import (
+from torpor.frontend import install as _install  # noqa: F401  # the device, kernels, hooks
+from torpor.frontend.api import (
     graph,
     is_pending,
     manual_seed,
@@ -27,9 +27,10 @@ from torpor.trace.api import (
     using,
     wait,
 )
-from torpor.trace.enable import disable, enable
-from torpor.trace.mode import eager, lazy, mode
+from torpor.frontend.enable import disable, enable
+from torpor.frontend.mode import eager, lazy, mode
 from torpor.trace.tensor import is_lazy
+from torpor.transactions.closures import at_step_end
 
 if _TYPE_CHECKING:
     import os as _os

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torpor
 from torpor.errors import TorporWarning, UnsupportedError
-from torpor.trace.site import WARNED
+from torpor.observe.site import WARNED
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 

@@ -237,7 +237,7 @@ def test_one_bad_result_does_not_take_the_others_with_it(bad: Misbehaving) -> No
 def test_results_are_checked_until_a_run_was_right_and_then_no_more(
     bad: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torpor.execute import transaction
+    from torpor.transactions import transaction
 
     checks: list[Any] = []
     real = transaction.checked

@@ -22,7 +22,7 @@ from torpor.backend.failures import Failure
 from torpor.backends.inductor import InductorBackend
 from torpor.debug import failure
 from torpor.errors import CompileError, TorporWarning
-from torpor.ops.text import parse
+from torpor.text.torch_parser import parse
 
 Run = Callable[..., tuple[int, str]]
 

@@ -20,7 +20,7 @@ from torpor._torch import window_on
 from torpor.backends.fx.program import Program
 from torpor.backends.inductor import graphs
 from torpor.backends.inductor.graphs import LAST, PATIENCE, Captured, Replayed, Turns
-from torpor.ops.draws import DRAWING
+from torpor.overrides.draws import DRAWING
 
 
 class Block:

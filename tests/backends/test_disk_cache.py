@@ -27,9 +27,10 @@ from torpor.backends.fx.backend import FxBackend
 from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
 from torpor.backends.reference.lowering import Instruction
-from torpor.execute import disk, persistent
-from torpor.execute.compilation import compile_graph
-from torpor.execute.persistent import Store
+from torpor.cache import graphs
+from torpor.cache import store as persistent
+from torpor.cache.store import Store
+from torpor.compiling.compilation import compile_graph
 from torpor.ir.graph import Graph
 from torpor.trace.values import value_of
 
@@ -258,7 +259,7 @@ def test_a_process_killed_while_it_writes_does_no_damage(cold: Cold, tmp_path: P
         cold.inductor,
         """
         import os, signal
-        from torpor.execute import persistent
+        from torpor.cache import store as persistent
         def die(path, data, write=persistent._write_through):
             if path.parent.name != "entries":
                 return write(path, data)
@@ -373,7 +374,7 @@ def test_what_a_user_sets_is_in_the_key() -> None:
 def place(backend: InductorBackend, donated: dict[int, int], *tensors: torch.Tensor) -> str | None:
     graph = Graph.of([value_of(tensor) for tensor in tensors])  # type: ignore[arg-type]  # lazy
     device = backend.backend_device(torch.device("lazy"))
-    found = disk.place_of(graph, backend, device, donated, "key")
+    found = graphs.place_of(graph, backend, device, donated, "key")
     return None if found is None else found.key
 
 

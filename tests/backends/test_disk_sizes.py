@@ -23,15 +23,15 @@ from torpor.backend.registry import make
 from torpor.backends.agreement import same_bits
 from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
+from torpor.cache import store
+from torpor.cache.store import Store
+from torpor.compiling.compilation import compile_graph
 from torpor.errors import CompileError
-from torpor.execute import persistent
-from torpor.execute.compilation import compile_graph
-from torpor.execute.persistent import Store
-from torpor.execute.sizes import SIZES
 from torpor.execute.sync import PLANS
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF
 from torpor.ir.types import SymbolicType, type_at
+from torpor.symbols.leaves import SIZES
 from torpor.trace.values import value_of
 
 pytestmark = pytest.mark.skipif(
@@ -345,7 +345,7 @@ def test_an_entry_of_another_cache_is_none(kept: Store, monkeypatch: pytest.Monk
     begin_anew()
     double(5)
     (kept.directory / "secret").write_bytes(os.urandom(32))
-    monkeypatch.setattr(persistent, "_stores", {})  # as in a process that has not read it yet
+    monkeypatch.setattr(store, "_stores", {})  # as in a process that has not read it yet
     begin_anew()
     double(5)
     assert (counted("DiskCacheRefused"), counted("UncachedCompile")) == (1, 1)

@@ -17,10 +17,10 @@ from torpor.backends.dynamo import DynamoBackend
 from torpor.backends.fx.backend import FxBackend
 from torpor.backends.inductor.runtime import unavailable
 from torpor.bench.models import GPT
+from torpor.compiling.compilation import compile_graph
 from torpor.errors import TorporWarning
-from torpor.execute.compilation import compile_graph
-from torpor.ops.text import parse
 from torpor.passes import repeats
+from torpor.text.torch_parser import parse
 
 needs_inductor = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 

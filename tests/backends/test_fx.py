@@ -20,13 +20,13 @@ from torpor.backend.registry import get_backend
 from torpor.backends.dynamo import DynamoBackend
 from torpor.backends.fx import functional, trace
 from torpor.backends.fx.program import CompiledPiece
+from torpor.compiling.compilation import compile_graph
 from torpor.errors import CompileError, TorporWarning
-from torpor.execute.compilation import compile_graph
 from torpor.ir.graph import Graph
 from torpor.ir.types import TensorType
 from torpor.ops.spec import spec_of
-from torpor.ops.text import parse
-from torpor.trace import rnn
+from torpor.overrides import rnn
+from torpor.text.torch_parser import parse
 
 
 @pytest.fixture(autouse=True)

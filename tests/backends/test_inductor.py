@@ -19,9 +19,9 @@ from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
 from torpor.backends.inductor.lowering import decompositions
 from torpor.compat import dynamo
+from torpor.compiling.compilation import compile_graph
 from torpor.errors import BackendError
-from torpor.execute.compilation import compile_graph
-from torpor.ops.text import parse
+from torpor.text.torch_parser import parse
 
 needs_compiler = pytest.mark.skipif(
     inductor_runtime.unavailable() is not None, reason=str(inductor_runtime.unavailable())

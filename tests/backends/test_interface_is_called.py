@@ -305,7 +305,7 @@ def test_the_default_type_is_the_physical_device_behind_lazy() -> None:
 def test_an_op_that_falls_back_runs_where_the_backend_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from torpor.trace import eager
+    from torpor.overrides import eager
 
     backend = torpor.use("reference")
     monkeypatch.setattr(backend, "eager_fallback_device_type", lambda: "meta")
@@ -350,7 +350,7 @@ def test_a_builder_expands_casts_lists_and_makes_any_node() -> None:
 
 
 def test_built_nodes_run() -> None:
-    from torpor.execute.compilation import compile_graph
+    from torpor.compiling.compilation import compile_graph
     from torpor.ir.graph import Graph
 
     backend = torpor.backend.get_backend()

@@ -23,12 +23,12 @@ from torpor.backends.inductor import runtime as inductor_runtime
 from torpor.backends.inductor.compile import COMPILE_AFTER
 from torpor.backends.reference.compile import ReferenceBackend
 from torpor.backends.reference.lowering import ReferenceLowering
-from torpor.execute.background import COMPILER
-from torpor.execute.persistent import Store
+from torpor.cache.store import Store
+from torpor.compiling.background import COMPILER
 from torpor.execute.plan import MAX_VARIANTS
-from torpor.execute.sizes import SIZES
 from torpor.execute.sync import PLANS
-from torpor.ir.sizes import Symbol
+from torpor.symbols.expressions import Symbol
+from torpor.symbols.leaves import SIZES
 
 KINDS = 10
 

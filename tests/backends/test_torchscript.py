@@ -26,11 +26,11 @@ from torpor.backends.torchscript import (
 )
 from torpor.backends.torchscript import lowering as torchscript_lowering
 from torpor.compat.torch_lazy import ts_backend
+from torpor.compiling.compilation import compile_graph
 from torpor.errors import BackendError
-from torpor.execute.compilation import compile_graph
 from torpor.ir.graph import Graph
 from torpor.ir.types import TensorType
-from torpor.ops.text import parse
+from torpor.text.torch_parser import parse
 
 aten = torch.ops.aten
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

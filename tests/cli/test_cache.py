@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from torpor import config
+from torpor.cache.store import Store, key_of
 from torpor.cli import main, terminal
-from torpor.execute.persistent import Store, key_of
 
 KEYS = sorted(key_of(str(i)) for i in range(3))
 

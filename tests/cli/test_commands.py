@@ -54,7 +54,7 @@ def test_info_tells_how_an_op_is_recorded(capsys):
         assert fact in text
     assert main(["info", "--op", "aten.copy_.default", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert "trace/special.py:" in facts["op"]["recorded by"]
+    assert "overrides/special.py:" in facts["op"]["recorded by"]
     assert main(["info", "--op", "aten.bernoulli.default", "--json"]) == 0
     assert "mode random" in json.loads(capsys.readouterr().out)["op"]["recorded by"]
 

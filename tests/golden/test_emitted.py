@@ -11,9 +11,9 @@ from torpor.codegen import own_ops
 from torpor.codegen.emit_nodes import node_class
 from torpor.codegen.emit_types import rule_of
 from torpor.codegen.torch_schemas import schemas, target_of
-from torpor.ops.recorder_source import source
 from torpor.ops.signature import signature_of
 from torpor.ops.spec import spec_of
+from torpor.specialize.source import source
 
 OPS = (
     "aten.add.Tensor",

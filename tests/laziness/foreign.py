@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import torpor
 from torpor.errors import TorporWarning
-from torpor.trace.site import WARNED
+from torpor.observe.site import WARNED
 
 
 def plain(thing: Any) -> Any:

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import torpor
 from tests.forced import Forced
+from torpor.adaptive import bound as bound_module
+from torpor.adaptive.bound import BOUND
+from torpor.adaptive.choice import Limits
+from torpor.compiling import worth
+from torpor.compiling.background import COMPILER
 from torpor.errors import PerformanceWarning
-from torpor.execute import worth
-from torpor.execute.background import COMPILER
-from torpor.trace import bound as bound_module
-from torpor.trace.bound import BOUND
-from torpor.trace.choice import Limits
-from torpor.trace.switching import ASKED
+from torpor.frontend.switching import ASKED
 
 Outcome = list[Any]
 

@@ -17,9 +17,9 @@ from tests.comparison import Put
 from torpor.backend import Computation
 from torpor.backend.registry import make, register
 from torpor.backends.reference.compile import ReferenceBackend
-from torpor.execute import plan, remote, worth
-from torpor.execute.background import COMPILER
-from torpor.execute.remote import WORKER, Answer, NotCompiled, Request
+from torpor.compiling import draft, remote, worth
+from torpor.compiling.background import COMPILER
+from torpor.compiling.remote import WORKER, Answer, NotCompiled, Request
 from torpor.execute.sync import PLANS
 
 
@@ -71,8 +71,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhere]:
     made = Elsewhere()
     monkeypatch.setattr(torpor.config, "compile_after", -1)
     monkeypatch.setattr(WORKER.__class__, "compile", lambda self, request: made.compile(request))
-    monkeypatch.setattr(plan, "is_worth_it", made.is_worth_it)
-    monkeypatch.setattr(plan, "cores", lambda: 2)
+    monkeypatch.setattr(draft, "is_worth_it", made.is_worth_it)
+    monkeypatch.setattr(draft, "cores", lambda: 2)
     Weighing.compiled = Weighing.loaded = 0
     torpor.metrics.reset()
     with torpor.using("weighing"):
@@ -113,7 +113,7 @@ def test_what_does_not_pay_is_not_compiled(put: Put, elsewhere: Elsewhere) -> No
 def test_on_one_core_it_is_compiled_here_if_that_pays(
     put: Put, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "cores", lambda: 1)
+    monkeypatch.setattr(draft, "cores", lambda: 1)
     steps(put, 6)
     assert Weighing.compiled == 0
     elsewhere.pays[False] = True
@@ -148,7 +148,7 @@ def test_graphs_that_another_process_would_not_understand_are_not_sent() -> None
     device = make("weighing").backend_device(torch.device("cpu"))
     x = torch.ones(3).to("lazy")
     y = (x + 1).sin()
-    graph = plan.Graph.of([y._lazy_storage.value], ())  # type: ignore[attr-defined]  # a lazy tensor's
+    graph = draft.Graph.of([y._lazy_storage.value], ())  # type: ignore[attr-defined]  # a lazy tensor's
     sent = remote.request(graph, "graph", make("weighing"), device, {})
     assert sent is not None
     assert sent.threads == torch.get_num_threads()
@@ -190,7 +190,7 @@ def test_inductor_compiles_in_another_process(monkeypatch: pytest.MonkeyPatch) -
 
 PROGRAM = """
 import sys, time, torch, torpor
-from torpor.execute.remote import WORKER
+from torpor.compiling.remote import WORKER
 torpor.config.compile_async = True
 torpor.use("inductor", compile_after=0)
 x = torch.ones(3, device="lazy")

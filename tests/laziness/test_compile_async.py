@@ -17,8 +17,8 @@ from tests.comparison import Put
 from torpor.backend import Computation
 from torpor.backend.registry import make, register
 from torpor.backends.reference.compile import ReferenceBackend
+from torpor.compiling.background import COMPILER
 from torpor.errors import TorporWarning
-from torpor.execute.background import COMPILER
 from torpor.execute.sync import PLANS
 
 

@@ -9,7 +9,7 @@ from torch.distributions import Categorical
 
 import torpor
 from tests.comparison import Put, agree
-from torpor.execute.history import HISTORY
+from torpor.observe.history import HISTORY
 
 Update = Callable[[Tensor], object]
 

@@ -17,10 +17,10 @@ from tests.comparison import Put, line_below
 from torpor.backend import Computation, register
 from torpor.backends.reference import ReferenceBackend
 from torpor.errors import HiddenSync, RecompileError, TorporWarning
-from torpor.execute import history
-from torpor.execute.history import HISTORY
 from torpor.execute.sync import PLANS
 from torpor.ir.node import TABLE
+from torpor.observe import history
+from torpor.observe.history import HISTORY
 
 
 class Patient(ReferenceBackend):

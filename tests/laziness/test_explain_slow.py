@@ -19,11 +19,11 @@ from torpor.backend.device import BackendDevice
 from torpor.backends.reference import ReferenceBackend
 from torpor.debug.causes import ADVICE, TITLES
 from torpor.debug.explain import Balance, Explanation
-from torpor.execute.events import EVENTS
-from torpor.execute.history import HISTORY
 from torpor.execute.sync import PLANS
-from torpor.ir import difference as kinds
 from torpor.ir.node import TABLE
+from torpor.observe.events import EVENTS
+from torpor.observe.history import HISTORY
+from torpor.text import difference as kinds
 
 MARK = "# <- here"
 PARTS = ("recording", "planning", "compiling", "running", "waiting", "outside")
@@ -217,8 +217,8 @@ def test_nothing_is_compared_before_somebody_asks(monkeypatch: pytest.MonkeyPatc
     def refuse(*args: Any) -> None:
         raise AssertionError("nobody has asked")
 
-    monkeypatch.setattr("torpor.execute.history.difference", refuse)
-    monkeypatch.setattr("torpor.execute.history.difference_of_parts", refuse)
+    monkeypatch.setattr("torpor.observe.history.difference", refuse)
+    monkeypatch.setattr("torpor.observe.history.difference_of_parts", refuse)
     new_graphs(80)
     updates_by_hand(80)
 

@@ -18,9 +18,9 @@ import torpor
 from tests.comparison import Put
 from torpor.debug.explain import Explanation
 from torpor.debug.findings import Finding
-from torpor.execute.history import HISTORY
-from torpor.execute.sizes import SIZES
 from torpor.ir.node import TABLE
+from torpor.observe.history import HISTORY
+from torpor.symbols.leaves import SIZES
 
 MARK = "# <- here"
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 import torpor
 from torpor.ops.spec import Mode, spec_of
+from torpor.specialize.recorders import specialised
 from torpor.trace import dispatch
 from torpor.trace.overlap import WritesPlain
-from torpor.trace.recorder import Recording, record, recording_of, specialised
+from torpor.trace.recorder import Recording, record, recording_of
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import value_of
 

@@ -213,7 +213,7 @@ print(os.waitpid(pid, 0)[1], y.tolist(), g.tolist())
 
 def test_a_child_forked_while_a_graph_is_compiled_beside_compiles_it_itself() -> None:
     program = """
-from torpor.execute.background import COMPILER
+from torpor.compiling.background import COMPILER
 gate = threading.Event()
 job = COMPILER.submit("", lambda: (gate.wait(30), os.getpid())[1])
 while COMPILER.current is not job: time.sleep(0.01)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import torpor
 from tests.comparison import Put, agree
-from torpor.execute.history import HISTORY
+from torpor.observe.history import HISTORY
 
 DATA = torch.randn(40, 6)
 OFFSETS = (7, 0, 31, 1, 18, 2, 36, 36, 5)

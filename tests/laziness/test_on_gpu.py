@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import torpor
 import torpor.compat.dynamo
 from torpor.backends.inductor import cuda
-from torpor.trace import recurrent
+from torpor.overrides import cudnn_weights
 
 pytestmark = [
     pytest.mark.gpu,
@@ -347,7 +347,7 @@ def test_cudnns_dropout_is_left_alone_by_attention() -> None:
 def test_weights_of_recurrent_layers_are_packed_once_while_they_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pack = recurrent.aten._cudnn_rnn_flatten_weight.default
+    pack = cudnn_weights.aten._cudnn_rnn_flatten_weight.default
     packs: list[int] = []
 
     class Counted:
@@ -357,7 +357,7 @@ def test_weights_of_recurrent_layers_are_packed_once_while_they_stay(
                 packs.append(1)
                 return pack(*args)  # type: ignore[no-any-return]  # made by torch
 
-    monkeypatch.setattr(recurrent, "aten", Counted)
+    monkeypatch.setattr(cudnn_weights, "aten", Counted)
     model = torpor.lazy(nn.LSTM(8, 8, 2).cuda())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torpor.lazy(torch.ones(5, 3, 8, device="cuda"))

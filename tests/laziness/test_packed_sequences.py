@@ -16,7 +16,7 @@ import torpor
 from tests.comparison import Put, loads_jit_decompositions, raised_by
 from tests.instrumented_ops import failing
 from torpor.execute.sync import PLANS
-from torpor.ops.rnn import KEPT
+from torpor.overrides.rnn_ops import KEPT
 
 CELLS: dict[str, Callable[..., nn.Module]] = {
     "lstm": nn.LSTM,

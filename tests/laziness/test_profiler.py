@@ -11,8 +11,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import torpor
 from tests.comparison import Put
-from torpor.execute.events import EVENTS
 from torpor.execute.queue import queues
+from torpor.observe.events import EVENTS
 
 
 def events_of(profiler: Any, path: Path) -> list[dict[str, Any]]:

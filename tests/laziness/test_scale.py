@@ -11,9 +11,9 @@ from torch import nn
 
 import torpor
 from tests.comparison import Put, agree, assert_same, plain
-from torpor.execute.events import EVENTS
 from torpor.execute.sync import PLANS
 from torpor.ir.node import TABLE
+from torpor.observe.events import EVENTS
 
 CHAIN = 100_000
 DEEP_AUTOGRAD = 10_000

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 import torpor
 from tests.comparison import Put
 from tests.tagger import random_shapes, train
-from torpor.execute.sizes import SIZES
 from torpor.execute.sync import PLANS
+from torpor.inference import infer
 from torpor.ir.node import TABLE
 from torpor.ir.types import SymbolicType
-from torpor.ops import infer
+from torpor.symbols.leaves import SIZES
 from torpor.trace.values import value_of
 
 aten = torch.ops.aten

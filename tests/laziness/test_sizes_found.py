@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 import torpor
 from tests.comparison import Put, agree
-from torpor.execute.sizes import SIZES
 from torpor.execute.sync import PLANS
-from torpor.ir import sizes as ir_sizes
+from torpor.symbols import expressions as ir_sizes
+from torpor.symbols.leaves import SIZES
 
 Shape = tuple[int, ...]
 

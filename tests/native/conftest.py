@@ -11,10 +11,10 @@ import pytest
 
 import torpor
 from torpor import native
-from torpor.execute.persistent import NotUsable
+from torpor.cache.store import NotUsable
 from torpor.native import build
+from torpor.native.recorder import FRONT
 from torpor.trace import dispatch
-from torpor.trace.native import FRONT
 
 
 @pytest.fixture(scope="session")

@@ -13,12 +13,12 @@ import pytest
 
 import torpor
 from torpor import cli, native
-from torpor.backend.native import NATIVE
+from torpor.backend.native_library import NATIVE
+from torpor.cache.store import NotUsable
+from torpor.compiling import processes
 from torpor.errors import NativeError
-from torpor.execute import processes
-from torpor.execute.persistent import NotUsable
 from torpor.native import build
-from torpor.trace import native as front
+from torpor.native import recorder as front
 
 
 @pytest.fixture(autouse=True)
@@ -322,7 +322,7 @@ def test_a_process_with_the_setting_on_records_natively(library_path: Path) -> N
         "import torch, torpor\n"
         "x = torch.ones(3, device='lazy')\n"
         "y = [x + x for _ in range(3)][-1]\n"
-        "from torpor.trace.native import FRONT\n"
+        "from torpor.native.recorder import FRONT\n"
         "print(y.tolist(), FRONT.library.counts()[0] >= 2)\n"
     )
     cache = str(library_path.parent.parent)

@@ -19,7 +19,7 @@ FIRST = {
 
 PROGRAM = """
 import io, torch, torpor
-from torpor.trace.native import FRONT
+from torpor.native.recorder import FRONT
 saved = io.BytesIO()
 torch.save(torch.ones(2), saved)
 saved.seek(0)

@@ -20,14 +20,15 @@ from tests.native.test_recorder import counted, torpors_functions
 from torpor import metrics
 from torpor.backend.data import BackendData, Done, filled, tensors_of
 from torpor.backend.device import BackendDevice, BackendDeviceType
-from torpor.backend.native import NATIVE
+from torpor.backend.native_library import NATIVE
 from torpor.backend.registry import get_backend
-from torpor.execute import donation, sync, transaction
+from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.execute.sync import placeholders
 from torpor.ir.types import TensorType
-from torpor.trace.scope import _merged
+from torpor.observe.scope import _merged
 from torpor.trace.values import value_of
+from torpor.transactions import donation, transaction
 
 aten = torch.ops.aten
 

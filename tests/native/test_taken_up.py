@@ -14,7 +14,7 @@ BEGIN = """
 import os, shutil, sys, threading, time
 import torch, torpor
 from torpor.native import build
-from torpor.trace.native import FRONT
+from torpor.native.recorder import FRONT
 started = []
 build.start = lambda: started.append(1)
 
@@ -33,7 +33,7 @@ def recorded():
 
 BUILDS = """
 import os, sys, time, torch, torpor
-from torpor.trace.native import FRONT
+from torpor.native.recorder import FRONT
 x = torch.ones(3, device="lazy")
 end = time.monotonic() + 200
 while FRONT.library is None and time.monotonic() < end:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import torpor
 from torpor.backend.device import cores
-from torpor.backend.native import NATIVE
+from torpor.backend.native_library import NATIVE
 from torpor.backends.inductor import taped
 from torpor.backends.inductor.tape import NotUnderstood
 from torpor.backends.inductor.taped import Taped

@@ -1,4 +1,4 @@
-"""Types that `ops.elementwise` tells are those that torch tells, for every op that op_db calls."""
+"""Types that `inference.elementwise` tells are those that torch tells, for every op of op_db."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 import torpor
 from tests.ops.sweep import check_entry, entries
+from torpor.inference import infer
+from torpor.inference._generated.elementwise import RESULT_OF
+from torpor.inference.elementwise import elementwise_types
 from torpor.ir.types import TensorType
-from torpor.ops import infer
-from torpor.ops._generated.elementwise import RESULT_OF
-from torpor.ops.elementwise import elementwise_types
 from torpor.ops.spec import OpSpec
 from torpor.trace.values import forget_types, physical
 

@@ -16,8 +16,9 @@ from tests.ops.sweep import check_entry, entries
 from torpor.execute.storage import TRACE
 from torpor.ir.node import LEAF, Value
 from torpor.ops.spec import Mode, spec_of
+from torpor.specialize.recorders import specialised
 from torpor.trace import dispatch
-from torpor.trace.recorder import Recording, record, recording_of, specialised
+from torpor.trace.recorder import Recording, record, recording_of
 from torpor.trace.tensor import LazyTensor
 
 SLICE = 23

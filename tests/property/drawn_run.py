@@ -18,7 +18,7 @@ from torch import Tensor
 import torpor
 from tests.property.drawn import Drawn, Program
 from torpor.backends.agreement import TOLERANCES, same_bits
-from torpor.execute.sizes import SIZES
+from torpor.symbols.leaves import SIZES
 
 ERRORS = (
     RuntimeError, IndexError, TypeError, ValueError, NotImplementedError, AttributeError,

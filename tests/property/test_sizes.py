@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 import torpor
 from tests.backend_under_test import DEFAULTS
-from torpor.execute.sizes import SIZES
 from torpor.execute.sync import PLANS
+from torpor.symbols.leaves import SIZES
 from torpor.testing.comparison import difference
 
 Sizes = tuple[int, int]  # batch, length

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 import torpor
 from tests.comparison import Put, plain
 from torpor.backends.agreement import same_bits
-from torpor.execute.sizes import SIZES
 from torpor.execute.sync import PLANS
+from torpor.symbols.leaves import SIZES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:An output with one or more elements was resized"),

@@ -11,7 +11,7 @@ import torch
 import torpor
 from tests.comparison import forget_pending_work
 from torpor.backend.registry import default_name
-from torpor.execute.persistent import NotUsable
+from torpor.cache.store import NotUsable
 from torpor.native import build
 
 

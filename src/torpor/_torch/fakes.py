@@ -25,7 +25,7 @@ def fake_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode = FakeTensorMode(allow_non_fake_inputs=False)
-    mode.cache_enabled = False  # torch's cache has no bound; `ops.infer` keeps one that has
+    mode.cache_enabled = False  # torch's cache has no bound; `inference.infer` keeps one that has
     return mode
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from torpor.inference.infer import infer
 from torpor.ir.node import TABLE, Node, Value, leaf, scalar
 from torpor.ir.types import TensorType
-from torpor.ops.infer import infer
 from torpor.ops.keys import key_of
 from torpor.ops.spec import spec_of
 

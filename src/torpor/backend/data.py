@@ -11,7 +11,7 @@ import torch
 
 from torpor.backend.device import BackendDevice
 from torpor.backend.interrupts import Shield
-from torpor.backend.native import NATIVE
+from torpor.backend.native_library import NATIVE
 from torpor.errors import StepError
 from torpor.ir.types import TensorType
 

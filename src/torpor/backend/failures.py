@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torpor.backend.interface import Backend
 from torpor.ir.graph import Graph
-from torpor.ir.sizes import Symbol
+from torpor.symbols.expressions import Symbol
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,12 +15,12 @@ from torpor.backend.builder import IrBuilder
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice, BackendDeviceType
 from torpor.backend.lowering import Computation, LoweringContext
-from torpor.backend.native import NATIVE
+from torpor.backend.native_library import NATIVE
 from torpor.errors import BackendError
 from torpor.ir.node import Node, Value
-from torpor.ir.sizes import Symbol
 from torpor.ir.types import TensorType
 from torpor.passes import Pass
+from torpor.symbols.expressions import Symbol
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ class Backend(abc.ABC):
 
     dynamic: bool = False
     """Its graphs may have symbols in the place of sizes: `Graph.symbols` are inputs after all
-    others, and the arguments of nodes hold expressions of them (`torpor.ir.sizes.Expr`)."""
+    others, and the arguments of nodes hold expressions of them
+    (`torpor.symbols.expressions.Expr`)."""
 
     compiles_beside: bool = True
     """`compile` may run on a thread of its own while the program goes on (`config.compile_async`):
@@ -184,8 +185,8 @@ class Backend(abc.ABC):
     def runs_here(self, computation: Computation, in_turn: bool) -> bool:
         """`computation` has to run on the thread that asks for it, before it goes on.
 
-        `in_turn`: ops of it draw in their turn (`ops.draws`), from the generator of the program,
-        which nobody else may draw from meanwhile.
+        `in_turn`: ops of it draw in their turn (`overrides.draws`), from the generator of the
+        program, which nobody else may draw from meanwhile.
         """
         return in_turn
 

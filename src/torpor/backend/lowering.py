@@ -11,9 +11,9 @@ from torpor.backend.device import BackendDevice
 from torpor.errors import BackendError
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value
-from torpor.ir.printer import print_graph
-from torpor.ir.sizes import Symbol
 from torpor.ir.types import type_at
+from torpor.symbols.expressions import Symbol
+from torpor.text.printer import print_graph
 
 
 @dataclass(slots=True)

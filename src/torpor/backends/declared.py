@@ -22,8 +22,8 @@ from torpor.backend.lowering import Computation, LoweringContext
 from torpor.backends import kernels
 from torpor.errors import BackendError, annotate
 from torpor.ir.node import Node, Value
-from torpor.ir.printer import print_node
 from torpor.ops.spec import OpSpec, spec_of
+from torpor.text.printer import print_node
 
 Kernel = Callable[..., Any]
 """Takes the op's arguments, none of which it may write to. Returns the node's outputs: what the op

@@ -18,9 +18,9 @@ from torpor.backend.lowering import Computation
 from torpor.backends.layout import clone_strided, own_memory, storages_of, with_layout
 from torpor.errors import annotate
 from torpor.ir.node import Node, Value
-from torpor.ir.printer import print_node
 from torpor.ir.types import TensorType
 from torpor.ops.spec import OpSpec, ReturnKind, spec_of
+from torpor.text.printer import print_node
 
 
 def load(arguments: Sequence[Any]) -> list[Any]:

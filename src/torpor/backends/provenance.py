@@ -18,7 +18,10 @@ from typing import Any
 
 import torch
 
-_SOURCES = ("__init__.py", "_torch", "ir", "ops", "passes", "backend", "backends")
+_SOURCES = (
+    "__init__.py", "_torch", "ir", "ops", "passes", "backend", "backends",
+    "custom", "inference", "overrides", "symbols", "text",
+)  # fmt: skip
 _COMPILERS = ("g++", "clang++", "c++", "cl")
 
 

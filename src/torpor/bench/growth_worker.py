@@ -19,7 +19,8 @@ from torpor.backend.registry import get_backend
 from torpor.bench.runners import Spec
 from torpor.bench.worker import Racer, peak, private_output, reset_peak, serve
 from torpor.bench.workloads import SmallGPT
-from torpor.execute.queue import Job, queue_of
+from torpor.execute.queue import queue_of
+from torpor.transactions.jobs import Job
 
 MOST_WARM_UP = 60  # steps
 

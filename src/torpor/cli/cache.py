@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from torpor import config
+from torpor.cache import store as persistent
+from torpor.cache.archive import Archive, pack_store
+from torpor.cache.store import Damaged, Entry, NotUsable, Store
 from torpor.cli import terminal
 from torpor.errors import TorporError
-from torpor.execute import persistent
-from torpor.execute.archive import Archive, pack_store
-from torpor.execute.persistent import Damaged, Entry, NotUsable, Store
 
 NAME = "cache"
 HELP = "list, check, remove, export and import compiled graphs on disk"

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> None:
-    from torpor.execute.compilation import passes_of
+    from torpor.compiling.compilation import passes_of
 
     backend = _backend(arguments)
     passes = passes_of(backend, backend.devices()[0])
@@ -70,11 +70,11 @@ def _list(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
+    from torpor.compiling.compilation import passes_of
     from torpor.debug.judge import device_of
-    from torpor.execute.compilation import passes_of
-    from torpor.ir.printer import print_graph
-    from torpor.ir.verify import verify
     from torpor.passes import run_passes
+    from torpor.text.printer import print_graph
+    from torpor.text.verify import verify
 
     graphs = _graphs(arguments.file)
     if arguments.graph is not None:
@@ -112,7 +112,7 @@ def _graphs(file: str) -> list[Graph]:
     from torpor.debug.file_format import MAGIC
     from torpor.debug.load import open_record
     from torpor.debug.subgraph import private_node
-    from torpor.ops.text import parse
+    from torpor.text.torch_parser import parse
 
     if file == "-":
         return [parse(sys.stdin.read(), private_node)]

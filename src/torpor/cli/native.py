@@ -7,10 +7,10 @@ import sys
 import time
 
 from torpor import config, native
+from torpor.cache.store import NotUsable
 from torpor.cli import terminal
+from torpor.compiling import processes
 from torpor.errors import NativeError
-from torpor.execute import processes
-from torpor.execute.persistent import NotUsable
 from torpor.native import build
 
 NAME = "native"

@@ -9,12 +9,12 @@ from typing import Any
 
 from torpor import _torch, native
 from torpor.errors import GraphError
-from torpor.ops.recorder_source import source
+from torpor.native.recorder import can_be_native
 from torpor.ops.signature import Signature
 from torpor.ops.spec import OpSpec, spec_of
-from torpor.ops.text import find_op
+from torpor.specialize.source import source
+from torpor.text.torch_parser import find_op
 from torpor.trace.dispatch import SPECIAL, USUAL, recorder_of
-from torpor.trace.native import can_be_native
 
 KINDS = {
     "t": "its value", "T": "their values", "p": "itself", "P": "a tuple", "n": "a number",

@@ -13,15 +13,15 @@ import torch
 from torpor import _torch
 from torpor.codegen.model import Form, LazyArgument, LazyIrSchema
 from torpor.codegen.torch_schemas import target_of
-from torpor.ops import type_rules
+from torpor.inference import type_rules
 from torpor.ops.spec import ArgKind, spec_of
 
 
 class Rule(enum.Enum):
     """Where the types of an op's results come from."""
 
-    WRITTEN = "written"  # a rule of `ops.type_rules`
-    ELEMENTWISE = "elementwise"  # `ops.elementwise`; fake tensors where that does not apply
+    WRITTEN = "written"  # a rule of `inference.type_rules`
+    ELEMENTWISE = "elementwise"  # `inference.elementwise`; fake tensors where that does not apply
     TRIED = "tried"  # its kernel, run once on stand-ins
     STRUCTURED = "structured"  # torch's structured kernel, on fake tensors
     META = "meta"  # another kernel for meta tensors
@@ -64,7 +64,8 @@ def _elementwise(schemas: Iterable[LazyIrSchema], header: str) -> str:
     numbers = "".join(f'    "{s.name}",\n' for s, result in found if result and _takes_number(s))
     return (
         f'{header}"""Elementwise ops, and what they make of floating-point tensors.\n\n'
-        "The `same` dtype, `bool`, or the same of all `items` of lists; for `ops.elementwise`.\n"
+        "The `same` dtype, `bool`, or the same of all `items` of lists; for "
+        "`inference.elementwise`.\n"
         '"""\n\n'
         f"RESULT_OF = {{\n{rows}}}\n\nTAKES_NUMBERS = frozenset({{\n{numbers}}})\n"
     )

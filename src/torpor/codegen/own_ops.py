@@ -1,7 +1,7 @@
 """torpor's own generated files: `python -m torpor.codegen.own_ops [--check]`, or `make codegen`.
 
-They are committed under `src/torpor/ops/_generated/`. What they are made of is named at the top of
-each: torch's list of ops, and the modules of the generator.
+They are committed under `src/torpor/inference/_generated/`. What they are made of is named at the
+top of each: torch's list of ops, and the modules of the generator.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torpor import _torch
 from torpor.codegen import emit_types
 from torpor.codegen.model import LazyIrSchema
 from torpor.codegen.torch_schemas import fingerprint, schemas, target_of
-from torpor.ops import type_rules
+from torpor.inference import type_rules
 from torpor.ops.spec import spec_of
 from torpor.ops.typed_node import can_be_node
 
-FOLDER = Path(__file__).resolve().parent.parent / "ops" / "_generated"
+FOLDER = Path(__file__).resolve().parent.parent / "inference" / "_generated"
 
 
 def nodes() -> list[LazyIrSchema]:
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
             return 0
         found = stale()
         for path in found:
-            sys.stdout.write(f"stale: src/torpor/ops/_generated/{path}\n")
+            sys.stdout.write(f"stale: src/torpor/inference/_generated/{path}\n")
         sys.stdout.write("run `make codegen`\n" if found else "generated files are up to date\n")
         return 1 if found else 0
     changed = write()

@@ -130,7 +130,7 @@ def ops(file: BackendFile) -> str:
         f'{header(file)}"""The ops of {file.name}\'s own; importing defines them."""\n\n'
         "from __future__ import annotations\n\n"
         "from collections.abc import Callable, Mapping\nfrom typing import Any\n\n"
-        "import torpor\nfrom torpor.ops.custom import define\n\n"
+        "import torpor\nfrom torpor.custom.registration import define\n\n"
         f"NAMESPACE = {json.dumps(file.package)}\n\n"
         f"SCHEMAS = {_strings(texts)}\n\n"
         f"OPKINDS: dict[str, str] = {_flat_table(kinds)}\n\n"

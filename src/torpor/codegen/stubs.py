@@ -19,7 +19,7 @@ import torch
 from torpor.codegen import emit_nodes
 from torpor.codegen.model import LazyIrSchema
 from torpor.ops import nodes
-from torpor.ops.text import find_op
+from torpor.text.torch_parser import find_op
 
 PACKAGE = "torpor-stubs"
 

@@ -24,21 +24,21 @@ from torpor import _torch, config
 from torpor._torch import OpOverload
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
-from torpor.backend.native import NATIVE
+from torpor.backend.native_library import NATIVE
 from torpor.backend.picks import picker
 from torpor.backend.registry import get_backend, make
 from torpor.backends.fx import functional
 from torpor.backends.fx.backend import FxBackend, in_fresh_thread
 from torpor.backends.layout import with_layout
+from torpor.compiling.compilation import compile_graph
 from torpor.errors import CompileError, TorporWarning, UnsupportedError
-from torpor.execute.compilation import compile_graph
 from torpor.execute.heap import keep
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value, leaf
 from torpor.ir.types import TensorType
-from torpor.ops import draws
+from torpor.native.recorder import FRONT
 from torpor.ops.spec import Return, ReturnKind, spec_of
-from torpor.trace.native import FRONT
+from torpor.overrides import draws
 
 aten = torch.ops.aten
 

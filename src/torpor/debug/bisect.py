@@ -17,8 +17,8 @@ from torpor.debug.subgraph import ancestors, cut_out
 from torpor.errors import CompileError, UnsupportedError
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value
-from torpor.ir.printer import print_node
 from torpor.ops.spec import spec_of
+from torpor.text.printer import print_node
 
 WINDOW_BYTES = 1 << 30
 """Values that are compared at a time: more of them, and the graph is run once more."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from torpor import config
 from torpor.debug.findings import Finding
-from torpor.execute.history import GraphRecord
-from torpor.ir import difference as kinds
-from torpor.ir.difference import Difference
+from torpor.observe.history import GraphRecord
+from torpor.text import difference as kinds
+from torpor.text.difference import Difference
 
 FEW_SIZES = 2
 

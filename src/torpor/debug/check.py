@@ -19,8 +19,8 @@ from torpor.debug.bisect import Fault, bisect, drawing
 from torpor.debug.judge import Judge, placed
 from torpor.errors import DifferenceError, TorporWarning
 from torpor.execute import sync
-from torpor.execute.watch import WATCHERS, After, Run
 from torpor.ir.graph import Graph
+from torpor.observe.watch import WATCHERS, After, Run
 
 _CHOICES: Final = ("raise", "warn")
 

@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torpor import metrics
+from torpor.adaptive.bound import report
 from torpor.debug.causes import failures, recompiles
 from torpor.debug.findings import Finding
 from torpor.debug.reads import fallbacks, syncs, with_branches
 from torpor.debug.report import text
-from torpor.execute.events import STEP
-from torpor.execute.history import HISTORY, GraphRecord
-from torpor.execute.phases import spent, wall_clock
 from torpor.execute.storage import TRACE
-from torpor.trace.bound import report
+from torpor.observe.events import STEP
+from torpor.observe.history import HISTORY, GraphRecord
+from torpor.observe.phases import spent, wall_clock
 
 COMPUTE_BOUND = "compute-bound"
 TRACING_BOUND = "tracing-bound"
@@ -30,7 +30,7 @@ class NewGraph:
     name: str
     line: str  # the line that cut or read
     why: str  # in words
-    cause: str  # "first time", or a kind of `ir.difference`
+    cause: str  # "first time", or a kind of `text.difference`
     nodes: int
     compiled: bool
     loaded: bool  # it was on disk, compiled

@@ -13,11 +13,11 @@ from typing import Any, Final
 from torpor.backend.interface import Backend
 from torpor.debug.file_format import Reader
 from torpor.debug.plain_text import one_line, printable
-from torpor.execute.events import EVENTS
-from torpor.execute.history import GraphRecord
 from torpor.execute.plan import Plan
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node
+from torpor.observe.events import EVENTS
+from torpor.observe.history import GraphRecord
 
 Scope = tuple[str, str]  # forward, backward or optimizer; and the module's name
 

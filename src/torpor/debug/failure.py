@@ -16,11 +16,11 @@ from typing import Final
 
 from torpor import config
 from torpor.backend.failures import Failure
+from torpor.cache.store import check_directory, default_directory
 from torpor.debug.failure_program import program_of, reason_of
-from torpor.execute.persistent import check_directory, default_directory
 from torpor.ir.graph import Graph
-from torpor.ir.interpreter import graph_at
-from torpor.ir.printer import print_graph
+from torpor.passes.interpreter import graph_at
+from torpor.text.printer import print_graph
 
 MAX_KEPT: Final = 200
 MAX_BYTES: Final = 256 << 20

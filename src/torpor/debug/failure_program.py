@@ -19,14 +19,14 @@ from torpor.backend import registry
 from torpor.backend.failures import Failure
 from torpor.backend.interface import Backend
 from torpor.backends.provenance import compiler
+from torpor.custom.registration import lowering_of
 from torpor.debug.judge import device_of
 from torpor.debug.record import settings, versions
 from torpor.debug.reproduction import constant, escaped
 from torpor.ir.graph import Graph
 from torpor.ir.node import Value
-from torpor.ir.printer import print_graph
 from torpor.ir.types import ScalarType, TensorType
-from torpor.ops.custom import lowering_of
+from torpor.text.printer import print_graph
 
 _OF_TORCH: Final = ("aten", "prim", "prims", "quantized", "torpor")
 """Namespaces of ops that are there when torpor is."""
@@ -49,8 +49,8 @@ import torpor
 from torpor.backend import registry
 from torpor.debug.judge import device_of, run_compiled
 from torpor.errors import CompileError
-from torpor.execute.compilation import compile_graph
-from torpor.ops.text import parse
+from torpor.compiling.compilation import compile_graph
+from torpor.text.torch_parser import parse
 
 BACKEND = {backend!r}
 OPTIONS = {options}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Finding:
     """One thing that costs time."""
 
-    cause: str  # a kind of `ir.difference`, "branch on a tensor", "sync", "fallback", ...
+    cause: str  # a kind of `text.difference`, "branch on a tensor", "sync", "fallback", ...
     line: str  # the user's line to look at
     title: str  # one sentence
     advice: str  # what to change

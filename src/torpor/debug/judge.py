@@ -23,13 +23,13 @@ from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backends.agreement import same_bits
 from torpor.backends.kernels import arguments_of, as_promised, copies, outputs_of, run_node
+from torpor.compiling.compilation import compile_graph
 from torpor.debug.tensors import wide
-from torpor.execute.compilation import compile_graph
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value
 from torpor.ir.types import ScalarType, TensorType
 from torpor.ops.spec import Mode, spec_of
-from torpor.ops.storage_ops import window
+from torpor.overrides.storage_ops import window
 
 _FACTOR: Final = 8.0  # times what rounding does
 _ULPS: Final = 16.0  # and units in the last place of the largest number

@@ -33,8 +33,8 @@ from torpor.errors import GraphError
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node
 from torpor.ir.types import ScalarType, TensorType
-from torpor.ops import text as ir_text
 from torpor.ops.spec import Mode, OpSpec
+from torpor.text import torch_parser as ir_text
 
 NAMESPACES: Final = frozenset({"aten", "torpor"})
 """Ops of these may be in any file; those of others have to be allowed."""

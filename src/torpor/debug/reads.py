@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torpor import metrics
 from torpor.debug.findings import Finding
-from torpor.ir import difference as kinds
+from torpor.text import difference as kinds
 
 BRANCH_ON_TENSOR = "branch on a tensor"
 SYNC = "sync"

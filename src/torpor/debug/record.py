@@ -30,9 +30,9 @@ from torpor.debug.tensors import checksum, layout, number_entry, probes, statist
 from torpor.errors import TorporWarning
 from torpor.execute import sync
 from torpor.execute.plan import Plan
-from torpor.execute.watch import WATCHERS, After, Run
 from torpor.ir.graph import Graph
-from torpor.ir.printer import print_graph
+from torpor.observe.watch import WATCHERS, After, Run
+from torpor.text.printer import print_graph
 
 FORMAT: Final = "torpor record"
 VERSION: Final = 1

@@ -22,10 +22,10 @@ from torpor.debug.load import Output, Record, RecordedRun, open_record
 from torpor.debug.record import settings, versions
 from torpor.debug.tensors import DTYPES, checksum, probes, statistics, wide
 from torpor.errors import BackendError, StepError
-from torpor.execute.memory import free_bytes, predict
 from torpor.ir.graph import Graph
 from torpor.ir.types import TensorType
-from torpor.ops import text as ir_text
+from torpor.observe.memory import free_bytes, predict
+from torpor.text import torch_parser as ir_text
 
 SAME, CLOSE, DIFFERENT, UNKNOWN = "same bits", "close", "different", "not compared"
 Advance = Callable[[str], None]

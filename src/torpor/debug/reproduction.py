@@ -23,9 +23,9 @@ from torpor.debug.bisect import Fault, Part
 from torpor.debug.judge import Judge, device_of
 from torpor.debug.tensors import layout, to_bytes
 from torpor.ir.node import Node, Value
-from torpor.ir.printer import print_graph
 from torpor.ir.types import TensorType
 from torpor.ops.spec import OpSpec, ReturnKind, spec_of
+from torpor.text.printer import print_graph
 
 LARGEST_INSIDE: Final = 4 << 20
 """Bytes of data that are written into the program itself; more go to a file beside it."""

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from torpor.ir.graph import Graph
-from torpor.ir.interpreter import Copier
 from torpor.ir.node import Key, Node, Value
 from torpor.ir.types import TensorType
 from torpor.ops.keys import key_of
 from torpor.ops.spec import OpSpec, spec_of
+from torpor.passes.interpreter import Copier
 
 Move = Callable[[torch.device], torch.device]
 

@@ -13,7 +13,7 @@ import torch
 from torpor import _torch
 from torpor.debug.file_format import Reader
 from torpor.ir.types import TensorType
-from torpor.ops.storage_ops import window
+from torpor.overrides.storage_ops import window
 
 PROBES = 256
 """Means that are noted of a result beside its checksum, each of as many neighbours."""

@@ -13,8 +13,8 @@ import os
 import sys
 
 from torpor.backend.registry import retire
-from torpor.execute import closures
 from torpor.execute.queue import queues
+from torpor.transactions import closures
 
 
 class _Status:

@@ -10,11 +10,11 @@ from weakref import ref
 
 from torpor.backend.builder import IrBuilder
 from torpor.backend.data import BackendData
-from torpor.backend.native import NATIVE
-from torpor.execute.events import STEP
-from torpor.execute.sizes import SIZES
+from torpor.backend.native_library import NATIVE
 from torpor.ir.node import Value
 from torpor.ir.types import TensorType
+from torpor.observe.events import STEP
+from torpor.symbols.leaves import SIZES
 
 
 class LazyStorage:

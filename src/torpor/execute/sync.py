@@ -15,37 +15,28 @@ from typing import Any
 import torch
 
 from torpor import config, metrics
+from torpor.adaptive.at_once import Turn, may_run_at_once
+from torpor.adaptive.cycles import came_back, ends_step, step_ended
 from torpor.backend.data import BackendData, Done
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.interrupts import Shield
-from torpor.backend.native import NATIVE
+from torpor.backend.native_library import NATIVE
 from torpor.backend.registry import get_backend, on_change
 from torpor.errors import CompileError
-from torpor.execute.at_once import Turn, may_run_at_once
-from torpor.execute.cycles import came_back, ends_step, step_ended
-from torpor.execute.donation import donations
-from torpor.execute.events import STEP, refuse_read, was_read
-from torpor.execute.phases import COMPILING, PLANNING, TOTALS, WAITING, phase
-from torpor.execute.plan import (
-    CARRIED,
-    COMPUTED,
-    SCALARS,
-    SIZE_NOW,
-    Making,
-    Outline,
-    Plan,
-    PlanCache,
-    needed_graph,
-)
+from torpor.execute.plan import CARRIED, COMPUTED, SCALARS, SIZE_NOW, Outline, Plan, needed_graph
+from torpor.execute.plan_cache import Making, PlanCache
 from torpor.execute.queue import queue_of, queues
-from torpor.execute.sizes import SIZES
 from torpor.execute.storage import LOCK, TRACE, LazyStorage
-from torpor.execute.transaction import Saved, StepJob, give_handles
-from torpor.execute.watch import WATCHERS
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, Value
 from torpor.ir.types import TensorType
+from torpor.observe.events import STEP, refuse_read, was_read
+from torpor.observe.phases import COMPILING, PLANNING, TOTALS, WAITING, phase
+from torpor.observe.watch import WATCHERS
+from torpor.symbols.leaves import SIZES
+from torpor.transactions.donation import donations
+from torpor.transactions.transaction import Saved, StepJob, give_handles
 
 PLANS = PlanCache()
 
@@ -206,7 +197,7 @@ def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
 
 
 def _compute_at_once(storage: LazyStorage) -> bool:
-    """Compute what a read asks for here and now, if nothing is in the way (`execute/at_once.py`).
+    """Compute what a read asks for here and now, if nothing is in the way (`adaptive/at_once.py`).
 
     Nothing is changed before it has been computed: what cannot be done here is done as ever.
     Whether nothing is pending after it, and a new trace has begun.

@@ -1,10 +1,18 @@
-"""The intermediate representation: interned nodes, their types, graphs of them, and their text."""
+"""The intermediate representation: interned nodes, their types, and graphs of them.
+
+Built on nothing but `symbols.expressions`; everybody may import it. Users know printing and parsing
+by this door: `text`, which builds on this package, is looked up when they are asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, OpKind, Value
-from torpor.ir.parser import parse_graph
-from torpor.ir.printer import print_graph, print_node
 from torpor.ir.types import ScalarType, TensorType
+
+if TYPE_CHECKING:
+    from torpor.text.parser import parse_graph
+    from torpor.text.printer import print_graph, print_node
 
 __all__ = [
     "Graph",
@@ -17,3 +25,12 @@ __all__ = [
     "print_graph",
     "print_node",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torpor.text import parser, printer
+
+    source = parser if name == "parse_graph" else printer
+    return globals().setdefault(name, getattr(source, name))

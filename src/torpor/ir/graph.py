@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value, size
-from torpor.ir.sizes import Expr, Symbol
 from torpor.ir.types import SymbolicType
+from torpor.symbols.expressions import Expr, Symbol
 
 Donated = Mapping[Value, Value]
 """Inputs that may be overwritten, each with the output that may be written over it."""

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 from torpor import config
-from torpor.ir.sizes import Condition, stands_while
+from torpor.symbols.expressions import Condition, stands_while
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torpor import config
-from torpor.ir.sizes import forget_entries
 from torpor.ir.types import SCALAR_TYPES, ScalarType, TensorType
+from torpor.symbols.expressions import forget_entries
 
 Key = tuple[Any, ...]
 

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from torpor import _torch
-from torpor.ir.sizes import (
+from torpor.symbols.expressions import (
     FOLLOWING,
     Expr,
     Size,

@@ -1,6 +1,6 @@
 """The native recorder: C++ in front of the Python recorders, built where it is used.
 
-`build` makes the library, `open_library` brings it into the process; `trace.native` puts it to
+`build` makes the library, `open_library` brings it into the process; `native.recorder` puts it to
 work. Without a compiler everything is recorded by Python.
 """
 
@@ -16,10 +16,10 @@ from typing import Any, Final
 import torch
 
 from torpor import config
-from torpor.backend.native import NATIVE
+from torpor.backend.native_library import NATIVE
+from torpor.cache.store import NotUsable
+from torpor.compiling import processes
 from torpor.errors import NativeError
-from torpor.execute import processes
-from torpor.execute.persistent import NotUsable
 from torpor.native import build
 
 _NAME: Final = "torpor_native"

@@ -29,9 +29,9 @@ from typing import Final
 
 import torch
 
+from torpor.cache.store import check_directory, directory
+from torpor.compiling import processes
 from torpor.errors import NativeError
-from torpor.execute import processes
-from torpor.execute.persistent import check_directory, directory
 
 if sys.platform != "win32":
     import fcntl
@@ -44,7 +44,7 @@ _KEPT_SECONDS: Final = 60 * 24 * 3600
 """How long a library that nobody uses is kept: it may be another environment's."""
 _BUILD: Final = "from torpor.cli import main; main(['native', 'build', '--quiet'])"
 _UNFINISHED: Final = ".unfinished-"
-_TRY_OUT: Final = "import sys, torpor.trace.native as n; n.try_out(sys.argv[1])"
+_TRY_OUT: Final = "import sys, torpor.native.recorder as n; n.try_out(sys.argv[1])"
 
 
 def compiler() -> str | None:

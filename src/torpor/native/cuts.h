@@ -1,5 +1,5 @@
 // Cuts: the loops over all live tensors at the end of a step. Each does what the Python beside its
-// call does (execute/storage.py, execute/sync.py, execute/donation.py).
+// call does (execute/storage.py, execute/sync.py, transactions/donation.py).
 
 #pragma once
 

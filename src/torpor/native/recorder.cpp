@@ -480,7 +480,7 @@ c10::intrusive_ptr<c10::TensorImpl> LazyImpl::shallow_copy_and_detach(
 // What becomes of a call: the kernel of the usual case, the op's parts, or Python's kernel.
 enum class Way { usual, parts, python };
 
-// Each says which way a call goes. `trace.native.above_autograd` names their ops.
+// Each says which way a call goes. `native.recorder.above_autograd` names their ops.
 using Rule = Way (*)(const World&, c10::ArrayRef<IValue>);
 
 static bool needs_gradient(c10::ArrayRef<IValue> arguments, size_t position) {
@@ -488,7 +488,7 @@ static bool needs_gradient(c10::ArrayRef<IValue> arguments, size_t position) {
       arguments[position].toTensor().requires_grad();
 }
 
-// A composite op stays whole (trace/whole.py): what saves for backward what the parts would save,
+// A composite op stays whole (overrides/whole.py): what saves for backward what the parts would save,
 // and what saves nothing.
 static bool is_whole(const World& w, c10::ArrayRef<IValue> arguments) {
   const auto needs = [&](size_t position) { return needs_gradient(arguments, position); };

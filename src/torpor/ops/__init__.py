@@ -1,5 +1,20 @@
-"""What each op is: schema, types, flags. Ops of somebody's own are told of here."""
+"""What each op is: schema, rules, keys, views. Ops of somebody's own are registered here.
 
-from torpor.ops.custom import WHOLE, register, unregister
+`register`, `unregister` and `WHOLE` are those of `custom.registration`, which builds on this
+package: they are looked up when they are asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torpor.custom.registration import WHOLE, register, unregister
 
 __all__ = ["WHOLE", "register", "unregister"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torpor.custom import registration
+
+    return globals().setdefault(name, getattr(registration, name))

@@ -16,7 +16,8 @@ from collections import abc
 
 # Modules alone: a capitalized name in here hides a class. That of `aten.any` is `Any`.
 from torpor import _torch, errors
-from torpor.ops import spec, text, typed_node
+from torpor.ops import spec, typed_node
+from torpor.text import torch_parser
 
 OPS: abc.Mapping[str, str]
 """The op of every class, `aten.add.Tensor` of `AddTensor`; made when it is first asked for."""
@@ -57,6 +58,6 @@ def _nodes() -> abc.Mapping[str, str]:
 
 def _is_node(op: str) -> bool:
     try:
-        return typed_node.can_be_node(spec.spec_of(text.find_op(op)))
+        return typed_node.can_be_node(spec.spec_of(torch_parser.find_op(op)))
     except errors.GraphError:  # a kernel without a schema
         return False

@@ -2,7 +2,7 @@
 
 It is derived from the op's schema and `ops.rules`, once. Whoever records reads the same object:
 the record path in Python (`trace.recorder.record`), the code that is specialised from it
-(`ops.recorder_source`), and the native recorder (`native/recorder.cpp`).
+(`specialize.source`), and the native recorder (`native/recorder.cpp`).
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _overlaps(spec: OpSpec, kinds: str, written: Sequence[Written]) -> tuple[Pai
     read = [i for i, kind in enumerate(kinds) if kind == "T" and i not in spec.mutated]
     if spec.name.startswith("aten._foreach_"):
         return (), tuple((i, j) for i in lists for j in read)
-    if spec.name == "aten.copy_.default":  # it may be in part: `trace.special` looks
+    if spec.name == "aten.copy_.default":  # it may be in part: `overrides.special` looks
         return (), ()
     others = [i for i, kind in enumerate(kinds) if kind in "tT"]
     twice = {(i, j) for i in singles for j in singles if j < i}

@@ -21,12 +21,12 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias
 import torch
 
 from torpor.errors import GraphError
+from torpor.inference.infer import infer, physical_device
 from torpor.ir.node import TABLE, Node, Value, values_in
 from torpor.ir.types import ScalarType, TensorType
-from torpor.ops.infer import infer, physical_device
 from torpor.ops.keys import key_of
 from torpor.ops.spec import Mode, OpSpec, spec_of
-from torpor.ops.text import find_op
+from torpor.text.torch_parser import find_op
 
 Number: TypeAlias = bool | int | float | complex
 Operand: TypeAlias = Value | Number  # a number in the place of a tensor is a wrapped number

@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 
 from torpor.ir.node import Value
-from torpor.ir.sizes import present
 from torpor.ir.types import contiguous_strides
+from torpor.symbols.expressions import present
 
 aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""Takes ops apart that have a lowering (`ops.custom`).
+"""Takes ops apart that have a lowering (`custom.registration`).
 
     %1 = acme.scale.default(%0, 2.0)        %1 = aten.mul.Tensor(%0, 2.0)
     %2 = aten.relu.default(%1)              %2 = aten.relu.default(%1)
@@ -20,16 +20,16 @@ from torch.overrides import TorchFunctionMode
 
 from torpor import _torch
 from torpor._torch import OpOverload
+from torpor.custom import registration
 from torpor.errors import RegistrationError
+from torpor.inference.infer import Physical, common_device, fake_arguments, infer, types_in
 from torpor.ir.graph import Graph
-from torpor.ir.interpreter import Interpreter
 from torpor.ir.memo import Memo
 from torpor.ir.node import Node, Value, values_in
 from torpor.ir.types import ScalarType, TensorType
-from torpor.ops import custom
-from torpor.ops.infer import Physical, common_device, fake_arguments, infer, types_in
 from torpor.ops.keys import key_of
 from torpor.ops.spec import Mode, OpSpec, ReturnKind, spec_of
+from torpor.passes.interpreter import Interpreter
 from torpor.passes.pipeline import Pass
 
 aten = torch.ops.aten
@@ -46,9 +46,9 @@ def expand(backend: str, physical: Physical) -> Pass:
 
 def expanded(graph: Graph, backend: str, physical: Physical) -> Graph:
     """`graph` as `backend` is to see it: `graph` itself if no op in it has a lowering."""
-    if not custom.lowerings():
+    if not registration.lowerings():
         return graph
-    if not any(custom.lowering_of(node.op.name, backend) for node in graph.nodes):
+    if not any(registration.lowering_of(node.op.name, backend) for node in graph.nodes):
         return graph
     expansion = _Expansion(backend, physical)
     expansion.run(graph.nodes)
@@ -71,7 +71,7 @@ class _Expansion(Interpreter[Value]):
         return value
 
     def node(self, node: Node, args: tuple[Any, ...]) -> Sequence[Value]:
-        lowering = custom.lowering_of(node.op.name, self.backend)
+        lowering = registration.lowering_of(node.op.name, self.backend)
         if lowering is None:
             return self._kept(node, args).outputs
         inlining = _Inlining(self, node, args)
@@ -100,7 +100,7 @@ class _Expansion(Interpreter[Value]):
 
 _REFUSED: Final = {
     Mode.RANDOM: "draws random numbers, which eager does when an op is recorded; pass them in",
-    Mode.EAGER: custom.ASKS_FOR_NUMBERS,
+    Mode.EAGER: registration.ASKS_FOR_NUMBERS,
     Mode.METADATA: "changes the size of a tensor in place",
 }
 
@@ -120,7 +120,7 @@ class _Inlining:
         self.values: dict[torch.fx.Node, Any] = {}
         self.constants: torch.fx.GraphModule | None = None
 
-    def run(self, lowering: custom.Lowering) -> list[Value]:
+    def run(self, lowering: registration.Lowering) -> list[Value]:
         """The values that stand for the node's outputs."""
         operands = list(values_in(self.args))
         if any(type(value.type) is ScalarType for value in operands):
@@ -142,7 +142,7 @@ class _Inlining:
 
     # -- tracing -----------------------------------------------------------------------------------
 
-    def _trace(self, lowering: custom.Lowering) -> torch.fx.GraphModule:
+    def _trace(self, lowering: registration.Lowering) -> torch.fx.GraphModule:
         """The ops of a lowering, traced once for the same types.
 
         That is done on a thread of its own, where modes of the user's do not count.
@@ -151,7 +151,7 @@ class _Inlining:
         key = (lowering, self.node.op, types_in(self.node.key), on)
         return _traces.find(key) or _traces.add(key, self._traced_aside(lowering))
 
-    def _traced_aside(self, lowering: custom.Lowering) -> torch.fx.GraphModule:
+    def _traced_aside(self, lowering: registration.Lowering) -> torch.fx.GraphModule:
         try:
             with ThreadPoolExecutor(1, "torpor-lowering") as threads:
                 return threads.submit(self._traced, lowering).result()
@@ -159,16 +159,16 @@ class _Inlining:
             error.node = self.node
             raise
         except Exception as error:
-            raise self._told(custom.lowering_failed(self.spec, error)) from error
+            raise self._told(registration.lowering_failed(self.spec, error)) from error
 
-    def _traced(self, lowering: custom.Lowering) -> torch.fx.GraphModule:
+    def _traced(self, lowering: registration.Lowering) -> torch.fx.GraphModule:
         mode, fakes = fake_arguments(list(self.args), self.expansion.physical)
         tensors = [leaf for leaf in _torch.tree_leaves(fakes) if isinstance(leaf, torch.Tensor)]
 
         def call(*given: torch.Tensor) -> list[Any]:
             rest = iter(given)
             positional, keywords = self.spec.call_arguments([_refilled(f, rest) for f in fakes])
-            with custom.running(f"the lowering of {self.spec.name}"), _NoMemory(self):
+            with registration.running(f"the lowering of {self.spec.name}"), _NoMemory(self):
                 result = lowering(*positional, **keywords)
             return _made(self.spec, result)
 
@@ -284,7 +284,7 @@ class _NoMemory(TorchFunctionMode):
     ) -> Any:
         name = getattr(func, "__name__", "")
         if name in _NUMBERS:
-            raise self.inlining.wrong(f"calls {name}: it {custom.ASKS_FOR_NUMBERS}")
+            raise self.inlining.wrong(f"calls {name}: it {registration.ASKS_FOR_NUMBERS}")
         return func(*args, **(kwargs or {}))
 
 
@@ -300,7 +300,7 @@ def _refilled(arg: Any, given: Iterator[Any]) -> Any:
 def _made(spec: OpSpec, result: Any) -> list[Any]:
     """The new tensors among what a lowering returned, lists spread out."""
     made: list[Any] = []
-    for returned, item in zip(spec.returns, custom.returned_by(spec, result), strict=True):
+    for returned, item in zip(spec.returns, registration.returned_by(spec, result), strict=True):
         if returned.kind is not ReturnKind.ARGUMENT:
             made += item if returned.is_list else (item,)
     return made

@@ -9,7 +9,7 @@ from torpor import config
 from torpor.errors import GraphError
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node
-from torpor.ir.verify import verify
+from torpor.text.verify import verify
 
 
 @dataclass(frozen=True, slots=True)

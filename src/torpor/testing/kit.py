@@ -14,7 +14,7 @@ from torch import nn
 
 import torpor
 from torpor.backend import Backend, BackendData, Computation, get_backend, registry
-from torpor.execute.compilation import compile_graph
+from torpor.compiling.compilation import compile_graph
 from torpor.ir.graph import Graph
 from torpor.ir.types import TensorType
 from torpor.testing.comparison import difference, type_difference

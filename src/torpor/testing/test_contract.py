@@ -25,7 +25,7 @@ from torpor.backend import (
 )
 from torpor.backend.registry import make
 from torpor.backends.agreement import same_bits
-from torpor.execute.compilation import compile_graph
+from torpor.compiling.compilation import compile_graph
 from torpor.ir.node import LEAF
 from torpor.ir.types import ScalarType, TensorType
 from torpor.testing.kit import Kit, raised_by

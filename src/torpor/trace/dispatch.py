@@ -9,25 +9,26 @@ from typing import Any, TypeVar
 import torch
 
 from torpor import _torch
+from torpor.custom import registration
 from torpor.errors import TorporError, annotate
 from torpor.execute import sync
-from torpor.execute.events import fell_back
-from torpor.execute.phases import RUNNING, phase
 from torpor.execute.storage import TRACE
-from torpor.ops import custom
-from torpor.ops.infer import DeviceMismatch, NotRecordable
+from torpor.inference.infer import DeviceMismatch, NotRecordable
+from torpor.observe.events import fell_back
+from torpor.observe.phases import RUNNING, phase
+from torpor.observe.site import site
 from torpor.ops.spec import Mode, OpSpec, spec_of
-from torpor.trace.eager import (
+from torpor.overrides.eager import (
     count_fallback,
     count_sync,
     run_eager,
     run_on_plain_device,
     try_on_zeros,
 )
+from torpor.overrides.random import random_recorder
+from torpor.specialize.recorders import make_recorder
 from torpor.trace.overlap import WritesPlain
-from torpor.trace.random import random_recorder
-from torpor.trace.recorder import CutFirst, ForeignTensor, LeavesDevice, make_recorder
-from torpor.trace.site import site
+from torpor.trace.recorder import CutFirst, ForeignTensor, LeavesDevice
 from torpor.trace.tensor import LazyTensor
 
 Recorder = Callable[..., Any]
@@ -179,7 +180,7 @@ class _WatchedLock:
     acquire, release = _LOCK.acquire, _LOCK.release  # for recorders: `_watched` is before them
 
     def __enter__(self) -> bool:
-        custom.refuse_inside(_STRAY)
+        registration.refuse_inside(_STRAY)
         return _LOCK.acquire()
 
     def __exit__(self, *error: object) -> None:
@@ -189,7 +190,7 @@ class _WatchedLock:
 def _watched(
     cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
 ) -> Any:
-    custom.refuse_inside(_STRAY)
+    registration.refuse_inside(_STRAY)
     return dispatch(cls, func, types, args, kwargs)
 
 
@@ -216,7 +217,7 @@ class _Watch:
 
 _watch = _Watch()
 _watch.place()
-custom.on_running(_watch)
+registration.on_running(_watch)
 
 
 def stand_in_front(entry: Recorder, switch: Callable[[bool], None]) -> None:

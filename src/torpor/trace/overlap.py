@@ -10,11 +10,11 @@ import torch
 from torpor import _torch
 from torpor.errors import annotate
 from torpor.execute.storage import LazyStorage
-from torpor.ops.infer import NotRecordable
+from torpor.inference.infer import NotRecordable
+from torpor.observe.site import site
 from torpor.ops.signature import Signature
 from torpor.ops.spec import OpSpec
-from torpor.ops.storage_ops import window
-from torpor.trace.site import site
+from torpor.overrides.storage_ops import window
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import physical
 

@@ -2,7 +2,7 @@
 
 `record` is the whole of it: bind the arguments, read their values, build the key, find or make the
 node, make the results. It reads an op's signature (`ops.signature`), as the native recorder does.
-Ops that are called often from Python do the same in code of their own (`ops.recorder_source`), so
+Ops that are called often from Python do the same in code of their own (`specialize.source`), so
 that no argument list is walked.
 """
 
@@ -10,45 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FunctionType
-from typing import Any, Final
-from weakref import ref
+from typing import Any
 
 import torch
 
 from torpor import _torch, config, metrics
 from torpor.backend.registry import get_backend
 from torpor.execute import sync
-from torpor.execute.storage import BY_OPERATOR, TRACE, LazyStorage
+from torpor.execute.storage import TRACE
+from torpor.inference.infer import NotRecordable
 from torpor.ir.node import Node, Value
-from torpor.ops.infer import NotRecordable
+from torpor.observe.site import site
 from torpor.ops.keys import key_of, number_key
-from torpor.ops.recorder_source import recorder_code
 from torpor.ops.signature import NO_EXTRA, Extra, Make, Result, Signature, signature_of
 from torpor.ops.spec import ArgKind, OpSpec
-from torpor.trace.offsets import LOOKS, node_at_offset
-from torpor.trace.overlap import (
-    WritesPlain,
-    all_lazy,
-    apart,
-    check_kept,
-    check_overlap,
-    check_written,
-    shares,
-)
-from torpor.trace.scalars import node_with_numbers, promotable_positions
-from torpor.trace.site import site
+from torpor.overrides.resize import resize
+from torpor.symbols.offsets import LOOKS, node_at_offset
+from torpor.symbols.scalars import node_with_numbers, promotable_positions
+from torpor.trace.overlap import check_kept, check_written
 from torpor.trace.tensor import LazyTensor, View
 from torpor.trace.values import make_node, root_value, value_of, write
-from torpor.trace.wrap import (
-    data_storage,
-    is_traceable,
-    resize,
-    set_bits,
-    wrap_like,
-    wrap_value,
-    wrap_view,
-)
+from torpor.trace.wrap import data_storage, is_traceable, wrap_value, wrap_view
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 Key = tuple[Any, ...]
@@ -132,11 +114,11 @@ def _value(kind: ArgKind, arg: Any) -> Any:
     if kind is ArgKind.TENSORS:
         return list_values(arg)
     if kind is ArgKind.OPAQUE:
-        raise _OPAQUE
+        raise OPAQUE
     return arg
 
 
-_OPAQUE = NotRecordable("an argument cannot be part of a graph", fallback=True)
+OPAQUE = NotRecordable("an argument cannot be part of a graph", fallback=True)
 
 
 def tensor_value(arg: torch.Tensor) -> Value:
@@ -307,98 +289,3 @@ def recording_of(
         numbered=_as_it_is if may_leave else numbered,
         cut=cut,
     )
-
-
-_NAMES: dict[str, Any] = {
-    "LazyStorage": LazyStorage,
-    "LazyTensor": LazyTensor,
-    "View": View,
-    "WritesPlain": WritesPlain,
-    "all_lazy": all_lazy,
-    "apart": apart,
-    "check_overlap": check_overlap,
-    "config": config,
-    "draw": TRACE.draw,
-    "enlist": TRACE.enlist,
-    "finish": finish,
-    "forget": TRACE.pending.pop,
-    "grad_mode": torch.is_grad_enabled,
-    "inference": torch.is_inference_mode_enabled,
-    "list_values": list_values,
-    "lock": BY_OPERATOR,
-    "make_wrapper": _torch.make_wrapper,
-    "number_key": number_key,
-    "opaque": _OPAQUE,
-    "other_value": other_value,
-    "pending": TRACE.pending,
-    "ref": ref,
-    "release": TRACE.lock.release,
-    "set_bits": set_bits,
-    "shares": shares,
-    "site": site,
-    "value_of": value_of,
-    "wrap_like": wrap_like,
-    "wrap_value": wrap_value,
-    "write": write,
-}
-"""What the code of recorders uses."""
-
-
-SPECIALISE_AFTER: Final = 100
-"""Calls after which an op gets code of its own: to compile it takes as long as it saves by then."""
-
-
-def make_recorder(spec: OpSpec, **other: Any) -> FunctionType:
-    """The recorder of an op that becomes a node; `other` is what `recording_of` takes.
-
-    Its attribute `recording` says how it records. It is `record`, until it is called often: then
-    the same function gets code that is specialised. Where the native recorder is there, what comes
-    to Python is seldom met again, and stays with `record`.
-    """
-    recording = recording_of(spec, **other)
-    left = SPECIALISE_AFTER
-
-    def start(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            _specialise(recorder)
-        return record(recording, args, kwargs)
-
-    recorder = FunctionType(_begin.__code__, {"start": start}, "record")
-    recorder.recording = recording  # type: ignore[attr-defined]  # functions have attributes
-    return recorder
-
-
-def _begin(*args: Any, **kwargs: Any) -> Any:
-    return start(args, kwargs)  # type: ignore[name-defined]  # noqa: F821  # in the names of each copy
-
-
-def specialised(spec: OpSpec, **other: Any) -> FunctionType:
-    """`make_recorder` of an op that is called often from its first call on."""
-    function = make_recorder(spec, **other)
-    _specialise(function)
-    return function
-
-
-def _specialise(function: FunctionType) -> None:
-    """Give a recorder the code of its signature. Another thread may be inside meanwhile."""
-    recording: Recording = function.recording  # type: ignore[attr-defined]  # set by `make_recorder`
-    signature = recording.signature
-    names = _NAMES | {
-        "calls": recording.calls,
-        "cut": recording.cut,
-        "make": recording.make,
-        "nodes": recording.nodes,
-        "numbered": recording.numbered,
-        "signature": signature,
-        "spec": signature.spec,
-    }
-    defaults = [(i, a) for i, a in enumerate(signature.spec.arguments) if a.has_default]
-    for i, argument in defaults:
-        if signature.kinds[i] == "n":
-            names |= {f"d{i}": argument.default, f"n{i}": number_key(argument.default)}
-    function.__globals__.update(names)
-    function.__defaults__ = tuple(a.default for _, a in defaults if not a.keyword_only)
-    function.__kwdefaults__ = {a.name: a.default for _, a in defaults if a.keyword_only}
-    function.__code__ = recorder_code(signature)  # last: defaults mean nothing to `_begin`

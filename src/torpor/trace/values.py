@@ -12,23 +12,23 @@ import torch
 from torpor import metrics
 from torpor.backend.registry import get_backend
 from torpor.execute import sync
-from torpor.execute.sizes import SIZES
 from torpor.execute.storage import TRACE, LazyStorage
+from torpor.inference.infer import forget as forget_inferences
+from torpor.inference.infer import infer, work_on
 from torpor.ir.memo import forget_memos
 from torpor.ir.node import TABLE, Node, Value
-from torpor.ir.sizes import Symbol, forget_conditions
 from torpor.ir.types import TensorType
-from torpor.ops.infer import forget as forget_inferences
-from torpor.ops.infer import infer, work_on
-from torpor.ops.infer_sizes import forget as forget_sizes
+from torpor.observe.scope import scope
+from torpor.observe.site import site
 from torpor.ops.keys import key_of
 from torpor.ops.spec import OpSpec, spec_of
-from torpor.ops.storage_ops import storage_scatter
 from torpor.ops.view_rules import INVERSES
-from torpor.trace.offsets import LOOKS, node_at_offset
-from torpor.trace.scope import scope
-from torpor.trace.site import site
-from torpor.trace.sizes import Call, are_own, sized_node, symbols_met
+from torpor.overrides.storage_ops import storage_scatter
+from torpor.symbols.expressions import Symbol, forget_conditions
+from torpor.symbols.infer import forget as forget_sizes
+from torpor.symbols.leaves import SIZES
+from torpor.symbols.offsets import LOOKS, node_at_offset
+from torpor.symbols.record import Call, are_own, sized_node, symbols_met
 from torpor.trace.tensor import InThisTrace, LazyTensor, View
 
 aten = torch.ops.aten

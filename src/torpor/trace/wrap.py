@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -15,9 +13,9 @@ from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import Value
 from torpor.ir.types import TensorType
-from torpor.ops.storage_ops import window
+from torpor.overrides.storage_ops import window
 from torpor.trace.tensor import LazyTensor, View
-from torpor.trace.values import apply, physical, root_value, window_onto
+from torpor.trace.values import root_value, window_onto
 
 aten = torch.ops.aten
 make_wrapper = _torch.make_wrapper
@@ -152,70 +150,3 @@ def become(tensor: LazyTensor, other: LazyTensor) -> LazyTensor:
     _torch.set_metadata(tensor, other)
     tensor._lazy_storage, tensor._lazy_view = other._lazy_storage, other._lazy_view
     return tensor
-
-
-_GROWN: WeakKeyDictionary[LazyStorage, LazyStorage] = WeakKeyDictionary()
-"""What memory without elements has grown to; who looks at none of them need not know."""
-
-
-def memory_of(tensor: LazyTensor) -> LazyStorage:
-    """The storage that windows onto the memory of `tensor` look at."""
-    storage = tensor._lazy_storage
-    return storage if storage.type.numel else _GROWN.get(storage, storage)
-
-
-def resize(tensor: LazyTensor, type_: TensorType) -> LazyTensor:
-    """Give `tensor` another size on its storage, which grows if it must."""
-    type_ = type_.at_offset(int(tensor.storage_offset()))
-    storage = memory_of(tensor)
-    if type_.numel and type_.nbytes > storage.type.nbytes:
-        storage = grow(storage, type_)
-    return become(tensor, wrap_window(storage, type_))
-
-
-def grow(storage: LazyStorage, type_: TensorType) -> LazyStorage:
-    """`storage` with room for `type_`; everybody on it moves along, new memory is not set."""
-    if storage.type.numel == 0:
-        grown = _GROWN[storage] = _blank_storage(type_)
-        return grown
-    old = plain(wrap_storage(storage))
-    flat = torch.empty(
-        (type_.offset + type_.span,), dtype=type_.dtype, device=physical(type_.device)
-    )
-    count = old.untyped_storage().nbytes()
-    bytes_of_old, bytes_of_new = (window(t, torch.uint8, (count,), (1,), 0) for t in (old, flat))
-    bytes_of_new.copy_(bytes_of_old)
-    grown = data_storage(flat, type_.device)
-    before, tensors = storage.type, _whole_tensors(storage)
-    with TRACE.lock:
-        storage.type, storage.data, storage.value = grown.type, grown.data, None
-    for tensor in tensors:  # no longer all of it
-        tensor._lazy_view = wrap_window(storage, before.concrete)._lazy_view
-    return storage
-
-
-def _blank_storage(type_: TensorType) -> LazyStorage:
-    """Memory with room for `type_`, recorded, not set."""
-    shape, stride = type_.shape, type_.stride
-    if type_.offset:
-        shape, stride = (type_.offset + type_.span,), (1,)
-    with TRACE.lock:
-        bound = [shape, stride, type_.dtype, None, type_.device, None]
-        value = apply(aten.empty_strided.default, bound).outputs[0]
-        storage = LazyStorage(value.type, value, None)
-        TRACE.enlist(storage)
-    return storage
-
-
-def _whole_tensors(storage: LazyStorage) -> list[LazyTensor]:
-    """Every tensor that is all of `storage`; a storage does not know them, so Python is asked."""
-    holders = gc.get_referrers(storage)
-    attributes = [h for h in holders if type(h) is dict and h.get("_lazy_storage") is storage]
-    holders += gc.get_referrers(*attributes)
-    return [
-        tensor
-        for tensor in holders
-        if type(tensor) is LazyTensor
-        and tensor._lazy_storage is storage
-        and tensor._lazy_view is None
-    ]

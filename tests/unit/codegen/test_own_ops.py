@@ -54,7 +54,7 @@ def test_check_fails_on_stale_files(
 ) -> None:
     monkeypatch.setattr(own_ops, "files", lambda: MADE | {"elementwise.py": "new"})
     assert own_ops.main(["--check"]) == 1
-    assert "stale: src/torpor/ops/_generated/elementwise.py" in capsys.readouterr().out
+    assert "stale: src/torpor/inference/_generated/elementwise.py" in capsys.readouterr().out
 
 
 def test_every_file_names_its_inputs() -> None:

@@ -21,8 +21,8 @@ from torpor.debug.reproduction import write_reproduction
 from torpor.debug.subgraph import cut_out
 from torpor.errors import UnsupportedError
 from torpor.ir.graph import Graph
-from torpor.ops.text import parse
 from torpor.testing.networks import NETWORKS
+from torpor.text.torch_parser import parse
 
 ROOT = Path(__file__).resolve().parents[3]
 PLANTED = "tests.unit.debug.planted"

@@ -7,7 +7,7 @@ import torpor
 from tests.unit.debug.steps import training_step
 from torpor.backend.registry import register
 from torpor.errors import DifferenceError, TorporWarning
-from torpor.execute.watch import WATCHERS
+from torpor.observe.watch import WATCHERS
 from torpor.testing.networks import NETWORKS
 
 

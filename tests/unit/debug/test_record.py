@@ -11,7 +11,7 @@ from torch import nn
 import torpor
 from tests.unit.debug.steps import training_step
 from torpor.debug.load import open_record
-from torpor.execute.watch import WATCHERS
+from torpor.observe.watch import WATCHERS
 
 
 @pytest.fixture

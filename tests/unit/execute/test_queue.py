@@ -10,9 +10,10 @@ import torch
 from torpor import config
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice, BackendDeviceType
-from torpor.execute import queue as queue_module
-from torpor.execute.queue import JOB_BYTES, DeviceQueue, Job, queue_of, queues
+from torpor.execute.queue import DeviceQueue, queue_of, queues
 from torpor.ir.types import TensorType
+from torpor.transactions import jobs
+from torpor.transactions.jobs import JOB_BYTES, Job
 
 DEVICE = BackendDevice(BackendDeviceType("cpu"), 0)
 TYPE = TensorType.contiguous((), torch.float32, torch.device("cpu"))
@@ -268,13 +269,13 @@ def test_a_short_job_waits_its_turn(threaded: DeviceQueue) -> None:
 
 @pytest.fixture
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "cores", lambda: 1024)
+    monkeypatch.setattr(jobs, "cores", lambda: 1024)
 
 
 def test_a_job_whose_kernels_use_every_core_runs_where_it_is_submitted(
     threaded: DeviceQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_module, "cores", torch.get_num_threads)
+    monkeypatch.setattr(jobs, "cores", torch.get_num_threads)
     ran: list[threading.Thread] = []
     threaded.submit(Job(lambda: ran.append(threading.current_thread()), [], usual=1.0))
     assert ran == [threading.current_thread()]

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.ir.graphs import chain, same_graph
-from torpor.ir.dot import dot
 from torpor.ir.graph import Graph
 from torpor.ir.node import TABLE
-from torpor.ir.printer import print_graph
-from torpor.ir.verify import verify
-from torpor.ops.text import parse
+from torpor.text.dot import dot
+from torpor.text.printer import print_graph
+from torpor.text.torch_parser import parse
+from torpor.text.verify import verify
 
 DEPTH = 100_000
 

@@ -10,11 +10,12 @@ import torch
 
 from torpor.codegen import own_ops
 from torpor.codegen.torch_schemas import target_of
-from torpor.ops.recorder_source import recorder_code, source
+from torpor.native.recorder import can_be_native
 from torpor.ops.signature import Extra, Make, Result, signature_of
 from torpor.ops.spec import spec_of
-from torpor.trace.native import can_be_native
-from torpor.trace.recorder import SPECIALISE_AFTER, make_recorder, recording_of, specialised
+from torpor.specialize.recorders import SPECIALISE_AFTER, make_recorder, specialised
+from torpor.specialize.source import recorder_code, source
+from torpor.trace.recorder import recording_of
 
 aten = torch.ops.aten
 FRESH, VIEW, SELF = (Result(make, False, 0) for make in (Make.FRESH, Make.VIEW, Make.ARGUMENT))
@@ -118,7 +119,7 @@ def test_ops_of_one_shape_have_code_and_defaults_of_their_own() -> None:
 def test_code_names_its_op() -> None:
     code = recorder_code(signature_of(spec_of(aten.add.Tensor)))
     assert code.co_qualname == "record aten.add.Tensor"
-    assert code.co_filename == "<torpor recorder>"  # no line of the user's: trace.site
+    assert code.co_filename == "<torpor recorder>"  # no line of the user's: observe.site
 
 
 def test_an_op_that_is_called_often_gets_code_of_its_own() -> None:

@@ -9,10 +9,10 @@ import torch
 
 import torpor
 from torpor.ir.graph import Graph
-from torpor.ir.printer import print_graph
-from torpor.ir.verify import verify
-from torpor.ops.text import parse
 from torpor.passes.expand import expanded
+from torpor.text.printer import print_graph
+from torpor.text.torch_parser import parse
+from torpor.text.verify import verify
 
 NS = "torpor_tests_expand"
 _library = torch.library.Library(NS, "DEF")

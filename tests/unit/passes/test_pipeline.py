@@ -7,8 +7,8 @@ import torch
 
 from torpor import config
 from torpor.backend.registry import make
+from torpor.compiling.compilation import passes_of
 from torpor.errors import GraphError
-from torpor.execute.compilation import passes_of
 from torpor.ir.graph import COMPILED, Block, Graph
 from torpor.passes import Pass, run_passes
 

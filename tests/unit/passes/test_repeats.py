@@ -18,12 +18,12 @@ from torpor.backends.dynamo import DynamoBackend
 from torpor.backends.fx.program import CompiledPiece
 from torpor.backends.reference import ReferenceBackend
 from torpor.backends.reference.lowering import registers_in
-from torpor.execute.compilation import compile_graph
+from torpor.compiling.compilation import compile_graph
 from torpor.ir.node import Node, items_of
-from torpor.ops.text import parse
 from torpor.passes import repeats
 from torpor.passes.lists import SPLIT_LISTS
 from torpor.passes.repeats import COSTS, Costs, Lost, Repeat, find_repeats
+from torpor.text.torch_parser import parse
 
 from .texts import check, graph_of
 

@@ -9,10 +9,10 @@ import re
 import textwrap
 
 from torpor.ir.graph import Graph
-from torpor.ir.printer import print_graph
-from torpor.ir.verify import verify
-from torpor.ops.text import parse
 from torpor.passes import Pass, run_passes
+from torpor.text.printer import print_graph
+from torpor.text.torch_parser import parse
+from torpor.text.verify import verify
 
 TYPE = "float32[4,4] @cpu"
 STATEMENT = re.compile(r"(?P<made>%\w+(?:, %\w+)*) = (?P<call>aten[^:]*\))(?P<rest>(?: items .*)?)")

@@ -27,6 +27,13 @@ def lint(root: Path, files: dict[str, str]) -> list[str]:
         ("ir/node", "torpor.cli"),
         ("backends/reference/runtime", "torpor.trace"),
         ("backends/reference/runtime", "torpor.execute.queue"),
+        ("symbols/expressions", "torpor.ops.spec"),
+        ("symbols/infer", "torpor.symbols.leaves"),
+        ("symbols/__init__", "torpor.symbols.infer"),
+        ("text/anything", "torpor.inference.infer"),
+        ("ir/node", "torpor.symbols.record"),
+        ("execute/sync", "torpor.native.recorder"),
+        ("backends/reference/runtime", "torpor.cache.store"),
     ],
 )
 def test_an_upward_import_is_refused(tmp_path, importer, imported):
@@ -48,6 +55,11 @@ def test_an_upward_import_is_refused(tmp_path, importer, imported):
         ("testing/conformance", "torpor.backends.reference"),
         ("compat/torch_lazy", "torpor.execute"),
         ("cli/info", "torpor.trace"),
+        ("ir/node", "torpor.symbols.expressions"),
+        ("ir/node", "torpor.symbols"),
+        ("execute/sync", "torpor.symbols.leaves"),
+        ("symbols/record", "torpor.trace.values"),
+        ("backends/reference/runtime", "torpor.overrides.draws"),
     ],
 )
 def test_a_downward_import_is_allowed(tmp_path, importer, imported):
@@ -169,6 +181,12 @@ def test_a_report_names_file_line_and_remedy(tmp_path, capsys):
     report = capsys.readouterr().out
     assert f"{file}:2: [direction] torpor.ir.node imports torpor.trace.tensor" in report
     assert "instead: move the shared name down into ir" in report
+
+
+def test_every_room_is_there():
+    package = Path(lint_imports.__file__).parents[1] / "src" / "torpor"
+    rooms = [package.joinpath(*name.split(".")) for name in lint_imports.ROOMS]
+    assert [r for r in rooms if not r.is_dir() and not r.with_suffix(".py").is_file()] == []
 
 
 def test_the_package_itself_is_clean():

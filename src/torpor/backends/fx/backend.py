@@ -42,11 +42,9 @@ from torpor.backends.reference.lowering import (
     plan_memory,
 )
 from torpor.errors import BackendError, CompileError, TorporWarning
+from torpor.inference.infer import types_in
 from torpor.ir.graph import EAGER, Block, Graph
 from torpor.ir.node import Node, Value
-from torpor.ir.sizes import Condition, Symbol
-from torpor.ir.told_sizes import assumption, own_names
-from torpor.ops.infer import types_in
 from torpor.ops.spec import spec_of
 from torpor.passes import Pass, run_passes
 from torpor.passes.limit import limit
@@ -56,6 +54,8 @@ from torpor.passes.overwrite import OVERWRITE
 from torpor.passes.repeats import repeats
 from torpor.passes.schedule import schedule
 from torpor.passes.views import VIEWS
+from torpor.symbols.expressions import Condition, Symbol
+from torpor.symbols.serialize import assumption, own_names
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from torpor.backend.interface import Backend
 from torpor.backends.fx.pieces import Registers
 from torpor.backends.fx.program import Program
 from torpor.ir.graph import Block
-from torpor.ir.interpreter import AtSizes
 from torpor.ir.node import Value
+from torpor.passes.interpreter import AtSizes
 
 
 class _FailedBlock(AtSizes):

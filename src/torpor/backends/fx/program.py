@@ -27,8 +27,8 @@ from torpor.backends.reference.runtime import run as run_reference
 from torpor.backends.reference.runtime import step as run_alone
 from torpor.errors import StepError
 from torpor.ir.graph import Graph
-from torpor.ir.sizes import Condition, Symbol
 from torpor.ir.types import TensorType
+from torpor.symbols.expressions import Condition, Symbol
 
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """Takes a list of tensors, which it may clear, and returns tensors."""

@@ -2,7 +2,7 @@
 
 The instructions are not kept: lowering makes them anew, in the same order for the same graph, and
 here they are known by their place in it. Code that several pieces share is kept once. Of a graph
-with symbols it is also kept for which sizes its code is right (`torpor.ir.told_sizes`).
+with symbols it is also kept for which sizes its code is right (`torpor.symbols.serialize`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torpor.backends.fx.pieces import PartialInstruction
 from torpor.backends.fx.program import Compiled, CompiledPiece, CompiledStep, Program
 from torpor.backends.fx.trace import PACKED, Piece
 from torpor.backends.reference.lowering import Instruction
-from torpor.ir.sizes import Size
-from torpor.ir.told_sizes import (
+from torpor.ir.types import SymbolicType, TensorType
+from torpor.symbols.expressions import Size
+from torpor.symbols.serialize import (
     assumption,
     common_names,
     size_told,
     told_condition,
     told_size,
 )
-from torpor.ir.types import SymbolicType, TensorType
 
 VERSION: Final = 3
 _KINDS: Final = {kind.__name__: kind for kind in PACKED}

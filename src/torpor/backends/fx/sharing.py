@@ -12,8 +12,8 @@ import torch
 from torpor.backends.fx.program import Compiled
 from torpor.backends.fx.trace import Piece
 from torpor.backends.reference.lowering import Register
-from torpor.ir.sizes import Condition
 from torpor.ir.types import TensorType
+from torpor.symbols.expressions import Condition
 
 Key = tuple[Any, ...]
 

@@ -15,10 +15,10 @@ from torpor.backends.fx.functional import NO_VALUE, NotTraceable
 from torpor.backends.fx.guards import Guards
 from torpor.backends.fx.numbers import Number
 from torpor.backends.reference.lowering import Instruction, Register, Sized
-from torpor.ir.fit import size_of
-from torpor.ir.sizes import Symbol
 from torpor.ir.types import ScalarType, SymbolicType, TensorType, contiguous_strides
 from torpor.ops.spec import OpSpec
+from torpor.symbols.expressions import Symbol
+from torpor.symbols.solve import size_of
 
 PACKED = {float: torch.float64, int: torch.int64}
 """The dtype in which run-time numbers of a kind enter a graph."""

@@ -29,7 +29,7 @@ MAX_NODES = 4000
 COMPILE_AFTER = 4
 """Runs on the reference backend before a graph is compiled. In the first steps of a training
 numbers that change become inputs, and optimizers make their state: such graphs are met once. It is
-compiled some runs later if that pays then (`execute/worth.py`)."""
+compiled some runs later if that pays then (`compiling/worth.py`)."""
 
 
 ON_GPUS: Final = {"emulate_precision_casts": True, "reorder_for_locality": False}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torpor import _torch
-from torpor.ops.draws import CAPTURED, DRAWING
+from torpor.overrides.draws import CAPTURED, DRAWING
 
 if TYPE_CHECKING:
     from torpor.backends.inductor.graphs import Captured, Replay, Tensors, Turns

@@ -41,7 +41,7 @@ from torpor.backends.inductor.cuda import cuda_memory
 from torpor.backends.layout import clone_strided, repeated_dims
 from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.ir.types import TensorType
-from torpor.ops.draws import IN_ORDER, IN_TURN, set_turn
+from torpor.overrides.draws import IN_ORDER, IN_TURN, set_turn
 
 STEADY = 2  # runs after which an input that came at the same address is taken to stay there
 PATIENCE = 6  # runs in which all inputs may come to rest, as what another graph returns does
@@ -54,7 +54,7 @@ MOST_STEADY = 256  # runs: how reluctant repeated captures make
 Tensors = list[torch.Tensor]
 Replay = Callable[[], object]
 Turns = dict[int, torch.Generator]
-"""Generators of kernels that draw in their turn, by where its offset lies (`ops.draws`)."""
+"""Generators of kernels that draw in their turn, by where its offset lies (`overrides.draws`)."""
 
 
 class Memory(Protocol):

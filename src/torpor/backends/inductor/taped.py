@@ -14,7 +14,7 @@ import torch
 
 from torpor import _torch, config
 from torpor.backend.device import cores
-from torpor.backend.native import NATIVE
+from torpor.backend.native_library import NATIVE
 from torpor.backends.fx.program import (
     Compiled,
     CompiledPiece,

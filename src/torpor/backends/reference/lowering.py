@@ -13,9 +13,9 @@ import torch
 from torpor.backend.device import BackendDevice
 from torpor.backend.lowering import Computation, LoweringContext
 from torpor.ir.node import SIZE, Node, Value
-from torpor.ir.sizes import Expr, Symbol
 from torpor.ir.types import type_at
 from torpor.ops.spec import OpSpec, ReturnKind, spec_of
+from torpor.symbols.expressions import Expr, Symbol
 
 
 class Register(int):

@@ -16,9 +16,9 @@ from torpor.backends.kernels import copies, outputs_of
 from torpor.backends.layout import own_memory, storages_of, with_layout
 from torpor.backends.reference.lowering import Instruction, Register, Sized
 from torpor.errors import StepError, annotate
-from torpor.ir.lines import line_of
-from torpor.ir.printer import print_node
 from torpor.ir.types import ScalarType, TensorType
+from torpor.observe.lines import line_of
+from torpor.text.printer import print_node
 
 
 class Failure:

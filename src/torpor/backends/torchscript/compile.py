@@ -20,8 +20,8 @@ from torpor.backend.registry import activate, make
 from torpor.backends.torchscript.lowering import Part, Piece, TSLoweringContext, why_not
 from torpor.backends.torchscript.runtime import COUNTERS, TSData, run
 from torpor.errors import BackendError
-from torpor.ir.printer import print_node
 from torpor.ir.types import TensorType
+from torpor.text.printer import print_node
 
 
 @dataclass(frozen=True, slots=True)

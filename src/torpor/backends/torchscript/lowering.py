@@ -22,9 +22,9 @@ from torpor.backends.reference.lowering import (
     Register,
     registers_in,
 )
+from torpor.inference.infer import types_in
 from torpor.ir.node import Value
 from torpor.ir.types import TensorType
-from torpor.ops.infer import types_in
 from torpor.ops.spec import Return, ReturnKind
 
 MAX_OPS: Final = 1_000

@@ -21,15 +21,16 @@ from torpor.backend.lowering import Computation
 from torpor.backend.registry import get_backend
 from torpor.compat.torch_lazy.graphs import device_of, recorded_graph
 from torpor.compat.torch_lazy.tensor_ids import UNKNOWN, id_of_storage
-from torpor.execute.compilation import compile_graph
-from torpor.execute.queue import Job, queue_of
+from torpor.compiling.compilation import compile_graph
+from torpor.execute.queue import queue_of
 from torpor.execute.storage import TRACE
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, Value
-from torpor.ir.printer import argument_text, name_values, type_text
 from torpor.ir.types import TensorType
+from torpor.text.printer import argument_text, name_values, type_text
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import clone_plain, plain
+from torpor.transactions.jobs import Job
 
 
 def get_tensors_ts_device_data_node(

@@ -9,7 +9,7 @@ import torch
 
 from torpor import _torch, metrics
 from torpor._torch import OpOverload
-from torpor.ops.infer import NotRecordable
+from torpor.inference.infer import NotRecordable
 from torpor.ops.spec import spec_of
 from torpor.trace.dispatch import recorder_of, recover
 

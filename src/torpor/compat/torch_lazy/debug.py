@@ -8,9 +8,9 @@ import torch
 
 from torpor.backend.registry import get_backend
 from torpor.compat.torch_lazy.graphs import device_of, recorded_graph
-from torpor.execute.compilation import compile_graph
-from torpor.ir.dot import dot
-from torpor.ir.printer import print_graph
+from torpor.compiling.compilation import compile_graph
+from torpor.text.dot import dot
+from torpor.text.printer import print_graph
 
 
 def render_ir_graph(tensors: Sequence[torch.Tensor]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torpor.execute.storage import TRACE
 from torpor.ir.node import TABLE, Node
-from torpor.ir.printer import print_node
+from torpor.text.printer import print_node
 
 _LABEL = 160  # characters of a label
 

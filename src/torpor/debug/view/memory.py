@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
 
-from torpor.execute.memory import lifetimes
 from torpor.ir.graph import Graph
 from torpor.ir.node import Value
 from torpor.ir.types import TensorType
+from torpor.observe.memory import lifetimes
 
 POINTS: Final = 600
 """Moments that are shown; of those in between the worst one."""

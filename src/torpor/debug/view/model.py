@@ -15,11 +15,11 @@ from torpor.debug.view.cost import flops, size, traffic
 from torpor.debug.view.folding import Fold, fold
 from torpor.debug.view.memory import Lives, Memory, memory_of
 from torpor.debug.view.steps import Step, steps
-from torpor.execute.memory import lifetimes
-from torpor.ir.difference import SAME, difference
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value
-from torpor.ir.printer import argument_text, given_arguments, input_words, name_values, type_text
+from torpor.observe.memory import lifetimes
+from torpor.text.difference import SAME, difference
+from torpor.text.printer import argument_text, given_arguments, input_words, name_values, type_text
 
 FORMAT: Final = "torpor view"
 VERSION: Final = 1

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from torpor.debug.view.cost import is_view
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node
-from torpor.ir.printer import argument_text, type_text
+from torpor.text.printer import argument_text, type_text
 
 _MODULUS: Final = (1 << 61) - 1
 _BASE: Final = 1_000_003

@@ -19,12 +19,12 @@ from torpor.debug.view.model import (
     difference_text,
     graph_document,
 )
-from torpor.execute.events import EVENTS
-from torpor.execute.history import HISTORY, GraphRecord
 from torpor.execute.plan import Plan
 from torpor.execute.storage import TRACE
 from torpor.execute.sync import PLANS
 from torpor.ir.graph import Graph
+from torpor.observe.events import EVENTS
+from torpor.observe.history import HISTORY, GraphRecord
 
 _KEPT: Final = 8  # documents of graphs that are kept
 

@@ -24,9 +24,9 @@ from torpor.debug.view.repeats import Repeat, Structure
 from torpor.debug.view.sources import FileSource, LiveSource
 from torpor.debug.view.steps import steps
 from torpor.errors import RecordFileError, TorporWarning
-from torpor.execute.history import HISTORY
-from torpor.execute.memory import predict
 from torpor.ir.graph import Graph
+from torpor.observe.history import HISTORY
+from torpor.observe.memory import predict
 from torpor.trace.values import value_of
 
 

@@ -1,0 +1,180 @@
+"""Compiled graphs on disk: which entry is a graph's, and what a backend makes of it.
+
+An entry belongs to a graph, told in text that does not depend on the process, to the buffers it may
+write over, and to all that the backend says changes its code (`Backend.cache_key`). A graph is not
+kept if the backend keeps none, if it holds ops of others, whose meaning may change from process to
+process, or if inputs carry data of their own.
+
+A graph with symbols may be there several times: its code is right for some sizes only, and was
+compiled again for others. The entries have keys that follow from the first; all of them are tried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from torpor import metrics
+from torpor.backend.device import BackendDevice
+from torpor.backend.interface import Backend
+from torpor.backend.lowering import Computation
+from torpor.cache.store import Store, key_of, store, tell_once
+from torpor.compiling.compilation import for_backend
+from torpor.errors import CompileError, RegistrationError
+from torpor.ir.graph import Graph
+from torpor.ir.node import LEAF
+from torpor.symbols.expressions import Symbol
+from torpor.text.canonical import NotCanonical, canonical_text
+
+MOST_KINDS: Final = 7
+"""Kinds of sizes for which a graph with symbols is compiled, and kept."""
+
+NO_SIZES: Final[Mapping[Symbol, int]] = MappingProxyType({})
+
+_FORMAT: Final = "compiled graph 2"
+_NAMESPACES: Final = frozenset({"aten", "prims", "quantized", "torpor"})
+"""Where ops come from that are the same in every process with the same torch and torpor."""
+
+
+@dataclass(slots=True)
+class DiskPlace:
+    """Where a graph is kept, or would be; one with symbols for several kinds of sizes."""
+
+    store: Store
+    key: str
+    symbols: tuple[Symbol, ...] = ()
+    used: set[str] = field(default_factory=set)  # keys of what this process has
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys under which it may be found."""
+        if not self.symbols:
+            return (self.key,)
+        return (self.key, *(key_of(self.key, str(n)) for n in range(1, MOST_KINDS)))
+
+
+def place_of(
+    graph: Graph, backend: Backend, device: BackendDevice, donated: Mapping[int, int], told: str
+) -> DiskPlace | None:
+    """The place of `graph` on disk, given the backend's key; None if it is not to be kept there."""
+    where = store()
+    if where is None:
+        return None
+    try:
+        graph = for_backend(graph, backend)
+        if not means_the_same_everywhere(graph, backend):
+            return None
+        text = canonical_text(graph)
+    except (NotCanonical, RegistrationError):  # a lowering that is wrong: its compile says so
+        return None
+    devices = backend.compilation_devices(str(device), [str(device)])
+    facts = repr((backend.name, str(device), devices, sorted(donated.items())))
+    return DiskPlace(where, key_of(_FORMAT, facts, told, text), graph.symbols)
+
+
+def means_the_same_everywhere(graph: Graph, backend: Backend) -> bool:
+    """It holds no ops of others and no data."""
+    if any(node.op.name.partition(".")[0] not in _NAMESPACES for node in graph.nodes):
+        return False
+    leaves = (value.node for value in graph.inputs if value.node.op is LEAF)
+    return all(backend.data_of(node) is None for node in leaves)
+
+
+def load(
+    place: DiskPlace, restore: Callable[[bytes], Computation], fits: Callable[[Computation], bool]
+) -> Computation | None:
+    """What `restore` makes of bytes that are kept, and `fits`; None if there is no such thing."""
+    for key in place.keys:
+        computation = None if key in place.used else _restored(place, key, restore)
+        if computation is not None and fits(computation):
+            place.used.add(key)
+            metrics.count("DiskCacheHit")
+            return computation
+    metrics.count("DiskCacheMiss")
+    return None
+
+
+def _restored(
+    place: DiskPlace, key: str, restore: Callable[[bytes], Computation]
+) -> Computation | None:
+    saved = place.store.read(key)
+    if saved is None:
+        return None
+    try:
+        return restore(saved)
+    except CompileError:
+        metrics.count("DiskCacheRefused")
+        place.store.remove(key)
+        return None
+
+
+def keep(
+    place: DiskPlace,
+    computation: Computation,
+    backend: Backend,
+    seconds: float,
+    sizes: Mapping[Symbol, int] = NO_SIZES,
+) -> None:
+    """Keep a graph that took so many seconds to compile, if the backend can.
+
+    `sizes` are those it was compiled for, among others.
+    """
+    try:
+        key = _key_for(place, computation, backend)
+        saved = None if key is None else backend.dump(computation)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        tell_once(f"backend {backend.name!r} could not keep a compiled graph: {reason}")
+        return
+    about: dict[str, Any] = {}
+    if sizes:
+        about["sizes"] = [sizes[symbol] for symbol in place.symbols]
+    if key is not None and saved is not None:
+        keep_bytes(place, key, saved, backend, len(computation.graph), seconds, about)
+
+
+def keep_bytes(
+    place: DiskPlace,
+    key: str,
+    saved: bytes,
+    backend: Backend,
+    nodes: int,
+    seconds: float,
+    about: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Keep what the backend's `dump` has made of a graph."""
+    told: dict[str, Any] = {
+        "backend": backend.name,
+        "nodes": nodes,
+        "compile_seconds": round(seconds, 3),
+        "made": round(time.time()),
+    }
+    if place.store.write(key, told | dict(about), saved):
+        place.used.add(key)
+        metrics.count("DiskCacheWrite")
+
+
+def _key_for(place: DiskPlace, computation: Computation, backend: Backend) -> str | None:
+    """The first key with nothing under it, or with what was compiled for sizes of the same kind.
+
+    So processes that compile the same at the same time write it to the same place. None if there
+    are enough kinds.
+    """
+    for key in place.keys:
+        there = _sizes_at(place, key)
+        if there is None or backend.fits(computation, there):
+            return key
+    return None
+
+
+def _sizes_at(place: DiskPlace, key: str) -> dict[Symbol, int] | None:
+    """The sizes that an entry was compiled for; None if there is none, or it does not say."""
+    sizes = place.store.head(key).get("sizes")
+    if not isinstance(sizes, list) or len(sizes) != len(place.symbols):
+        return None
+    if not all(type(size) is int for size in sizes):
+        return None
+    return dict(zip(place.symbols, sizes, strict=True))

@@ -1,0 +1,204 @@
+"""Compiling one graph: by the backend, or by the reference backend in its place."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from types import FrameType, MappingProxyType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torpor.backend.data import BackendData
+from torpor.backend.device import BackendDevice
+from torpor.backend.failures import Failure, reproduction
+from torpor.backend.interface import Backend
+from torpor.backend.lowering import Computation
+from torpor.backend.registry import make
+from torpor.errors import CompileError, TorporWarning
+from torpor.ir.graph import Graph
+from torpor.ir.node import Node
+from torpor.passes import Pass, run_passes
+from torpor.passes.expand import expand
+from torpor.symbols.expressions import Symbol
+from torpor.text.printer import print_node
+
+NOTHING_DONATED: Mapping[int, int] = MappingProxyType({})
+
+
+def compile_graph(
+    graph: Graph,
+    name: str,
+    backend: Backend,
+    device: BackendDevice,
+    donated: Mapping[int, int] = NOTHING_DONATED,
+    saved: bytes | None = None,
+    sizes: Mapping[Symbol, int] | None = None,
+    loose: Collection[int] = (),
+) -> Computation:
+    """Lower and compile `graph`; a failure names the backend, the graph and the user's line.
+
+    With `saved`, which the backend's `dump` made of such a graph, it need not be compiled. A graph
+    with symbols is compiled for `sizes`, among others; those of this trace, unless told. The
+    results that are `loose` may have other strides than promised.
+    """
+    node: Node | None = None
+    sizes = dict(sizes_now(graph) if sizes is None else sizes)
+    try:
+        graph = for_backend(graph, backend)
+        context = backend.lowering_context(name, device, graph.nodes)
+        context.devices = tuple(backend.compilation_devices(str(device), [str(device)]))
+        context.hints = sizes
+        context.loose = frozenset(loose)
+        for value in graph.inputs:
+            context.add_parameter(value)
+        for node in graph.nodes:
+            context.lower(node)
+        node = None
+        for value in graph.outputs:
+            context.add_result(value)
+        for parameter, result in donated.items():
+            context.set_alias(parameter, result)
+        lowered = context.build()
+        if saved is not None:
+            return _only([backend.load(lowered, saved)])
+        return _only(backend.compile([lowered]))
+    except Exception as error:
+        node = node or getattr(error, "node", None)  # a lowering that was registered, and is wrong
+        failed = CompileError(_explain(error, graph, name, backend, node))
+        failed.failure = Failure(graph, backend, error, donated, sizes)
+        if isinstance(error, CompileError) and error.failure is not None:
+            failed.failure = error.failure  # it knows which piece it is
+        raise failed from error
+
+
+def sizes_now(graph: Graph) -> dict[Symbol, int]:
+    """What the symbols of `graph` are in this trace."""
+    return {symbol: symbol.value for symbol in graph.symbols}
+
+
+def for_backend(graph: Graph, backend: Backend) -> Graph:
+    """`graph` as `backend` sees it: ops that have a lowering are taken apart."""
+    return run_passes([_expand(backend)], graph)
+
+
+def _expand(backend: Backend) -> Pass:
+    return expand(backend.name, lambda device: backend.backend_device(device).torch_device)
+
+
+def passes_of(backend: Backend, device: BackendDevice) -> tuple[Pass, ...]:
+    """All passes between a recorded graph and a compiled one, in order."""
+    return (_expand(backend), *backend.passes(device))
+
+
+def _only(computations: Any) -> Computation:
+    if not isinstance(computations, (list, tuple)) or len(computations) != 1:
+        raise TypeError(f"compile was given one computation and returned {computations!r}")
+    if not isinstance(computations[0], Computation):
+        raise TypeError(f"compile returned a {type(computations[0]).__name__}, not a Computation")
+    return computations[0]
+
+
+def _explain(error: Exception, graph: Graph, name: str, backend: Backend, node: Node | None) -> str:
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    lines = [f"backend {backend.name!r} could not compile {name}: {what}"]
+    at_fault = node or next((value.node for value in graph.outputs), None)
+    if at_fault is not None and at_fault.site is not None:
+        lines.append(f"  recorded at: {at_fault.site}")
+    if at_fault is not None:
+        lines.append(f"  in graph:    {print_node(at_fault)}")
+    lines.append("  fix:         lower the op, or run the step with torpor.use('reference')")
+    return "\n".join(lines)
+
+
+class StandIn:
+    """Runs one graph on the reference backend in the place of another, which has not compiled it.
+
+    Data stay the backend's own: they become tensors before the run and data again after it.
+    """
+
+    scalars_as_data = False  # the reference takes numbers
+
+    def __init__(
+        self,
+        graph: Graph,
+        name: str,
+        backend: Backend,
+        device: BackendDevice,
+        failure: CompileError | None = None,
+    ) -> None:
+        self.backend = backend
+        self.reference = _reference()
+        try:
+            self.computation = compile_graph(graph, name, self.reference, device)
+        except CompileError:
+            if failure is None:
+                raise
+            raise failure from failure.__cause__
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> list[BackendData]:
+        """What the reference backend computes, as data of the backend it stands in for."""
+        given = [self._lend(a) if isinstance(a, BackendData) else a for a in arguments]
+        return [self._take(r) for r in self.reference.execute(computation, given, device)]
+
+    def runs_here(self, computation: Computation, in_turn: bool) -> bool:
+        """As the reference backend says."""
+        return self.reference.runs_here(computation, in_turn)
+
+    def runs_beside(self, computation: Computation) -> bool:
+        """As the reference backend says."""
+        return self.reference.runs_beside(computation)
+
+    def _lend(self, data: BackendData) -> BackendData:
+        if data.error is not None:
+            return data
+        return BackendData(data.device, data.type, self.backend.tensor_from_data(data))
+
+    def _take(self, result: BackendData) -> BackendData:
+        if result.tensor is None:
+            return result
+        device = self.backend.backend_device(result.type.device)  # `x.cpu()` is not on the graph's
+        return self.backend.data_from_tensor(result.tensor, result.type, device)
+
+
+@functools.cache
+def _reference() -> Backend:
+    return make("reference")
+
+
+def leave_reproduction(error: CompileError) -> None:
+    """Have a program written that shows the failure alone; the error says where it is."""
+    if isinstance(error.failure, Failure):
+        error.args = (f"{error}\n{reproduction(error.failure)}",)
+        error.failure = None
+
+
+_warned: WeakKeyDictionary[Backend, set[str]] = WeakKeyDictionary()
+
+
+def warn_once(backend: Backend, error: CompileError) -> None:
+    """Say at the user's line that the reference backend stands in; once for each reason."""
+    told = _warned.setdefault(backend, set())
+    reason = repr(error.__cause__)
+    if reason in told:
+        return
+    told.add(reason)
+    text = f"{error}\nThe reference backend runs it instead; with config.strict this is an error."
+    warnings.warn(text, TorporWarning, stacklevel=depth_of_user())
+
+
+def depth_of_user() -> int:
+    """How many frames up the first one is that is neither torpor's nor torch's."""
+    depth, frame = 1, _caller()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(
+        ("torpor.", "torch.")
+    ):
+        depth, frame = depth + 1, frame.f_back
+    return depth - 1
+
+
+def _caller() -> FrameType | None:
+    return sys._getframe(1)

@@ -1,0 +1,273 @@
+"""When a graph is compiled, where, and what runs it meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from torpor import config, metrics
+from torpor.backend.device import BackendDevice, cores
+from torpor.backend.interface import Backend
+from torpor.backend.lowering import Computation
+from torpor.cache.graphs import DiskPlace, keep, keep_bytes, load, place_of
+from torpor.compiling.background import COMPILER, Job
+from torpor.compiling.compilation import StandIn, compile_graph, leave_reproduction, warn_once
+from torpor.compiling.remote import WORKER, Request, request
+from torpor.compiling.worth import COSTS, is_worth_it
+from torpor.errors import CompileError
+from torpor.execute.plan import Plan
+from torpor.ir.graph import Graph
+from torpor.observe.events import span
+from torpor.observe.history import GraphRecord, before_compile
+from torpor.observe.phases import COMPILING, phase
+from torpor.symbols.expressions import Symbol
+from torpor.symbols.leaves import Structure
+
+_LOG = logging.getLogger(__name__)
+
+
+class Draft:
+    """A graph that may be compiled: at once, or after it was run some times by the reference."""
+
+    __slots__ = (
+        "backend", "device", "donated", "elsewhere", "graph", "interpreter", "job", "left",
+        "looked", "place", "record", "sizes", "structure", "weighs",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        graph: Graph,
+        record: GraphRecord,
+        backend: Backend,
+        device: BackendDevice,
+        donated: Mapping[int, int],
+        structure: Structure | None = None,
+    ) -> None:
+        self.graph = graph
+        self.structure = structure  # graphs that differ from it in their sizes only
+        self.record = record
+        self.backend = backend
+        self.device = device
+        self.donated = donated
+        self.place: DiskPlace | None = None  # where it is kept on disk
+        self.sizes: dict[Symbol, int] = {}  # it is compiled for, among others
+        self.job: Job | None = None  # that compiles it beside the program
+        self.elsewhere = True  # another process may compile it
+        self.looked = False  # for it on the disk
+        self.interpreter: Plan | None = None  # that runs it meanwhile
+        chosen = config.compile_after
+        self.left = backend.compile_after if chosen < 0 else chosen
+        self.weighs = chosen < 0 and backend.weighs_compiles  # it is compiled when that pays
+
+    def first_plan(self, sizes: dict[Symbol, int]) -> Plan:
+        """A plan from disk; else a compiled one, or while it is not due an interpreted one.
+
+        Where compiles are weighed, the disk is looked at when the graph has come back.
+        """
+        if self.weighs:
+            return self.interpreted()
+        self._look()
+        if self.is_due():
+            return self.compiled(sizes)
+        return self.loaded(sizes) or self.interpreted()
+
+    def _look(self) -> None:
+        """Find its place on disk."""
+        self.looked = True
+        told = self.backend.cache_key() if config.cache else None
+        if told is not None:
+            with _timed("DiskCache", "load", self.record):
+                self.place = place_of(self.graph, self.backend, self.device, self.donated, told)
+
+    def for_other_sizes(self, sizes: dict[Symbol, int], may_compile: bool) -> Plan:
+        """A plan of the same graph for these sizes; an interpreted one is for all."""
+        draft = Draft(
+            self.graph, self.record, self.backend, self.device, self.donated, self.structure
+        )
+        draft.place, draft.looked, draft.elsewhere = self.place, True, self.elsewhere
+        if may_compile and draft._may_compile():
+            if draft._pays():
+                return draft.compiled(sizes)
+            return draft.loaded(sizes) or draft.interpreted()
+        plan = draft.loaded(sizes)
+        if plan is None:
+            plan = draft.interpreted()
+            plan.draft = None
+        return plan
+
+    def is_due(self) -> bool:
+        """It was met often enough; asked once each time it is met."""
+        if self.job is not None:
+            return self.job.is_over()
+        self.left -= 1
+        if not self.looked:
+            return True
+        return self.left < 0 and self._may_compile() and self._pays()
+
+    def _pays(self) -> bool:
+        """It has run so long that compiling it is worth the time; not asked where none is lost."""
+        if not self.weighs:
+            return True
+        spent, size = self.record.interpreted_seconds, self.record.size
+        return is_worth_it(spent, size, beside=self._goes_on())
+
+    def _goes_on(self) -> bool:
+        """The program goes on while another process compiles it, as far as is known."""
+        wish = config.compile_async
+        wanted = self.weighs and cores() > 1 if wish is None else wish
+        return wanted and self.elsewhere and self.backend.compiles_beside and bool(self.record.size)
+
+    def _may_compile(self) -> bool:
+        """Not too many graphs that differ in their sizes only were compiled."""
+        if self.structure is None or self.backend.name == "reference":
+            return True
+        return self.structure.compiled < config.max_graphs_per_structure
+
+    def interpreted(self) -> Plan:
+        """A plan that runs on the reference backend until it is due."""
+        metrics.count("InterpretedGraph")
+        if self.interpreter is None:
+            self.backend.expect(self.device)
+            stand_in = StandIn(self.graph, self.record.name, self.backend, self.device)
+            plan = Plan(stand_in.computation, self.graph, self.backend, stand_in, self.record)
+            plan.draft, self.interpreter = self, plan
+        return self.interpreter
+
+    def loaded(self, sizes: dict[Symbol, int]) -> Plan | None:
+        """A plan that was compiled before, by this process or another; None if there is none."""
+        if self.place is None:
+            return None
+        self.sizes = sizes
+        with _timed("DiskCache", "load", self.record):
+            computation = load(self.place, self._compile, self._fits)
+        if computation is None:
+            return None
+        self.record.was_loaded()
+        return self._plan(computation)
+
+    def _fits(self, computation: Computation) -> bool:
+        return not self.sizes or self.backend.fits(computation, self.sizes)
+
+    def _plan(self, computation: Computation) -> Plan:
+        plan = Plan(computation, self.graph, self.backend, self.backend, self.record)
+        plan.source = self
+        return plan
+
+    def compiled(self, sizes: dict[Symbol, int]) -> Plan:
+        """A plan on the backend; on the reference, with a warning, where that cannot compile it."""
+        if self.job is not None:
+            return self._answered() if self.elsewhere else self._plan_of(self.job.result)
+        looked = self.looked
+        if not looked:
+            self._look()
+        found = self.loaded(sizes) or (None if looked else self.interpreted())
+        if found is not None:
+            return found
+        self.sizes = sizes
+        asked = self._request()
+        if not self._pays():  # now that it is known who would compile it
+            return self.interpreted()
+        before_compile(self.record)
+        if self.structure is not None:
+            self.structure.compiled += 1
+        metrics.count("UncachedCompile")
+        if asked is not None:
+            self.job = COMPILER.submit("", functools.partial(self._compile_elsewhere, asked))
+            return self.interpreted()
+        if config.compile_async and self.backend.compiles_beside and self.record.size:
+            label = f"{self.record.name} ({self.record.size:,} ops)"
+            self.job = COMPILER.submit(label, self._compile_beside)
+            return self.interpreted()
+        return self._plan_of(self._compile_here)
+
+    def _request(self) -> Request | None:
+        """What to ask of another process; None if it is compiled in this one."""
+        if not self._goes_on():
+            self.elsewhere = False
+            return None
+        asked = request(self.graph, self.record.name, self.backend, self.device, self.donated)
+        self.elsewhere = asked is not None
+        return asked
+
+    def _compile_elsewhere(self, asked: Request) -> bytes:
+        with metrics.timer("CompileBeside"), COSTS.expected(self.record.size):
+            answer = WORKER.compile(asked)
+        assert answer.saved is not None, "it is compiled"
+        COSTS.note(answer.seconds, self.record.size)
+        if self.place is not None:
+            place, size = self.place, self.record.size
+            keep_bytes(place, place.key, answer.saved, self.backend, size, answer.seconds)
+        return answer.saved
+
+    def _answered(self) -> Plan:
+        """The plan of what another process has compiled; if it could not, this one may try."""
+        assert self.job is not None, "there is an answer"
+        try:
+            saved = self.job.result()
+            with _timed("DiskCache", "load", self.record):
+                computation = self._compile(saved)
+        except CompileError as error:
+            _LOG.info("%s is not compiled by another process: %s", self.record.name, error)
+            if not self.job.done.is_set():  # it took too long
+                WORKER.stop()
+            self.job, self.elsewhere = None, False
+            return self.interpreted()
+        self.record.was_compiled()
+        return self._plan(computation)
+
+    def _plan_of(self, compile_: Callable[[], Computation]) -> Plan:
+        graph, backend, record = self.graph, self.backend, self.record
+        try:
+            computation = compile_()
+            record.was_compiled()
+        except CompileError as error:
+            metrics.count("CompileFailed")
+            leave_reproduction(error)
+            if config.strict or backend.name == "reference":
+                raise
+            stand_in = StandIn(graph, record.name, backend, self.device, error)
+            record.failure = str(error).partition("\n")[0]
+            warn_once(backend, error)
+            return Plan(stand_in.computation, graph, backend, stand_in, record)
+        return self._plan(computation)
+
+    def _compile_here(self) -> Computation:
+        before = time.process_time()
+        with _timed("Compile", "compile", self.record):
+            computation = self._compile()
+        COSTS.note(time.process_time() - before, self.record.size)
+        if self.place is not None:
+            with _timed("DiskCache", "keep", self.record):
+                seconds = self.record.compile_seconds
+                keep(self.place, computation, self.backend, seconds, self.sizes)
+        return computation
+
+    def _compile_beside(self) -> Computation:
+        """The same while the program goes on, which loses no time."""
+        start = time.perf_counter()
+        with metrics.timer("CompileBeside"):
+            computation = self._compile()
+        if self.place is not None:
+            seconds = time.perf_counter() - start
+            keep(self.place, computation, self.backend, seconds, self.sizes)
+        return computation
+
+    def _compile(self, saved: bytes | None = None) -> Computation:
+        name, donated = self.record.name, self.donated
+        return compile_graph(
+            self.graph, name, self.backend, self.device, donated, saved, self.sizes
+        )
+
+
+@contextmanager
+def _timed(timer: str, kind: str, record: GraphRecord) -> Iterator[None]:
+    """The body compiles the graph of `record`, or does what saves that."""
+    start = time.perf_counter()
+    try:
+        with phase(COMPILING), metrics.timer(timer), span(kind, record.name):
+            yield
+    finally:
+        record.compile_seconds += time.perf_counter() - start

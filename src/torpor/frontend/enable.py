@@ -1,0 +1,205 @@
+"""`torpor.enable`: laziness starts at parameters.
+
+A module's parameters and buffers become lazy in place when it is called by no other module, an
+optimizer's parameters when it gets them. What is computed from them is lazy; data stay plain.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable
+from typing import Any, Final
+from weakref import ref
+
+import torch
+
+from torpor import _torch
+from torpor.adaptive.bound import BOUND, Place, may_switch
+from torpor.frontend.exchange import lazy_copy
+from torpor.frontend.mode import convert_state
+from torpor.frontend.switching import convert, convert_parts, parts_of
+from torpor.trace.tensor import LazyTensor
+
+_MOST_CHANGES: Final = 10_000
+
+
+class _Known:
+    """A module that was called: when it was looked at, and when to look again."""
+
+    __slots__ = (
+        "calls", "module", "next", "parts", "place", "position", "stamp",
+    )  # fmt: skip
+
+    def __init__(self, module: ref[torch.nn.Module]) -> None:
+        self.module = module
+        self.stamp = -1
+        self.position = 0  # in the list of modules that have changed
+        self.parts: frozenset[int] = frozenset()  # its modules, itself included, by identity
+        self.calls = 0  # since something of it stayed plain that may become lazy yet
+        self.next = 0
+        self.place: Place | None = None  # None: it has no tensors, as far as was seen
+
+
+class Laziness:
+    """Where laziness starts while it is enabled."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.stamp = 0  # with another one every module is looked at again
+        self.changed: list[int] = []  # modules that got a plain tensor or a module, by identity
+        self.modules: dict[int, _Known] = {}
+        self.left: dict[int, ref[torch.nn.Module]] = {}  # modules that `torch.compile` runs
+        self.lock = threading.RLock()
+
+    def before_call(self, module: torch.nn.Module) -> None:
+        """No other module call surrounds one of `module`, which begins now."""
+        known = self.modules.get(id(module))
+        if known is None:
+            known = self._meet(module)
+        if BOUND.is_on() and not self._is_recorded(module, known):
+            return
+        if known.stamp == self.stamp and not self._has_changed(known):
+            if not known.next:
+                return
+            known.calls += 1
+            if known.calls < known.next:
+                return
+        if may_switch():
+            with self.lock:
+                self._look_at(module, known)
+
+    def _is_recorded(self, module: torch.nn.Module, known: _Known) -> bool:
+        """The place of a module, which is called now, is recorded: it does not run eagerly."""
+        place = known.place
+        if place is None:
+            if known.stamp == self.stamp and not self._has_changed(known):
+                return False  # it has no tensors
+            place = known.place = BOUND.meet(module)
+            if place is None:
+                known.parts = frozenset(id(part) for part, _ in parts_of(module))
+                known.stamp, known.position = self.stamp, len(self.changed)
+                return False
+        while place.joined is not None:
+            place = known.place = place.joined
+        return BOUND.before_call(place, id(module))
+
+    def _meet(self, module: torch.nn.Module) -> _Known:
+        number = id(module)
+        known = _Known(ref(module, lambda _: self.modules.pop(number, None)))
+        return self.modules.setdefault(number, known)
+
+    def _has_changed(self, known: _Known) -> bool:
+        """A module of it got something since it was looked at."""
+        if known.position == len(self.changed):
+            return False
+        if not known.parts.isdisjoint(self.changed[known.position :]):
+            return True
+        known.position = len(self.changed)
+        return False
+
+    def _look_at(self, module: torch.nn.Module, known: _Known) -> None:
+        """Make its tensors lazy; what has to wait is looked at ever more seldom."""
+        stamp, position = self.stamp, len(self.changed)
+        parts = list(parts_of(module))
+        waits = convert_parts(parts)
+        if stamp != known.stamp or position != known.position:
+            known.calls = known.next = 0
+        known.next = max(1, 2 * known.next) if waits else 0
+        known.parts = frozenset(id(part) for part, _ in parts)
+        known.stamp, known.position = stamp, position
+
+    def registered(self, module: torch.nn.Module, name: str, value: Any) -> None:
+        """A module gets a parameter, a buffer or a module."""
+        if not self.on or value is None or type(value) is LazyTensor:
+            return
+        if len(self.changed) > _MOST_CHANGES:
+            self.look_again()
+        self.changed.append(id(module))
+        if isinstance(value, torch.nn.Module) and _torch.is_compiled(module):
+            self.compiled(value)
+
+    def look_again(self) -> None:
+        """Look at every module when it is called next."""
+        with self.lock:
+            self.stamp += 1
+            self.changed = []
+
+    def compiled(self, module: torch.nn.Module) -> None:
+        """`torch.compile` will run the module: its parameters stay plain."""
+        number = id(module)
+        self.left[number] = ref(module, lambda _: self.left.pop(number, None))
+
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """State that came from a file, or was made without looking at the parameter, follows it."""
+        if not self.on or (BOUND.is_on() and not BOUND.is_recorded(optimizer)):
+            return
+        if _has_plain_state(optimizer):
+            with _torch.as_on_another_thread(), torch.no_grad():
+                convert_state(optimizer, lazy_copy, of=LazyTensor)
+
+    def got_parameters(self, optimizer: Any, tensors: Iterable[Any]) -> None:
+        """An optimizer got parameters."""
+        BOUND.got_parameters(optimizer)
+        if BOUND.is_on() and not BOUND.is_recorded(optimizer):
+            return
+        if self.on and may_switch():
+            with self.lock:
+                left = {id(p) for module in self._left() for p in module.parameters()}
+                convert(t for t in tensors if id(t) not in left)
+
+    def _left(self) -> list[torch.nn.Module]:
+        modules = [reference() for reference in list(self.left.values())]
+        return [module for module in modules if module is not None]
+
+
+LAZINESS = Laziness()
+
+
+# -- optimizers --------------------------------------------------------------------------------
+
+
+def _has_plain_state(optimizer: Any) -> bool:
+    """One look: the state of the first lazy parameter that has some."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter) if type(parameter) is LazyTensor else None
+            if state:
+                return any(
+                    type(v) is torch.Tensor and v.dim() and v.shape == parameter.shape
+                    for v in state.values()
+                )
+    return False
+
+
+def _around_groups(original: Any) -> Any:
+    def add_param_group(self: Any, param_group: Any) -> Any:
+        result = original(self, param_group)
+        LAZINESS.got_parameters(self, self.param_groups[-1]["params"])
+        return result
+
+    return add_param_group
+
+
+# -- on and off --------------------------------------------------------------------------------
+
+
+@functools.cache
+def _install() -> None:
+    """Let torch tell us of modules and optimizers."""
+    _torch.on_registration(LAZINESS.registered)
+    _torch.on_compile(LAZINESS.compiled)
+    _torch.on_parameter_groups(_around_groups)
+    _torch.register_step_pre_hook(LAZINESS.before_step)
+
+
+def enable() -> None:
+    """Make parameters, buffers, optimizer state and what is computed from them lazy from now on."""
+    _install()
+    LAZINESS.look_again()
+    LAZINESS.on = True
+
+
+def disable() -> None:
+    """Undo `enable`; tensors that are lazy stay lazy."""
+    LAZINESS.on = False

@@ -1,0 +1,190 @@
+"""A tensor becomes another one and stays the object that it is.
+
+Whoever holds it, an optimizer for one, holds the new one; hooks, attributes and gradients stay. All
+conversions between plain and lazy tensors in place are made here: modules that move, `torpor.lazy`,
+`torpor.enable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.frontend.methods import same_storage
+from torpor.symbols.leaves import SIZES
+from torpor.trace.tensor import LazyTensor
+from torpor.trace.wrap import plain_copy, wrap_data
+
+Convert = Callable[[torch.Tensor], torch.Tensor]
+
+_OWN = ("_lazy_storage", "_lazy_view", "_is_param")
+"""Attributes that say what a lazy tensor is; all others are the user's."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+_OLD_GRAPH = (
+    "backward through a graph that was recorded before its parameters were moved to or from a lazy "
+    "device; move a module before forward, or after forward and backward"
+)
+
+
+class HeldElsewhere(RuntimeError):
+    """A graph of autograd or torch itself holds the tensor: it cannot become another one now."""
+
+
+def exchange(held: torch.Tensor, new: torch.Tensor) -> None:
+    """Let `held` be what `new` is, which nobody else holds; `HeldElsewhere` if it cannot.
+
+    A graph that was recorded before goes on giving it gradients, unless the device is another one.
+    """
+    if held.device == new.device and _torch.may_change(held):
+        _torch.pass_gradients_on(held, _fitting)
+    elif _torch.is_held(held) and not _torch.end_gradients(held, _OLD_GRAPH):
+        raise HeldElsewhere(
+            f"cannot move a tensor of shape {tuple(held.shape)} in place: a graph of autograd that "
+            "was not run backward holds it; drop the loss, or move before forward"
+        )
+    _swap(held, new)
+    if isinstance(held, LazyTensor):
+        SIZES.fixed.add(held._lazy_storage)
+
+
+def _fitting(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A gradient of a tensor that has become another one since."""
+    if isinstance(tensor, LazyTensor):
+        return lazy_copy(gradient)
+    return plain_copy(gradient) if isinstance(gradient, LazyTensor) else gradient
+
+
+def _swap(held: torch.Tensor, new: torch.Tensor) -> None:
+    new = _alone(new)
+    was_plain = not isinstance(held, LazyTensor)
+    attributes = {name: value for name, value in vars(held).items() if name not in _OWN}
+    is_parameter = isinstance(held, torch.nn.Parameter)
+    cls = LazyTensor if isinstance(new, LazyTensor) else _PLAIN[is_parameter]
+    new.requires_grad_(held.requires_grad)
+    if isinstance(new, LazyTensor):
+        attributes |= {"_lazy_storage": new._lazy_storage, "_lazy_view": new._lazy_view}
+        attributes |= {"_is_param": True} if is_parameter else {}
+    _torch.swap(held, new)
+    held.__class__, held.__dict__ = cls, attributes
+    new.__class__, new.__dict__ = torch.Tensor, {}
+    if was_plain and _torch.is_held(new):  # by an old graph, which needs no contents
+        _torch.set_metadata(new, torch.empty((0,), dtype=new.dtype, device=new.device))
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor on the same memory, for the very one may be somebody else's."""
+    return same_storage(tensor) if isinstance(tensor, LazyTensor) else tensor.detach()
+
+
+def replace(held: torch.Tensor, new: torch.Tensor) -> None:
+    """Let `held` be what `new` is: one of them is lazy, or both."""
+    if new is held:
+        return
+    both_lazy = isinstance(held, LazyTensor) and isinstance(new, LazyTensor)
+    if both_lazy and held.device.type == new.device.type:
+        held.data = new
+    else:
+        exchange(held, new)
+
+
+def move(tensor: torch.Tensor, new: torch.Tensor, convert: Convert) -> None:
+    """Let a parameter be what `new` is, and its gradient what `convert` makes of it."""
+    grad = tensor.grad
+    if grad is None:
+        replace(tensor, new)
+        return
+    tensor.grad = None
+    new_grad = convert(grad)
+    try:
+        replace(tensor, new)
+    except HeldElsewhere:
+        tensor.grad = grad
+        raise
+    tensor.grad = _moved(grad, new_grad)
+
+
+def _moved(grad: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """`grad` as `new`: the same object where nothing else holds the tensor behind it."""
+    if new is grad:
+        return grad
+    any_lazy = isinstance(grad, LazyTensor) or isinstance(new, LazyTensor)
+    if any_lazy and grad.is_leaf and not _torch.is_held(grad):
+        replace(grad, new)
+        return grad
+    return new.requires_grad_(grad.requires_grad)
+
+
+def lazy_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A lazy tensor with the numbers of `tensor` as they are now."""
+    if isinstance(tensor, LazyTensor):
+        return tensor
+    return wrap_data(tensor.detach().clone(), tensor.device)
+
+
+def _become(tensor: torch.Tensor, new: LazyTensor) -> torch.Tensor | None:
+    """`tensor.data = new` of a plain tensor: it becomes lazy too, if nothing holds it."""
+    with _torch.without_modes(), torch.no_grad():
+        if type(tensor) not in _PLAIN or _torch.is_held(tensor):
+            return plain_copy(new)
+        move(tensor, new, lazy_copy)
+    return None
+
+
+# -- modules that move -------------------------------------------------------------------------
+
+
+class _Moves:
+    """A conversion of the tensors of a module that remembers what it has made of parameters."""
+
+    def __init__(self, convert: Convert) -> None:
+        self.convert = convert
+        self.made: dict[int, torch.Tensor] = {}
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        made = self.made.pop(id(tensor), None)
+        return self.convert(tensor) if made is None else made
+
+    def is_ours(self, parameter: torch.Tensor | None) -> bool:
+        """The parameter was or becomes a lazy one, and has been moved; else it is torch's."""
+        if parameter is None:
+            return False
+        new = self.convert(parameter)
+        if isinstance(parameter, LazyTensor) or isinstance(new, LazyTensor):
+            move(parameter, new, self.convert)
+            return True
+        self.made[id(parameter)] = new
+        return False
+
+
+def _around_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _apply(self: Any, fn: Convert, recurse: bool = True) -> Any:
+        if torch.compiler.is_compiling():
+            return original(self, fn, recurse)
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        moves = _Moves(fn)
+        table: dict[str, Any] = self._parameters
+        with torch.no_grad():
+            others = {name: p for name, p in table.items() if not moves.is_ours(p)}
+        if len(others) == len(table):
+            return original(self, moves, False)
+        vars(self)["_parameters"] = others
+        try:
+            return original(self, moves, False)
+        finally:
+            table.update(others)
+            vars(self)["_parameters"] = table
+
+    return _apply
+
+
+def install() -> None:
+    """Let modules that move, and `tensor.data = other`, keep identities where one is lazy."""
+    _torch.on_move(_around_apply)
+    _torch.on_set_data(LazyTensor, _become)

@@ -1,0 +1,96 @@
+"""Cuts that happen by themselves: after an optimizer's step, and after a module call without
+gradients that no other module call surrounds."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torpor import _torch, config
+from torpor.adaptive.bound import BOUND
+from torpor.execute.storage import TRACE
+from torpor.frontend.api import sync
+from torpor.frontend.enable import LAZINESS
+from torpor.frontend.optimizers import before_step, note_step
+from torpor.observe.scope import frames_of_modules
+from torpor.trace.tensor import LazyTensor
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if TRACE.is_open() and _is_lazy(optimizer):
+        note_step(optimizer)
+        if config.cut_after_optimizer:
+            sync()
+    if LAZINESS.on and BOUND.is_on():
+        BOUND.after_step(optimizer)
+
+
+def _is_lazy(optimizer: Any) -> bool:
+    return any(
+        type(parameter) is LazyTensor
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
+
+
+class _Calls(threading.local):
+    """Whether this thread is inside a module call."""
+
+    inside = False
+
+
+_calls = _Calls()
+
+MODULE_CALLS: list[_torch.ModuleCall] = []
+"""How modules are called, once that is installed."""
+
+
+def _outermost(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A module call that no other one surrounds."""
+    is_grad_enabled = torch.is_grad_enabled
+    is_compiling = torch.compiler.is_compiling
+
+    def outermost(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return call(self, *args, **kwargs)
+        if LAZINESS.on:
+            LAZINESS.before_call(self)
+        _calls.inside = True
+        try:
+            result = call(self, *args, **kwargs)
+        finally:
+            _calls.inside = False
+        if (
+            not is_grad_enabled() and config.cut_after_module and TRACE.is_open()
+            and _is_users() and _has_lazy((result, args, kwargs), self)
+        ):  # fmt: skip
+            sync()
+        return result
+
+    return outermost
+
+
+def _has_lazy(passed: Any, module: torch.nn.Module) -> bool:
+    """A module call had to do with lazy tensors: what went in or came out, or what it holds."""
+    if any(type(leaf) is LazyTensor for leaf in _torch.tree_leaves(passed)):
+        return True
+    held = itertools.chain(module.parameters(), module.buffers())
+    return any(type(tensor) is LazyTensor for tensor in held)
+
+
+def _is_users() -> bool:
+    """This thread is none of torpor's own, which call the modules of compilers."""
+    return not threading.current_thread().name.startswith("torpor-")
+
+
+def install() -> None:
+    """Let torch tell us when a step ends."""
+    _torch.register_step_pre_hook(before_step)
+    _torch.register_step_hook(_after_step)
+    made = _torch.wrap_outermost_call(_outermost, _calls)
+    frames_of_modules(made.function.__code__)
+    MODULE_CALLS.append(made)

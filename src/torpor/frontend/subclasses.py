@@ -1,0 +1,70 @@
+"""Tensor subclasses of others made from lazy tensors: they hold plain tensors.
+
+Torch gives a tensor one Python object. A lazy tensor has one, so `as_subclass` cannot give it a
+second of another class. A subclass that is made of lazy tensors by `__torch_dispatch__`, as masked
+and nested tensors are, is not concerned.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torpor import _torch
+from torpor.errors import UnsupportedError
+from torpor.frontend.foreign import as_plain, in_mode, tell_fallback
+from torpor.trace.tensor import LazyTensor
+
+
+def _made_plainly(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch that makes a tensor of another class: `make(cls, tensor, ...)`."""
+
+    @functools.wraps(make)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not args or issubclass(LazyTensor, args[0]):
+            return make(*args, **kwargs)
+        if len(args) > 1 and isinstance(args[1], LazyTensor):
+            args = args[0], _plain_for(args[1], args[0]), *args[2:]
+        if not in_mode():
+            return make(*args, **kwargs)
+        with _torch.without_dispatch_modes():
+            return make(*args, **kwargs)
+
+    return call
+
+
+def _plain_for(tensor: LazyTensor, cls: type) -> torch.Tensor:
+    made = as_plain(tensor)
+    tell_fallback(
+        "as_subclass",
+        f"a {cls.__name__} holds a plain tensor, here on {made.device}. Make the subclass of data "
+        "before they meet lazy tensors, or do without it",
+    )
+    return made
+
+
+# -- kernels of Triton: they get addresses, and write to them -----------------------------------
+
+
+def _address(data_ptr: Callable[[LazyTensor], int]) -> Callable[[LazyTensor], int]:
+    @functools.wraps(data_ptr)
+    def call(self: LazyTensor) -> int:
+        if str(sys._getframe(1).f_globals.get("__name__")).startswith("triton."):
+            raise UnsupportedError(
+                "a Triton kernel cannot be given lazy tensors: what it writes would be lost. Make "
+                "it an op with `torch.library.triton_op` or `torch.library.custom_op`, or give it "
+                "`torpor.eager(tensor)`"
+            )
+        return data_ptr(self)
+
+    return call
+
+
+def install() -> None:
+    """Stand in front of what makes tensors of other classes."""
+    _torch.on_subclass(_made_plainly)
+    LazyTensor.data_ptr = _address(LazyTensor.data_ptr)  # type: ignore[assignment,method-assign]  # the purpose

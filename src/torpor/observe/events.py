@@ -1,0 +1,235 @@
+"""What happened and when: for timelines, and for people who ask afterwards why a step is slow.
+
+One event is kept for each trace, compile, run, sync and fallback, the latest of them; none per op.
+While torch's profiler is on, the same show on its timeline.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from torpor import _torch, metrics
+from torpor.errors import HiddenSync
+from torpor.observe.phases import AWAY
+
+MAX_EVENTS = 4096
+
+
+class Event:
+    """Something that took its time; `start` is a reading of `time.perf_counter`."""
+
+    __slots__ = ("kind", "name", "seconds", "site", "start", "thread")
+
+    def __init__(self, kind: str, start: float, name: str = "", site: str = "") -> None:
+        self.kind = kind  # "record", "compile", "load", "keep", "run", "sync" or "fallback"
+        self.start = start
+        self.seconds = time.perf_counter() - start
+        self.name = name
+        self.site = site
+        self.thread = threading.get_ident()
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name} {self.seconds * 1e3:.3f} ms {self.site}>"
+
+
+EVENTS: deque[Event] = deque(maxlen=MAX_EVENTS)
+metrics.on_reset(EVENTS.clear)
+
+
+def _nowhere() -> Any:
+    return None
+
+
+def _anywhere() -> int:
+    return 0
+
+
+class _Lines:
+    """How the user's line is found; `trace` knows."""
+
+    find: Callable[[], Any] = staticmethod(_nowhere)
+    place: Callable[[], int] = staticmethod(_anywhere)
+
+
+def find_lines_with(find: Callable[[], Any], place: Callable[[], int]) -> None:
+    """Let `find()` say which line of the user's is being run, and `place()` how it came there."""
+    _Lines.find = staticmethod(find)
+    _Lines.place = staticmethod(place)
+
+
+def user_line() -> Any:
+    """The user's line that is being run; None where there is none."""
+    return _Lines.find()
+
+
+def place_of_read() -> int:
+    """Where the program is: the same number in the same place, called from the same ones."""
+    return _Lines.place()
+
+
+# -- the step that is being recorded -----------------------------------------------------------
+
+
+class _Step:
+    """The time from the first tensor that enters a trace to its cut, without other phases."""
+
+    __slots__ = (
+        "away", "began", "last", "last_asked", "last_read", "read_at",
+        "span", "thread", "told",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self.away = 0.0  # seconds that had gone into other phases by then
+        self.told = 0.0  # seconds of it that were counted for a graph made before its end
+        self.last = 0.0  # seconds that the step before took
+        self.last_read = ""  # the line that read last
+        self.last_asked = ""  # and what it asked for, until the next cut
+        self.read_at = ""  # the line whose read ended the trace before this one; "" after a cut
+        self.span: Any = None  # on the timeline of torch's profiler
+        self.thread = 0
+
+    def begin(self) -> None:
+        """The first tensor has entered."""
+        if _torch.is_profiler_on():
+            self.span, self.thread = _torch.profiler_span("torpor record"), threading.get_ident()
+            self.span.__enter__()
+        self.began, self.away, self.told = time.perf_counter(), AWAY.seconds, 0.0
+
+    def so_far(self) -> float:
+        """Seconds of recording since the first tensor entered; those of the last step after it."""
+        return self._until(time.perf_counter()) if self.began else self.last
+
+    def _until(self, now: float) -> float:
+        return max(0.0, now - self.began - (AWAY.seconds - self.away))
+
+    def since_last_graph(self) -> float:
+        """Seconds of recording since the last graph of this trace was made."""
+        before, self.told = self.told, self.so_far()
+        return self.told - before
+
+    def end(self, new_nodes: int, now: float) -> None:
+        """Nothing was recorded into this trace after `now`; it has met `new_nodes` new ones."""
+        if not self.began:
+            self.last = self.told = 0.0
+            return
+        self.last = self._until(now)
+        EVENTS.append(Event("record", self.began))
+        metrics.add_time("Record", self.last)
+        if new_nodes:
+            metrics.add_time("RecordNew", self.last)
+        if self.span is not None:
+            if self.thread == threading.get_ident():  # a span ends where it began, or not at all
+                self.span.__exit__(None, None, None)
+            self.span = None
+        self.began = 0.0
+
+    def begin_anew(self) -> None:
+        """Count from now on what is going on."""
+        if self.began:
+            self.began, self.away, self.told = time.perf_counter(), AWAY.seconds, 0.0
+
+
+STEP = _Step()
+metrics.on_reset(STEP.begin_anew)
+
+
+# -- spans -------------------------------------------------------------------------------------
+
+
+class span:  # a class for speed, like `metrics.timer`
+    """An event for the body, on the profiler's timeline too if there is one."""
+
+    __slots__ = ("kind", "name", "shown", "start")
+
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind = kind
+        self.name = name
+        self.shown: Any = None
+
+    def __enter__(self) -> None:
+        if _torch.is_profiler_on():
+            self.shown = _torch.profiler_span(f"torpor {self.kind} {self.name}")
+            self.shown.__enter__()
+        self.start = time.perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        EVENTS.append(Event(self.kind, self.start, self.name))
+        if self.shown is not None:
+            self.shown.__exit__(kind, error, traceback)
+
+
+# -- reads -------------------------------------------------------------------------------------
+
+
+class _Reads(threading.local):
+    """What this thread is about to read, and whether it may."""
+
+    forbidden = 0
+    asked = ""  # "bool", "int", ...: what Python wants a tensor to be
+
+
+_reads = _Reads()
+
+
+@contextmanager
+def no_sync() -> Iterator[None]:
+    """Raise `torpor.errors.HiddenSync` where the body waits for numbers without having said so.
+
+    Reading a result of the queue counts, whether or not it happens to be there by now. What asks
+    for it in words does not: `torpor.sync(..., wait=True)` and `torpor.wait()`.
+    """
+    _reads.forbidden += 1
+    try:
+        yield
+    finally:
+        _reads.forbidden -= 1
+
+
+@contextmanager
+def asked_for(what: str) -> Iterator[None]:
+    """Python asks a tensor for its `what` in the body."""
+    before, _reads.asked = _reads.asked, what
+    try:
+        yield
+    finally:
+        _reads.asked = before
+
+
+def refuse_read() -> None:
+    """Raise if the body of a `no_sync` is about to wait for numbers."""
+    if _reads.forbidden:
+        raise HiddenSync(
+            "a tensor is read here, inside torpor.no_sync(): the program has to wait for it\n"
+            f"  read at: {user_line()}\n"
+            "  fix:     read it after the body, or ask for it: torpor.sync(tensor, wait=True)"
+        )
+
+
+def was_read(start: float, made: float) -> None:
+    """A read that began at `start` is over; `made` of its seconds went into making the graph."""
+    site = str(user_line())
+    event = Event("sync", start, _reads.asked, site)
+    waited = event.seconds - made
+    STEP.last_read, STEP.last_asked = site, _reads.asked
+    metrics.add_time("Sync", waited)
+    metrics.time_line(f"Wait::{_reads.asked}" if _reads.asked else "Wait", site, waited)
+    EVENTS.append(event)
+
+
+def fell_back(start: float, op: str) -> None:
+    """An op that could not be recorded was run by eager, from `start` till now."""
+    event = Event("fallback", start, op, str(user_line()))
+    metrics.time_line("FallbackTime", event.site, event.seconds)
+    EVENTS.append(event)

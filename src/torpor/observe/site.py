@@ -1,0 +1,104 @@
+"""Where in the user's program an op was recorded."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import threading
+import warnings
+from types import CodeType, FrameType
+
+import torch
+
+from torpor.errors import TorporWarning
+from torpor.observe.events import find_lines_with
+
+_SKIPPED = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+)
+_PROGRAMS = tuple(_SKIPPED[0] + name + os.sep for name in ("cli", "bench"))  # use torpor themselves
+_known: dict[int, tuple[CodeType, bool]] = {}  # by identity: hashing code is slow
+_texts: dict[tuple[int, int], tuple[CodeType, str]] = {}  # of lines; the code keeps its identity
+
+
+class Site:
+    """One line of the user's program."""
+
+    __slots__ = ("code", "line")
+
+    def __init__(self, code: CodeType, line: int) -> None:
+        self.code = code
+        self.line = line
+
+    @property
+    def file(self) -> str:
+        return self.code.co_filename
+
+    def __str__(self) -> str:
+        known = _texts.get((id(self.code), self.line))
+        if known is None or known[0] is not self.code:
+            text = linecache.getline(self.file, self.line).strip()
+            text = f"{os.path.basename(self.file)}:{self.line}   {text}".rstrip()
+            if len(_texts) > 10_000:
+                _texts.clear()
+            known = _texts[id(self.code), self.line] = (self.code, text)
+        return known[1]
+
+
+def _learn(code: CodeType) -> tuple[CodeType, bool]:
+    name = code.co_filename
+    if len(_known) > 10_000:  # a program that makes code for ever
+        _known.clear()
+    ours = name.startswith(_SKIPPED) and not name.startswith(_PROGRAMS)
+    known = code, ours or name.startswith("<torpor")
+    _known[id(code)] = known  # keeps the code alive, and with it the identity
+    return known
+
+
+def site() -> Site | None:
+    """The innermost line on the stack that is neither torch's nor torpor's."""
+    frame: FrameType | None = sys._getframe(1)
+    get = _known.get
+    while frame is not None:
+        code = frame.f_code
+        if not (get(id(code)) or _learn(code))[1]:
+            return Site(code, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+CALLERS = 5
+"""Calls that tell two places apart: one function may read for several others."""
+
+
+def place() -> int:
+    """A number for the lines of the innermost calls outside torpor, on this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_SKIPPED[0], "<torpor")):
+        frame = frame.f_back
+    calls = [threading.get_ident()]
+    while frame is not None and len(calls) <= 2 * CALLERS:
+        calls += id(frame.f_code), frame.f_lineno
+        frame = frame.f_back
+    return hash(tuple(calls))
+
+
+WARNED: set[str] = set()
+"""What `warn_once` has told the user of; clear it to be told again."""
+
+
+def warn_once(what: str, text: str) -> None:
+    """Warn, with the user's line, unless this process has been told of `what`."""
+    if what in WARNED:
+        return
+    WARNED.add(what)
+    where = site()
+    if where is None:
+        warnings.warn(text, TorporWarning, stacklevel=2)
+    else:
+        warnings.warn_explicit(text, TorporWarning, where.file, where.line)
+
+
+find_lines_with(site, place)

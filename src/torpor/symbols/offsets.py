@@ -1,0 +1,182 @@
+"""Offsets of views that change from step to step become run-time inputs.
+
+`data[i : i + n]` and `x[i]` look at another part of the same memory in every step. The offset
+starts as a constant of its node, as numbers do (`symbols/scalars.py`). When the same place (same op
+on the same value, same length) is met in a later step with another offset, the offset becomes a
+symbol, as sizes do (`symbols/record.py`): the k-th such offset of a trace is the k-th symbol. Sizes
+and strides of the view stay what they are; its type has the symbol in its offset.
+
+A symbol is two more than its offset: compilers take sizes below two for something special.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from torpor import metrics
+from torpor.backend.registry import get_backend
+from torpor.execute.storage import TRACE
+from torpor.ir.memo import Memo
+from torpor.ir.node import Node
+from torpor.ir.types import SymbolicType, TensorType
+from torpor.ops.keys import key_of
+from torpor.ops.spec import OpSpec
+from torpor.symbols.expressions import Expr, Symbol
+from torpor.symbols.leaves import SIZES, is_on
+
+aten = torch.ops.aten
+
+Make = Callable[[OpSpec, tuple[Any, ...], list[Any]], Node]
+
+SHIFT = 2
+MAX_OFFSETS = 64
+
+
+class Look(NamedTuple):
+    """A call of a view op: what it looks at, but for the offset, and the offset."""
+
+    place: tuple[Any, ...]
+    offset: int
+    at: tuple[int, ...]  # the arguments that move with the offset
+
+
+def _select(bound: list[Any]) -> Look | None:
+    value, dim, index = bound
+    if type(index) is not int or not 0 <= index < value.type.shape[dim]:
+        return None
+    return Look((value, dim), index, (2,))
+
+
+def _slice(bound: list[Any]) -> Look | None:
+    value, dim, start, end, step = bound
+    if type(start) is not int or type(end) is not int:
+        return None
+    if not 0 <= start < end <= value.type.shape[dim]:
+        return None  # counted from the end, cut short, or empty
+    return Look((value, dim, end - start, step), start, (2, 3))
+
+
+def _as_strided(bound: list[Any]) -> Look | None:
+    value, size, stride, offset = bound
+    if type(offset) is not int or offset < 0:
+        return None
+    return Look((value, size, stride), offset, (3,))
+
+
+LOOKS = {
+    aten.select.int: _select,
+    aten.slice.Tensor: _slice,
+    aten.as_strided.default: _as_strided,
+}
+"""View ops with an offset."""
+
+
+class Place:
+    """Offsets met at one place, this step and before, and whether they are inputs by now."""
+
+    __slots__ = ("before", "epoch", "met", "promoted")
+
+    def __init__(self) -> None:
+        self.epoch = TRACE.epoch
+        self.met: dict[int, tuple[Any, ...]] = {}  # in the step `epoch`, with their keys
+        self.before: dict[int, tuple[Any, ...]] = {}  # in the last step before that
+        self.promoted = False
+
+    def changes(self, offset: int, key: tuple[Any, ...]) -> bool:
+        """Remember `offset`; whether it stands where another one stood in the last step."""
+        if self.epoch != TRACE.epoch:
+            self.before, self.met, self.epoch = self.met, {}, TRACE.epoch
+        is_new = bool(self.before) and offset not in self.before and not self._goes_on(offset)
+        if len(self.met) < MAX_OFFSETS:
+            self.met[offset] = key
+        return is_new
+
+    def _goes_on(self, offset: int) -> bool:
+        """A loop over all offsets, which is longer this time: `for t in range(length): x[t]`."""
+        count = len(self.before)
+        whole = count > 1 and all(number in self.before for number in range(count))
+        return whole and offset == count + len(self.met)
+
+
+_places: Memo[Place] = Memo()
+
+
+class _Entered:
+    """How many offsets have become symbols in this trace."""
+
+    epoch = -1
+    count = 0
+
+    def next(self, offset: int) -> Symbol:
+        """The next symbol, which stands for `offset`."""
+        if self.epoch != TRACE.epoch:
+            self.epoch, self.count = TRACE.epoch, 0
+        found = SIZES.offset_symbol(self.count)
+        self.count += 1
+        found.bind(offset + SHIFT, TRACE.epoch)
+        return found
+
+
+_entered = _Entered()
+
+
+def node_at_offset(spec: OpSpec, key: tuple[Any, ...], bound: list[Any], make: Make) -> Node | None:
+    """The node of a view whose offset is an input; None if it is a constant, as far as is known."""
+    look = LOOKS[spec.target](bound) if _has_fixed_sizes(bound[0].type) else None
+    if look is None or not is_on(get_backend()):
+        return None
+    place = _place((spec.kind, *look.place))
+    if not place.promoted:
+        if key in spec.kind.old_nodes or not _is_due(spec, place, key, look):
+            return None
+        _promote(spec, place)
+    return _moving_node(spec, bound, look, make)
+
+
+def _place(name: tuple[Any, ...]) -> Place:
+    """The place of that name, made on first use."""
+    return _places.find(name) or _places.add(name, Place())
+
+
+def _is_due(spec: OpSpec, place: Place, key: tuple[Any, ...], look: Look) -> bool:
+    """The offset has changed here; or it follows one that has, and those of its like change too.
+
+    What follows a promoted node is new, and so is its place: one step promotes a whole chain.
+    """
+    value, *rest = look.place
+    like = _place((spec.kind, value.type.concrete, *rest))
+    follows = not (place.met or place.before) and _entered.epoch == TRACE.epoch
+    changed, likely = place.changes(look.offset, key), like.changes(look.offset, key)
+    return changed or (follows and likely)
+
+
+def _has_fixed_sizes(type_: TensorType) -> bool:
+    return type(type_) is not SymbolicType or type_.has_fixed_sizes
+
+
+def _promote(spec: OpSpec, place: Place) -> None:
+    """From now on offsets are inputs here; their constants must not be met again."""
+    metrics.count("OffsetsPromoted")
+    place.promoted = True
+    for key in (*place.before.values(), *place.met.values()):
+        spec.kind.nodes.pop(key, None)
+        spec.kind.old_nodes.pop(key, None)
+
+
+def _moving_node(spec: OpSpec, bound: list[Any], look: Look, make: Make) -> Node:
+    SIZES.active = True
+    entered = _entered.next(look.offset)
+    inputs = list(bound)
+    for position in look.at:
+        more = bound[position] - look.offset - SHIFT
+        inputs[position] = _plus(entered, more)
+    key = key_of(spec, inputs)
+    return spec.kind.nodes.get(key) or make(spec, key, inputs)
+
+
+def _plus(one: Symbol, number: int) -> Expr:
+    terms = ((1, (one,)), (number, ())) if number else ((1, (one,)),)
+    return Expr.of(terms)

@@ -1,0 +1,83 @@
+"""Donation: a step writes the new contents of a storage over the old ones, which nobody needs.
+
+A parameter enters a step as a leaf and leaves it as a result of the same type. If nobody else holds
+the old buffer when the step runs, the backend may write there. Who might hold it is counted: the
+handle, its tensor, the tensor's memory. Where one count is too high, the backend gets a copy.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torpor import _torch, metrics
+from torpor.backend.data import BackendData
+from torpor.backend.interface import Backend
+from torpor.backend.native_library import NATIVE
+from torpor.execute.storage import TRACE
+from torpor.inference.strides import is_dense
+from torpor.ir.graph import Graph
+
+
+def donations(graph: Graph) -> dict[int, int]:
+    """Inputs of `graph` that storages leave behind, and the outputs that these storages take on."""
+    inputs = {value: position for position, value in enumerate(graph.inputs)}
+    outputs = {value: position for position, value in enumerate(graph.outputs)}
+    found: dict[int, int] = {}
+    for storage, leaf in TRACE.leaf_storages:
+        value = storage.value
+        if value is leaf or value is None or value.type is not leaf.type:
+            continue
+        parameter, result = inputs.get(leaf), outputs.get(value)
+        type_ = leaf.type
+        if not type_.numel or not is_dense(type_.shape, type_.stride):
+            continue
+        if parameter is None or result is None:
+            continue
+        if parameter not in found and result not in found.values():
+            found[parameter] = result
+    return found
+
+
+def protect(arguments: list[Any], positions: tuple[int, ...], backend: Backend) -> list[Any]:
+    """The arguments, with a copy in the place of each donated one that somebody else holds too.
+
+    Runs when the step runs: a reference that does not exist then can no longer come about.
+    """
+    if not positions:
+        return arguments
+    find = shared if NATIVE.library is None else NATIVE.library.shared
+    refused = find(arguments, positions)
+    given = list(arguments) if refused else arguments
+    for position in refused:
+        given[position] = _copy(arguments[position], backend)
+    if refused:
+        metrics.count("DonationRefused", len(refused))
+    if len(positions) > len(refused):
+        metrics.count("Donated", len(positions) - len(refused))
+    return given
+
+
+_SOLE_REFERENCES = 3  # the list of arguments or the handle, a name here, the count itself
+
+
+def shared(arguments: list[Any], positions: tuple[int, ...]) -> list[int]:
+    """Those positions whose data somebody else holds or looks at."""
+    found = []
+    for position in positions:
+        data = arguments[position]
+        if data.error is not None:
+            continue
+        tensor = data.tensor
+        if sys.getrefcount(data) > _SOLE_REFERENCES or (
+            tensor is not None
+            and (sys.getrefcount(tensor) > _SOLE_REFERENCES or _torch.shares_memory(tensor))
+        ):
+            found.append(position)
+        del data, tensor
+    return found
+
+
+def _copy(data: BackendData, backend: Backend) -> BackendData:
+    tensor = backend.tensor_from_data(data).clone()
+    return backend.data_from_tensor(tensor, data.type, data.device)

@@ -1,0 +1,351 @@
+"""What goes back when a graph fails: to what it held when the op was recorded that failed.
+
+Eager would have raised there: what was written before has happened, what was written later has not.
+A trace does not know when an op was recorded, but it has two orders: storages are listed as they
+are first written, and leaves are numbered as they are first used. What is listed before all that
+depends on the failed op, and entered the trace before that op had all it was made of, was written
+before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torpor import config
+from torpor.backend.data import BackendData, Failure
+from torpor.compiling.compilation import StandIn
+from torpor.execute.storage import TRACE, LazyStorage
+from torpor.ir.graph import Graph
+from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value
+from torpor.ops.spec import spec_of
+from torpor.overrides.draws import IN_TURN
+
+if TYPE_CHECKING:
+    from torpor.transactions.transaction import StepJob
+
+Old = tuple[BackendData, BackendData | int, tuple[LazyStorage, Value] | None]
+"""A handle; what held the contents it replaces: data, or the place of an argument; and the storage
+and leaf as which they entered the trace, if they did."""
+
+
+def first_failed(errors: Iterable[BaseException]) -> tuple[BaseException, Node | None]:
+    """The error that eager would have come to first, and the op behind it; None: not known."""
+    each = {id(error): error for error in errors}.values()
+    known = [(error, error._torpor_node) for error in each if hasattr(error, "_torpor_node")]
+    if len(known) < len(each) or not config.cut_after_optimizer:  # two steps may be in a trace
+        return next(iter(each)), None
+    return min(known, key=lambda failed: _last_leaf(Graph.of(failed[1].operands)))
+
+
+def _last_leaf(graph: Graph) -> int:
+    return max(map(_slot, graph.inputs), default=-1)
+
+
+def _slot(value: Value) -> int:
+    slot: int = value.node.args[0] if value.node.op is LEAF else -1
+    return slot
+
+
+def failed_for(error: BaseException, arguments: Sequence[Any]) -> list[BackendData]:
+    """The arguments that brought `error` with them."""
+    return [a for a in arguments if isinstance(a, BackendData) and a.error is error]
+
+
+class _Order:
+    """Goes through what was written in the order of the first writes to it."""
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        lost: set[Value],
+        failed: Node | None,
+        known: Iterable[Value],
+    ) -> None:
+        self.lost = lost  # it depends on the op that failed
+        cone = Graph.of(() if failed is None else failed.operands)
+        self.last = _last_leaf(cone)
+        self.later = False  # the op that failed was recorded by then
+        self.sure = {*known, *(output for node in cone.nodes for output in node.outputs)}
+        self.late = {*lost, *self._made_of_later(nodes)}
+
+    def _made_of_later(self, nodes: Iterable[Node]) -> Iterator[Value]:
+        """What is made of leaves that came when the failed op had all it was made of."""
+        slots: dict[Value, int] = {}
+        for node in nodes if self.last >= 0 else ():
+            slot = max([slots.get(value, _slot(value)) for value in node.operands], default=-1)
+            slots.update(dict.fromkeys(node.outputs, slot))
+            if slot > self.last:
+                yield from node.outputs
+
+    def is_before(self, value: Value | None, leaves: Sequence[Value]) -> bool:
+        """The next storage, which came in as one of `leaves`, was written before that op."""
+        if self.last < 0:
+            self.later = self.later or value in self.lost
+        else:
+            early = all(_slot(leaf) <= self.last for leaf in leaves)
+            self.later = self.later or not early or self.is_late(_first_written(value))
+        return not self.later
+
+    def last_kept(self, value: Value | None) -> Value | None:
+        """The last contents up to `value` that were written before; None: there are none.
+
+        An update may scale what is there before it adds what depends on the batch, as weight decay
+        does: that was written later, too.
+        """
+        if self.is_late(value):
+            while value is not None and value not in self.sure:
+                if not (self.is_late(value) or _scales(value.node)):
+                    break
+                value = written_over(value)
+        return value
+
+    def is_late(self, value: Value | None) -> bool:
+        """It depends on the op that failed, or was made later; it may stand in no graph itself."""
+        while value is not None and value not in self.late and _is_view(value.node):
+            value = _viewed(value)
+        return value in self.late
+
+
+def _first_written(value: Value | None) -> Value | None:
+    """The first of the writes that led to `value`."""
+    before = None if value is None else written_over(value)
+    while before is not None and before.node.op is not LEAF:
+        value, before = before, written_over(before)
+    return value
+
+
+def written_over(value: Value) -> Value | None:
+    """What `value` was written over, as the ops that made it tell; None if it is new."""
+    inverses, new = list[Node](), value
+    while _is_view(new.node):  # written through views
+        inverses.append(new.node)
+        new = _viewed(new)
+    old = _operand_written(new)
+    if old is None or not inverses:
+        return old
+    base = _base(old, len(inverses)) or _inverted(old, inverses)
+    return base if base is not None and base.type is value.type else None
+
+
+def _base(view: Value, depth: int) -> Value | None:
+    """What a view looks at, as many views further down."""
+    for _ in range(depth):
+        if not _is_view(view.node):
+            return None
+        view = _viewed(view)
+    return view
+
+
+def _inverted(view: Value, inverses: Sequence[Node]) -> Value | None:
+    """What `view` was written into, which is what it shows: as `inverses` did with a later one."""
+    for inverse in reversed(inverses):
+        source = spec_of(inverse.op.target).views
+        key = (*inverse.key[:source], view, *inverse.key[source + 1 :])
+        found = TABLE.find(inverse.op, key)
+        if found is None:
+            return None
+        view = found.outputs[0]
+    return view
+
+
+def _operand_written(value: Value) -> Value | None:
+    node = value.node
+    if node.op.target is None:
+        return None
+    if node.op.target._opname.endswith("_scatter"):
+        return node.operands[0]  # through a view
+    written = _written_by(node)
+    place = value.index - (len(node.outputs) - len(written))
+    return written[place] if place >= 0 else None
+
+
+def _is_view(node: Node) -> bool:
+    if node.op.target is None:
+        return False
+    spec = spec_of(node.op.target)
+    return spec.views >= 0 and not spec.mutated
+
+
+def _viewed(value: Value) -> Value:
+    viewed: Value = value.node.args[spec_of(value.node.op.target).views]
+    return viewed
+
+
+def _written_by(node: Node) -> list[Value]:
+    """What an op was given to write over."""
+    written: list[Any] = []
+    for position in spec_of(node.op.target).mutated:
+        argument = node.args[position]
+        written += argument if type(argument) is tuple else () if argument is None else (argument,)
+    return written
+
+
+def _scales(node: Node) -> bool:
+    """It writes what it finds, and numbers; to set something to a number is no update."""
+    if node.op.target is None or node.op.target._opname in ("zero_", "fill_", "_foreach_zero_"):
+        return False
+    written = _written_by(node)
+    tensors = {value for value in node.operands if value.node.op not in (SCALAR, SIZE)}
+    return bool(written) and tensors <= set(written)
+
+
+def _add_dependents(lost: set[Value], nodes: Iterable[Node]) -> None:
+    for node in nodes:
+        if any(value in lost for value in node.operands):
+            lost.update(node.outputs)
+
+
+# -- a graph that ends its trace -------------------------------------------------------------------
+
+
+def keep_what_was_before(job: StepJob) -> None:
+    """Let results stay that were written before the op that failed, or the contents up to it."""
+    if job.failed is None:
+        return
+    places = {id(handle): place for place, handle in enumerate(job.results)}
+    replaced: dict[int, list[Old]] = {}
+    for old in job.replaced:
+        replaced.setdefault(places.get(id(old[0]), -1), []).append(old)
+    found = _before(job, replaced)
+    stays = {id(job.results[place]) for place, contents in found.items() if contents is None}
+    job.replaced = [old for old in job.replaced if id(old[0]) not in stays]
+    _replace(job, {place: contents for place, contents in found.items() if contents is not None})
+
+
+def _before(job: StepJob, replaced: dict[int, list[Old]]) -> dict[int, Value | None]:
+    """Which results were written before the op that failed, by place: as they are, if None."""
+    outline, lost = job.outline, _lost_results(job)
+    _add_dependents(lost, outline.graph.nodes)
+    order = _Order(outline.graph.nodes, lost, job.failed, job.computed)
+    found: dict[int, Value | None] = {}
+    end = _end_of_gradients(job)
+    for value, place in outline.positions.items():
+        entered = [old[2] for old in replaced.get(place, ()) if old[2] is not None]
+        if _are_updated(job, entered):
+            if place >= end:
+                break
+            continue
+        is_before = order.is_before(value, [leaf for _, leaf in entered])
+        if not (is_before if entered else place < end):
+            continue  # an optimizer made it, if it is new: eager would not have come to that
+        contents = order.last_kept(value) if entered or value in lost else value
+        if contents is not None and contents.node.op is not LEAF:
+            found[place] = None if contents is value else contents
+    return found
+
+
+def _end_of_gradients(job: StepJob) -> int:
+    """The place after all gradients, which are listed before an optimizer writes."""
+    if not job.undo:
+        return len(job.results)
+    places = [job.outline.positions.get(g, -1) for undo in job.undo for g in undo.gradients if g]
+    return max(places, default=-1) + 1
+
+
+def _are_updated(job: StepJob, entered: Sequence[tuple[LazyStorage, Value]]) -> bool:
+    """An optimizer has updated one of these."""
+    storages = {storage for storage, _ in entered}
+    return any(undo.concerns(storages) for undo in job.undo)
+
+
+def _lost_results(job: StepJob) -> set[Value]:
+    results = job.results
+    lost = {value for value, p in job.outline.positions.items() if results[p].error is not None}
+    return lost.union(() if job.failed is None else job.failed.outputs)
+
+
+def _replace(job: StepJob, contents: dict[int, Value]) -> None:
+    """Let results go back to contents that have to be computed."""
+    for place, data in zip(contents, _computed(job, list(contents.values())), strict=False):
+        handle = job.results[place]
+        if data.error is None:
+            entered = [old[2] for old in job.replaced if old[0] is handle]
+            job.replaced = [old for old in job.replaced if old[0] is not handle]
+            job.replaced.append((handle, data, entered[0] if entered else None))
+
+
+def _computed(job: StepJob, values: list[Value]) -> list[BackendData]:
+    """What `values` are, by the reference; nothing where numbers would be drawn once more."""
+    outline, plan = job.outline, job.plan
+    graph = Graph.of(values, set(outline.graph.inputs)).with_sizes()
+    drawn = any(node.op.target in IN_TURN for node in graph.nodes)
+    if not values or drawn or plan is None or plan.runner.scalars_as_data:
+        return []
+    stand_in = StandIn(graph, plan.record.name, job.backend, job.device)
+    arguments = [job.arguments[outline.places[value]] for value in graph.inputs]
+    return stand_in.execute(stand_in.computation, arguments, job.device)
+
+
+# -- a trace that goes on after a failure ----------------------------------------------------------
+
+
+def mend(job: StepJob, failure: Failure) -> None:
+    """Part of the open trace has failed: what depends on it goes back or fails.
+
+    What was written before stays pending, as far as it was written then. Other storages go back to
+    what they held when they entered the trace, or when they were last computed; one that was made
+    in the trace goes back along the writes to it.
+    """
+    lost = _forget_results(job, failure)
+    values = [storage.value for storage in TRACE.live() if storage.value is not None]
+    _add_dependents(lost, Graph.of(values, {*TRACE.computed, *lost}).nodes)
+    order = _Order(Graph.of(values).nodes, lost, job.failed, TRACE.computed)
+    entered, changed = dict(TRACE.leaf_storages), False
+    for storage in _listed():
+        value, leaf = storage.value, entered.get(storage)
+        is_before = order.is_before(value, () if leaf is None else (leaf,))
+        contents = order.last_kept(value)
+        stays = contents is value and (is_before or leaf is None)
+        if storage.data is None and (value in lost if leaf is None else not stays):
+            changed = True
+            _send_back(storage, contents, None if is_before else leaf, job, failure)
+        elif value in lost and is_before and contents is not None and contents is not leaf:
+            storage.data = None  # it was to be a result
+            _send_back(storage, contents, None, job, failure)
+        elif value in lost:
+            storage.value = None  # what is there instead enters anew
+    if changed:
+        failure.undo += tuple(TRACE.undo)
+        TRACE.undo.clear()
+
+
+def _listed() -> Iterator[LazyStorage]:
+    """Storages that were written in this trace, in the order in which they were so first."""
+    for reference in list(TRACE.pending):
+        storage = reference()
+        if storage is not None:
+            yield storage
+
+
+def _forget_results(job: StepJob, failure: Failure) -> set[Value]:
+    """The results that are not what they were to be."""
+    lost: set[Value] = set()
+    for value, position in job.outline.positions.items():
+        handle = job.results[position]
+        if handle.error is not None or id(handle) in failure.rolled_back:
+            lost.add(value)
+            if TRACE.computed.get(value) is handle:
+                del TRACE.computed[value]
+    return lost
+
+
+def _send_back(
+    storage: LazyStorage, value: Value | None, leaf: Value | None, job: StepJob, failure: Failure
+) -> None:
+    """Let a storage hold contents up to `value`; with `leaf` those that are data, or that."""
+    while value is not None and leaf is not None and not _is_data(value):
+        value = written_over(value)
+    value = value or leaf
+    if value is None:
+        failed = job.backend.placeholder(job.device, storage.type.concrete)
+        failed.error = failure.error
+        storage.hold(failed)
+    elif _is_data(value):
+        is_leaf = value.node.op is LEAF
+        storage.hold(TRACE.leaves[value.node.args[0]] if is_leaf else TRACE.computed[value])
+    storage.value = value
+
+
+def _is_data(value: Value) -> bool:
+    return value.node.op is LEAF or value in TRACE.computed
