@@ -38,7 +38,7 @@ BACKENDS ?= $(EXACT_BACKENDS) inductor
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-defaults test-wild test-browser test-slow test-gpu \
-        bench-gpu check codegen layout page format bench bench-wild bench-steps bench-recording sweep sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn faults clean
+        bench-gpu check codegen layout page format bench bench-wild bench-steps bench-recording sweep sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn sweep-signatures faults clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,7 @@ test-core: $(STAMP) ## units, IR, laziness, API, properties, command line
 test-native: $(STAMP) ## the C++ recorder, in processes of its own: it stands before every op
 	@printf '\n== native: the C++ recorder records what Python records ==\n'
 	@$(PYTEST) $(QUICK) tests/native $(ARGS)
+	@TORPOR_NATIVE=on $(PYTEST) $(QUICK) tests/property/test_signatures.py $(ARGS)
 
 test-ops: $(STAMP) ## every op_db entry against eager
 	@printf '\n== ops: every op_db entry against eager ==\n'
@@ -173,7 +174,7 @@ bench-recording: $(STAMP) ## what recording a step costs, and where it goes
 bench-gpu: $(STAMP) ## whole steps, memory and cold compiles on a CUDA device
 	@$(PY) -m benchmarks.gpu $(ARGS)
 
-sweep: sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn ## all of it, surviving crashes and hangs: hours with inductor
+sweep: sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn sweep-signatures ## all of it, surviving crashes and hangs: hours with inductor
 
 sweep-ops: $(STAMP) ## op_db against eager as one table
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m tests.ops.sweep --jobs $(WORKERS) $(ARGS)
@@ -187,6 +188,9 @@ sweep-wild: $(STAMP) ## every program alone, in every way, on the default backen
 sweep-drawn: $(STAMP) ## 2,000 drawn programs on reference and on inductor, into docs/sweeps/drawn.md
 	@$(PY) -m scripts.drawn_programs --count 2000 --seed $(DRAWN_SEED) --jobs $(WORKERS) --write
 	@$(PY) -m scripts.drawn_programs --count 2000 --seed $(DRAWN_SEED) --jobs $(WORKERS) --write --backend inductor
+
+sweep-signatures: $(STAMP) ## fifty drawn calls of each overload, recorded in every way
+	@TORPOR_SIGNATURE_CALLS=50 TORPOR_NATIVE=on $(PYTEST) $(QUICK) tests/property/test_signatures.py $(ARGS)
 
 faults: $(STAMP) ## train under 200 interrupts and 50 bad batches, beside eager
 	@$(PY) -m scripts.faults --interrupts 200 --bad-batches 50 $(ARGS)

@@ -291,3 +291,17 @@ def test_a_conjugate_that_is_needed_again_after_a_read(put: Put) -> None:
     expected = parts(one, other)
     for actual, wanted in zip(parts(put(one), put(other)), expected, strict=True):
         assert torch.equal(actual.cpu().resolve_conj(), wanted.resolve_conj())
+
+
+def test_an_op_that_returns_several_lists_runs_eagerly() -> None:
+    def call(move: Callable[[Tensor], Tensor]) -> Any:
+        ones, zeros = (lambda: [move(torch.ones(3))]), (lambda: [move(torch.zeros(3))])
+        return torch.ops.aten._fused_adam.default(
+            ones(), ones(), zeros(), zeros(), [], [move(torch.ones(()))], lr=0.1, beta1=0.9,
+            beta2=0.99, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    for wanted, found in zip(call(lambda x: x), call(lambda x: x.to("lazy")), strict=True):
+        assert [torch.equal(f.cpu(), w) for f, w in zip(found, wanted, strict=True)] == [
+            True
+        ] * len(wanted)

@@ -167,7 +167,7 @@ class _Source:
         if i == self.signature.device:
             tensor = self.names[0] if self.signature.kinds[0] == "t" else "None"
             return (
-                f"        if device is not None:\n            device = numbered(device, {tensor})\n"
+                f"        if {name} is not None:\n            {name} = numbered({name}, {tensor})\n"
             )
         return ""
 

@@ -17,7 +17,7 @@ from torpor.inference.infer import DeviceMismatch, NotRecordable
 from torpor.observe.events import fell_back
 from torpor.observe.phases import RUNNING, phase
 from torpor.observe.site import site
-from torpor.ops.spec import Mode, OpSpec, spec_of
+from torpor.ops.spec import Mode, OpSpec, ReturnKind, spec_of
 from torpor.overrides.eager import (
     count_fallback,
     count_sync,
@@ -80,7 +80,9 @@ def _by_mode(spec: OpSpec) -> Recorder:
     if spec.mode is Mode.EAGER:
         return lambda *args, **kwargs: _at_once(spec, args, kwargs)
     if spec.mode is Mode.METADATA:
-        return lambda *args, **kwargs: _unsupported(spec)
+        return lambda *args, **kwargs: _unsupported(spec, "changes sizes")
+    if sum(r.is_list and r.kind is not ReturnKind.ARGUMENT for r in spec.returns) > 1:
+        return lambda *args, **kwargs: _unsupported(spec, "returns several lists")
     if (
         _torch.is_composite(spec.target)
         and spec.target not in _torch.composite_ops_with_cpu_kernels()
@@ -102,8 +104,8 @@ def _decompose(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return result
 
 
-def _unsupported(spec: OpSpec) -> Any:
-    raise NotRecordable(f"{spec.name} changes sizes in a way torpor does not know", fallback=True)
+def _unsupported(spec: OpSpec, what: str) -> Any:
+    raise NotRecordable(f"{spec.name} {what} in a way torpor does not know", fallback=True)
 
 
 def dispatch(
