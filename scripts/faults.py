@@ -256,6 +256,7 @@ def show(faults: Faults, seconds: float) -> None:
 
 def main() -> int:
     """The command."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
