@@ -15,6 +15,7 @@ import torch
 import torpor
 from torpor.backend import Backend, BackendData, BackendDevice, Computation, IrBuilder, registry
 from torpor.backends.reference import ReferenceBackend
+from torpor.compiling.compilation import passes_of
 from torpor.ir.node import Node, Value
 from torpor.ir.types import TensorType
 
@@ -75,6 +76,11 @@ def compiled_by_torch() -> None:
     torch.compile(lambda x: x + 1, backend="torpor")(torch.ones(2))
 
 
+def list_passes() -> None:
+    backend = torpor.backend.get_backend()
+    passes_of(backend, backend.backend_device(torch.device("lazy", 0)))
+
+
 PROGRAMS: dict[str, Callable[[], object]] = {
     "backend_device": lazy,
     "compilation_devices": read,
@@ -93,6 +99,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "memory_info": torpor.memory,
     "metric_report": torpor.metrics.report,
     "metrics": torpor.metrics.report,
+    "passes": list_passes,
     "placeholder": read,
     "runs_beside": read,
     "runs_here": read,

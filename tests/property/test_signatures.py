@@ -35,6 +35,7 @@ from torpor import _torch
 from torpor.ir.node import LEAF, Value
 from torpor.native.recorder import FRONT
 from torpor.ops.spec import Mode, spec_of
+from torpor.specialize import recorders
 from torpor.trace import dispatch, overlap, recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -82,7 +83,7 @@ def nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dispatch, "_failed", refuse)
     monkeypatch.setattr(overlap, "check_overlap", judge)
-    monkeypatch.setitem(recorder._NAMES, "check_overlap", judge)
+    monkeypatch.setitem(recorders._NAMES, "check_overlap", judge)
 
 
 class Overlaps(Exception):
@@ -236,14 +237,14 @@ def test_the_native_recorder_is_one_of_the_ways(library: Any) -> None:
 def test_a_device_may_be_a_positional_argument() -> None:
     spec = spec_of(torch.ops.aten.to.device)
     keys: list[Any] = []
-    code = recorder.specialised(spec, nodes={}, make=lambda key, raw: keys.append(key), calls=[0])
+    code = recorders.specialised(spec, nodes={}, make=lambda key, raw: keys.append(key), calls=[0])
     x = torch.ones(2).to("lazy")
     with contextlib.suppress(AttributeError):  # there is no node
         code(x, torch.device("lazy"), torch.float64)
     assert keys[0][1] == x.device
 
 
-@pytest.mark.parametrize("make", [recorder.make_recorder, recorder.specialised])
+@pytest.mark.parametrize("make", [recorders.make_recorder, recorders.specialised])
 def test_an_alias_of_a_view_looks_as_the_view_does(make: Any) -> None:
     x = torch.ones(2, 3).to("lazy").t()
     alias = make(spec_of(torch.ops.aten.detach.default))(x)
