@@ -188,7 +188,10 @@ def _why_not(plan: Plan, lazy: Run) -> str:
             f"Recording a step takes {record:.1f} ms, running it {run:.1f} ms: Python sets the "
             "pace; the native library records faster (`torpor native build`)."
         )
-    return f"Running a step takes {run:.1f} ms, recording it {record:.1f} ms: the device decides."
+    return (
+        f"Running a step takes {run:.1f} ms, recording it {record:.1f} ms: they add up where they "
+        "do not overlap."
+    )
 
 
 def _recorded(run: Run, steps: int) -> dict[str, int]:

@@ -73,7 +73,7 @@ def _key(signature: Signature) -> dict[str, str]:
     arguments = signature.spec.arguments
     parts = {a.name: KINDS[kind] for a, kind in zip(arguments, signature.kinds, strict=True)}
     if signature.extra:
-        parts["beside"] = str(signature.extra)
+        parts["extra"] = str(signature.extra)
     return parts
 
 

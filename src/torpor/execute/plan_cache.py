@@ -146,17 +146,6 @@ class PlanCache:
             self.making.pop(key, None)
         return plan
 
-    def add(
-        self,
-        key: tuple[Any, ...],
-        graph: Graph,
-        backend: Backend,
-        device: BackendDevice,
-        donated: Mapping[int, int] = NOTHING_DONATED,
-    ) -> Plan:
-        """Compile `graph`, now or when it is met again, and keep it under `key`."""
-        return self.begin(key, graph, backend, device, donated).result()
-
     def clear(self) -> None:
         """Forget every plan."""
         self.plans.clear()

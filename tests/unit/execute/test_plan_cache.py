@@ -45,7 +45,7 @@ def test_a_plan_is_found_under_its_key_and_counted() -> None:
     cache, graph = PlanCache(), chain(2)
     before = metrics.counters()
     assert cache.find(graph.outputs) is None
-    plan = cache.add(graph.outputs, graph, Compiler(), DEVICE)
+    plan = cache.begin(graph.outputs, graph, Compiler(), DEVICE).result()
     assert cache.find(graph.outputs) is plan
     after = metrics.counters()
     assert after["UncachedCompile"] == before.get("UncachedCompile", 0) + 1
@@ -55,10 +55,10 @@ def test_a_plan_is_found_under_its_key_and_counted() -> None:
 def test_the_least_recently_used_plan_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "max_cached_plans", 2)
     cache, graph, backend = PlanCache(), chain(1), Compiler()
-    cache.add((1,), graph, backend, DEVICE)
-    cache.add((2,), graph, backend, DEVICE)
+    cache.begin((1,), graph, backend, DEVICE).result()
+    cache.begin((2,), graph, backend, DEVICE).result()
     cache.find((1,))
-    cache.add((3,), graph, backend, DEVICE)
+    cache.begin((3,), graph, backend, DEVICE).result()
     assert [cached(cache, key) for key in (1, 2, 3)] == [True, False, True]
 
 
@@ -68,7 +68,7 @@ def test_any_number_of_graphs_leaves_a_bounded_number_of_plans(
     monkeypatch.setattr(config, "max_cached_plans", 4)
     cache, graph, backend = PlanCache(), chain(1), Compiler()
     for key in range(50):
-        cache.add((key,), graph, backend, DEVICE)
+        cache.begin((key,), graph, backend, DEVICE).result()
     assert len(cache.plans) == 4
     assert len({computation.name for computation in backend.compiled}) == 50
 
@@ -77,7 +77,7 @@ def test_a_plan_knows_where_its_inputs_come_from() -> None:
     known = record(aten.neg.default, leaf(0, MATRIX)).outputs[0]
     total = record(aten.add.Tensor, known, leaf(3, MATRIX), alpha=scalar(1, float)).outputs[0]
     graph = Graph.of([total], {known})
-    plan = PlanCache().add((total,), graph, Compiler(), DEVICE)
+    plan = PlanCache().begin((total,), graph, Compiler(), DEVICE).result()
     assert plan.leaves("abcd") == ("d",)
     assert plan.others == ((0, COMPUTED, known), (2, SCALARS, 1))
     assert plan.positions == {total: 0}
@@ -89,7 +89,7 @@ def test_a_broken_graph_is_refused_before_it_is_compiled(monkeypatch: pytest.Mon
     broken = Graph(whole.inputs, whole.nodes[1:], whole.outputs)
     cache = PlanCache()
     with pytest.raises(GraphError):
-        cache.add((1,), broken, backend, DEVICE)
+        cache.begin((1,), broken, backend, DEVICE).result()
     assert backend.compiled == []
     assert not cache.plans
 
