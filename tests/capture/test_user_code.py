@@ -1,0 +1,264 @@
+"""Programs that do to a captured module, or in it, what TorchDynamo does not expect."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.utils.checkpoint import checkpoint
+
+import torpor
+from tests.comparison import loads_jit_decompositions
+from torpor.capture import optimizer_steps
+from torpor.capture.region import Region
+
+pytestmark = loads_jit_decompositions
+
+Put = Callable[[Any], Any]
+Change = Callable[[Any], object]
+
+
+def train(model: Any, put: Put, changes: list[Change], steps: int = 4) -> list[Tensor]:
+    """Train, change the model, train: losses, then parameters and buffers."""
+    found = []
+    torch.manual_seed(1)
+    for change in [lambda model: None, *changes]:
+        change(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(steps):
+            loss = model(put(torch.randn(3, 4))).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.detach())
+            del loss  # its graph holds parameters, which torch may be asked to swap
+    return [*found, *model.parameters(), *model.buffers()]
+
+
+def as_eager(make: Callable[[], nn.Module], put: Put, *changes: Change) -> None:
+    result, expected = [], []
+    for found, place in ((result, put), (expected, lambda tensor: tensor)):
+        torch.manual_seed(0)
+        found += [torpor.eager(one.detach()) for one in train(place(make()), place, [*changes])]
+    assert len(result) == len(expected)
+    assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+    counters = torpor.metrics.counters()
+    assert counters.get("CapturedRegions") or counters["NotCaptured"]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Tanh())
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.first, x, use_reentrant=False))
+
+
+def test_checkpoints_of_a_call_that_is_recorded_again(concrete: Put) -> None:
+    """What is computed again in backward saves what forward saved: neither is captured."""
+
+    def drop_more(model: Any) -> None:
+        model.first[1].p = 0.5
+
+    as_eager(Checkpointed, concrete, drop_more)
+
+
+def test_hooks_see_all_tensors_that_eager_saves(concrete: Put) -> None:
+    def saved(put: Put) -> list[int]:
+        torch.manual_seed(0)
+        model, counts = put(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))), []
+        x = put(torch.ones(2, 4))
+        model(x).sum().backward()
+        for _ in range(2):
+            seen: list[Tensor] = []
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda tensor, seen=seen: seen.append(tensor) or tensor, lambda tensor: tensor
+            ):
+                model(x).sum().backward()
+            counts.append(len(seen))
+        return counts
+
+    assert saved(concrete) == saved(lambda tensor: tensor)
+
+
+class Averaged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return y * float(y.detach().numpy().mean())
+
+
+def test_numpy_in_forward_is_numpy(concrete: Put) -> None:
+    as_eager(Averaged, concrete)
+
+
+def test_a_parametrization_is_added_to_a_captured_module(concrete: Put) -> None:
+    def normalise(model: Any) -> None:
+        spectral_norm(model[0])
+        if torpor.is_lazy(model[1].weight):
+            concrete(model)  # the vectors of the norm
+
+    as_eager(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), concrete, normalise)
+
+
+class Decaying(nn.Module):
+    """Backward needs what a buffer held before forward wrote to it."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x) * (self.scale + 1e-5).sqrt()
+        self.scale.mul_(0.5)
+        return y
+
+
+def test_gradients_are_of_what_a_buffer_was(concrete: Put) -> None:
+    as_eager(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Decaying()), concrete)
+
+
+class Remembering(nn.Module):
+    """Truncated backpropagation through time: the last result enters without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        self.last = y if self.last is None else y * self.last.detach()
+        return self.last
+
+
+def test_backward_ends_at_what_was_detached(concrete: Put) -> None:
+    as_eager(Remembering, concrete, lambda model: model.eval())
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.unused = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.body(x)
+        return self.head(x), self.unused(x)
+
+
+def test_a_result_that_is_not_used_gives_no_gradients(concrete: Put) -> None:
+    """Not even zeros: an optimizer would make a step."""
+
+    def found(put: Put) -> list[bool]:
+        model, none = put(Heads()), []
+        for used in (0, 1, 0):
+            model.zero_grad()
+            model(put(torch.ones(2, 4)))[used].sum().backward()
+            none += [parameter.grad is None for parameter in model.parameters()]
+        return none
+
+    assert found(concrete) == found(lambda tensor: tensor)
+    assert torpor.metrics.counters()["CapturedRegions"] == 2
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return y * 2 if y.sum().item() > 0 else y
+
+
+def test_nobody_hears_of_a_capture(concrete: Put, capfd: pytest.CaptureFixture[str]) -> None:
+    """TorchDynamo neither warns nor logs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        as_eager(Branching, concrete)
+    assert not capfd.readouterr().err
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+def linears() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def test_a_region_may_meet_another_threads_cut(
+    concrete: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key is of a trace that has ended then: nothing is remembered under it."""
+    record, regions = Region._record, []
+
+    def after_a_cut(self: Region, *args: Any) -> Any:
+        regions.append(self)
+        torpor.sync()
+        return record(self, *args)
+
+    monkeypatch.setattr(Region, "_record", after_a_cut)
+    as_eager(linears, concrete)
+    assert regions
+    assert not any(region.calls for region in regions)
+
+
+def test_an_optimizers_step_may_meet_another_threads_cut(
+    concrete: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_standins = optimizer_steps._on_standins
+
+    def after_a_cut(*args: Any) -> Any:
+        torpor.sync()
+        return on_standins(*args)
+
+    as_eager(linears, concrete)
+    monkeypatch.setattr(optimizer_steps, "_on_standins", after_a_cut)
+    as_eager(linears, concrete)
+
+
+def test_nothing_is_captured_while_several_threads_call_modules(concrete: Put) -> None:
+    called, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        concrete(nn.Linear(2, 2))(concrete(torch.ones(2)))
+        called.set()
+        done.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    called.wait()
+    model, before = concrete(linears()), torpor.metrics.counters().get("CapturedRegions", 0)
+    model(concrete(torch.ones(2, 4)))
+    assert torpor.metrics.counters().get("CapturedRegions", 0) == before
+    done.set()
+    thread.join()
+    model(concrete(torch.ones(2, 4)))
+    assert torpor.metrics.counters()["CapturedRegions"] == before + 1
+
+
+def test_a_capture_keeps_no_tensors_alive(concrete: Put) -> None:
+    model, x = concrete(linears()), concrete(torch.ones(2, 4))
+    model(x).sum().backward()
+    torpor.sync(wait=True)
+    tensors = [ref(x), *map(ref, model.parameters())]
+    del model, x
+    gc.collect()
+    assert not any(tensor() is not None for tensor in tensors)
+    assert torpor.metrics.counters()["CapturedRegions"]
