@@ -1,0 +1,37 @@
+"""What XLA computes of torch's ops: one module for each subject, all in one table.
+
+`table` has the table and what lowerings share. A lowering is a function on jax arrays; most are one
+line. `backends/xla/lowering.py` and tests may come in.
+"""
+
+from torpor.backends.xla.lowerings import (
+    activations,
+    attention,
+    distances,
+    indexing,
+    linalg,
+    normalization,
+    pointwise,
+    reductions,
+    resampling,
+    shapes,
+    windows,
+)
+from torpor.backends.xla.lowerings.table import DTYPES, TABLE, NotLowered
+
+__all__ = [
+    "DTYPES",
+    "TABLE",
+    "NotLowered",
+    "activations",
+    "attention",
+    "distances",
+    "indexing",
+    "linalg",
+    "normalization",
+    "pointwise",
+    "reductions",
+    "resampling",
+    "shapes",
+    "windows",
+]
