@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) -
 QUICK  := -m "not slow and not gpu and not sweep"
 
 # All test folders but those with a target of their own, so that no new folder is forgotten.
-OTHER_TESTS = tests/ops/ tests/models/ tests/backends/ tests/browser/ tests/native/ tests/wild/
+OTHER_TESTS = tests/ops/ tests/models/ tests/backends/ tests/browser/ tests/native/ tests/wild/ tests/distributed/
 TEST_FILES = $(wildcard tests/*/test_*.py tests/*/*/test_*.py)
 CORE_TESTS = $(filter-out $(OTHER_TESTS),$(sort $(foreach file,$(TEST_FILES),tests/$(word 2,$(subst /, ,$(file)))/)))
 
@@ -27,18 +27,24 @@ DEFAULT_PYTEST = TORPOR_TEST_DEFAULTS=1 TORPOR_NATIVE=on TORPOR_CACHE_DIR=$(DEFA
 DEFAULT_PART = 3/16
 DEFAULT_MODELS = bert or resnet or lstm-concrete or gpt2 or mamba-concrete or vae
 
+# Models that CI also runs captured; `make sweep-capture` runs all.
+CAPTURED_MODELS = test_training_equals_eager and concrete and (gpt2 or resnet or vit)
+
+# The part of the operator table that CI runs on xla; `make sweep-backends BACKENDS=xla` runs all.
+XLA_PART = 7/24
+
 # The first seed of `make sweep-drawn`.
 DRAWN_SEED ?= 100000
 
 # Backends that run eager's own kernels: they give eager's bits.
 EXACT_BACKENDS = reference torchscript
 # What `make sweep-backends` runs on.
-BACKENDS ?= $(EXACT_BACKENDS) inductor
+BACKENDS ?= $(EXACT_BACKENDS) inductor xla
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-defaults test-wild test-browser test-slow test-gpu \
-        bench-gpu check codegen layout page format bench bench-wild bench-steps bench-recording sweep sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn sweep-signatures faults clean
+.PHONY: help setup demo test test-core test-native test-ops test-models test-backends test-defaults test-wild test-distributed test-browser test-slow test-gpu \
+        bench-gpu check codegen layout page format bench bench-wild wild-figures bench-steps bench-recording sweep sweep-ops sweep-kits sweep-capture sweep-defaults sweep-backends sweep-wild sweep-drawn sweep-signatures faults clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,13 +58,13 @@ $(STAMP): pyproject.toml constraints.txt
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "torpor needs Python 3.11 or newer: make PYTHON=python3.11 ...")' \
 	  && echo "creating $(VENV)" && $(PYTHON) -m venv $(VENV); }
 	@echo "installing torpor and its tools into $(VENV) (once, a minute or more)"
-	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[cli,test,dev]'
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[cli,test,dev,xla]'
 	@touch $@
 
 demo: $(STAMP) ## train a small character GPT eagerly, on the default backend and on the reference
 	@$(PY) -m torpor demo $(ARGS)
 
-test: test-core test-native test-ops test-models test-backends test-defaults test-wild test-browser ## all tests but the slow ones and the GPU's
+test: test-core test-native test-ops test-models test-backends test-defaults test-wild test-distributed test-browser ## all tests but the slow ones and the GPU's
 
 test-core: $(STAMP) ## units, IR, laziness, API, properties, command line
 	@printf '\n== core: %s ==\n' '$(CORE_TESTS)'
@@ -68,6 +74,7 @@ test-native: $(STAMP) ## the C++ recorder, in processes of its own: it stands be
 	@printf '\n== native: the C++ recorder records what Python records ==\n'
 	@$(PYTEST) $(QUICK) tests/native $(ARGS)
 	@TORPOR_NATIVE=on $(PYTEST) $(QUICK) tests/property/test_signatures.py $(ARGS)
+	@TORPOR_NATIVE=on $(PYTEST) $(QUICK) tests/capture $(ARGS)
 
 test-ops: $(STAMP) ## every op_db entry against eager
 	@printf '\n== ops: every op_db entry against eager ==\n'
@@ -76,11 +83,15 @@ test-ops: $(STAMP) ## every op_db entry against eager
 test-models: $(STAMP) ## whole models: training steps against eager
 	@printf '\n== models: training steps against eager ==\n'
 	@$(PYTEST) $(QUICK) tests/models $(ARGS)
+	@printf '\n== some models, captured ==\n'
+	@TORPOR_CAPTURE=on $(PYTEST) $(QUICK) tests/models/test_training.py -k '$(CAPTURED_MODELS)' $(ARGS)
 
 test-backends: $(STAMP) ## every backend: its tests, a fixed quarter of the conformance kit each, models
 	@printf '\n== backends: their tests, and a part of the kit on inductor ==\n'
 	@$(PYTEST) $(QUICK) tests/backends $(ARGS)
 	@$(call run_kits,/4)
+	@printf '\n== conformance kit on xla: op_db part $(XLA_PART) ==\n'
+	@$(PYTEST) --pyargs torpor.testing --backend xla --part $(XLA_PART) $(ARGS)
 	@printf '\n== models on torchscript: training steps against eager ==\n'
 	@TORPOR_TEST_BACKEND=torchscript $(PYTEST) $(QUICK) tests/models/test_training.py -k 'test_training_equals_eager' $(ARGS)
 
@@ -108,12 +119,20 @@ sweep-defaults: $(STAMP) ## the same with all of op_db and all models, and more 
 	@TORPOR_PROPERTY_EXAMPLES=500 $(DEFAULT_PYTEST) $(QUICK) tests/property $(ARGS)
 	@$(DEFAULT_PYTEST) $(QUICK) tests/ops/test_opdb.py tests/models/test_training.py $(ARGS)
 
+sweep-capture: $(STAMP) ## models, random programs and the kit with all module calls captured, bit for bit
+	@TORPOR_CAPTURE=on $(PYTEST) $(QUICK) tests/models tests/property/test_random_programs.py $(ARGS)
+	@TORPOR_CAPTURE=on $(PYTEST) --pyargs torpor.testing --backend reference --device concrete --bit-exact $(ARGS)
+
 sweep-kits: $(STAMP) ## the conformance kit on all of op_db, on both exact backends and both kinds of tensors
 	@$(call run_kits)
 
 test-wild: $(STAMP) ## programs as people write them, under enable() in the default configuration
 	@printf '\n== wild: programs as people write them ==\n'
 	@TORPOR_WILD_CACHE=$(DEFAULT_CACHE) $(PYTEST) $(QUICK) tests/wild $(ARGS)
+
+test-distributed: $(STAMP) ## collectives, agreement and faults, on four ranks that all tests share
+	@printf '\n== distributed: four ranks on gloo ==\n'
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -q -p no:xdist $(QUICK) tests/distributed $(ARGS)
 
 test-browser: $(STAMP) ## the page of `torpor view` in a headless Chromium
 	@printf '\n== browser: the page of torpor view in Chromium ==\n'
@@ -168,13 +187,18 @@ bench-steps: $(STAMP) ## whole steps against eager, torch.compile and torch._laz
 bench-wild: $(STAMP) ## twelve ordinary programs as torpor is installed, against eager and torch.compile
 	@$(PY) -m torpor bench --wild $(ARGS)
 
+wild-figures: $(STAMP) ## the same, and the figures into docs/benchmarks.md; on a quiet machine, half an hour
+	@mkdir -p .cache
+	@$(PY) -m torpor bench --wild --json .cache/wild.json $(ARGS)
+	@$(PY) -m scripts.wild_figures .cache/wild.json --write docs/benchmarks.md
+
 bench-recording: $(STAMP) ## what recording a step costs, and where it goes
 	@$(PY) -m benchmarks $(ARGS)
 
 bench-gpu: $(STAMP) ## whole steps, memory and cold compiles on a CUDA device
 	@$(PY) -m benchmarks.gpu $(ARGS)
 
-sweep: sweep-ops sweep-kits sweep-defaults sweep-backends sweep-wild sweep-drawn sweep-signatures ## all of it, surviving crashes and hangs: hours with inductor
+sweep: sweep-ops sweep-kits sweep-capture sweep-defaults sweep-backends sweep-wild sweep-drawn sweep-signatures ## all of it, surviving crashes and hangs: hours with inductor
 
 sweep-ops: $(STAMP) ## op_db against eager as one table
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m tests.ops.sweep --jobs $(WORKERS) $(ARGS)
@@ -188,6 +212,7 @@ sweep-wild: $(STAMP) ## every program alone, in every way, on the default backen
 sweep-drawn: $(STAMP) ## 2,000 drawn programs on reference and on inductor, into docs/sweeps/drawn.md
 	@$(PY) -m scripts.drawn_programs --count 2000 --seed $(DRAWN_SEED) --jobs $(WORKERS) --write
 	@$(PY) -m scripts.drawn_programs --count 2000 --seed $(DRAWN_SEED) --jobs $(WORKERS) --write --backend inductor
+	@$(PYTEST) -m sweep tests/property/test_found.py $(ARGS)
 
 sweep-signatures: $(STAMP) ## fifty drawn calls of each overload, recorded in every way
 	@TORPOR_SIGNATURE_CALLS=50 TORPOR_NATIVE=on $(PYTEST) $(QUICK) tests/property/test_signatures.py $(ARGS)

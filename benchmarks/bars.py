@@ -13,7 +13,6 @@ from benchmarks.tracing import Subject
 
 OF_EAGER = 1.0
 OF_TORCH_LAZY = 1 / 3
-OF_GENERIC = 0.8
 OF_FLOOR = 1.3
 BINARY = "add.Tensor"
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
@@ -69,13 +68,10 @@ def _tracing(results: Results) -> Iterator[Bar]:
 
 
 def _recorders(rows: list[dict[str, Any]]) -> Iterator[Bar]:
-    whole = {way: total(rows, way) for way in ("generated", "generic")}
-    name = f"recording {len(rows)} ops, generated / generic"
-    yield Bar(name, _over(whole["generated"], whole["generic"]), OF_GENERIC)
     for row in rows:
         if row["op"] == BINARY:
             name = f"dispatch of {BINARY} / floor"
-            yield Bar(name, _over(Time(*row["generated"]), Time(*row["floor"])), OF_FLOOR)
+            yield Bar(name, _over(Time(*row["torpor"]), Time(*row["floor"])), OF_FLOOR)
 
 
 def total(rows: list[dict[str, Any]], way: str) -> Time:

@@ -17,17 +17,18 @@ from pathlib import Path
 
 from benchmarks.worker import ROOT
 from torpor.bench.runners import BY_DEVICE as RUNNERS
+from torpor.bench.runners import specs
 from torpor.bench.workloads import BY_DEVICE as WORKLOADS
 
 COLD = "cold"
 WARM = """
 import sys
-from torpor.bench.runners import Spec
-from torpor.bench.worker import Limits, Racer
+from torpor.bench.runners import specs
+from torpor.bench.worker import Racer, WarmUpLimits
 from torpor.bench.workloads import FULL
-workload, runner = sys.argv[1:]
-backend = "inductor" if runner.startswith("torpor") else ""
-Racer(Spec(runner, "cuda", backend), FULL[workload]).warm_up(Limits())
+workload, runner, backend = sys.argv[1:]
+(spec,) = specs([runner], [backend], "cuda", {})
+Racer(spec, FULL[workload]).warm_up(WarmUpLimits())
 """
 
 
@@ -36,6 +37,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     choices = [*WORKLOADS["cuda"], COLD]
     parser.add_argument("--only", nargs="+", choices=choices, default=choices)
+    parser.add_argument("--runners", nargs="+", choices=RUNNERS["cuda"], default=RUNNERS["cuda"])
+    parser.add_argument("--backends", nargs="+", default=["inductor"], help="of torpor's runners")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out"), help="for the numbers")
     args = parser.parse_args()
@@ -47,25 +50,25 @@ def main() -> int:
             [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         )
         workloads = [name for name in args.only if name != COLD]
-        native = _prepared(workloads)
-        races = [_race(name, args.rounds, args.out, native) for name in workloads]
+        native = _prepared(workloads, args.runners, args.backends)
+        races = [_race(name, args, native) for name in workloads]
         cold = _run("bench", "--cold", "--device", "cuda") if COLD in args.only else 0
     return 1 if any(races) or cold or not native else 0
 
 
-def _prepared(workloads: list[str]) -> bool:
+def _prepared(workloads: list[str], runners: list[str], backends: list[str]) -> bool:
     """Fill the caches, and build the native library: whether that could be done."""
     start = time.perf_counter()
     build = subprocess.Popen([sys.executable, "-m", "torpor", "native", "build"])
     filling = {
-        f"{name}: {runner}": subprocess.Popen(
-            [sys.executable, "-c", WARM, name, runner],
+        f"{name}: {spec.label}": subprocess.Popen(
+            [sys.executable, "-c", WARM, name, spec.name, spec.said],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         for name in workloads
-        for runner in RUNNERS["cuda"]
-        if runner != "eager"
+        for spec in specs(runners, backends, "cuda", {})
+        if spec.name != "eager"
     }
     native = build.wait() == 0
     for what, process in filling.items():
@@ -74,9 +77,10 @@ def _prepared(workloads: list[str]) -> bool:
     return native
 
 
-def _race(workload: str, rounds: int, out: Path, native: bool) -> int:
-    numbers = out / f"gpu-{workload}.json"
-    usual = ("--device", "cuda", "--warm-jobs", "5", "--keep-caches", "--rounds", str(rounds))
+def _race(workload: str, args: argparse.Namespace, native: bool) -> int:
+    numbers = args.out / f"gpu-{workload}.json"
+    usual = ["--device", "cuda", "--warm-jobs", "5", "--keep-caches", "--rounds", str(args.rounds)]
+    usual += ["--runners", ",".join(args.runners), "--backends", ",".join(args.backends)]
     environment = {"TORPOR_NATIVE": "on" if native else "off"}
     return _run("bench", workload, *usual, "--json", str(numbers), **environment)
 

@@ -7,11 +7,11 @@ same ones without that line, in turns; the rest of the metrics is written per st
 from __future__ import annotations
 
 import argparse
+import inspect
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,10 +19,8 @@ import torch
 import torpor
 from torpor import _torch
 from torpor.cli import terminal
-from torpor.ops.signature import signature_of
 from torpor.ops.spec import spec_of
-from torpor.specialize.recorders import specialised
-from torpor.specialize.source import source
+from torpor.trace import recorder
 
 CALLS = 1000
 BAR = 0.02
@@ -43,16 +41,15 @@ def cases() -> dict[Any, tuple[Any, ...]]:
     }
 
 
-def uncounted(record: Any, op: Any) -> Callable[..., Any]:
+def uncounted(op: Any) -> Callable[..., Any]:
     """The recorder of `op` without the line that counts."""
-    text = source(signature_of(spec_of(op)))
-    counting = "    calls[0] += 1\n"
+    text = inspect.getsource(recorder.record)
+    counting = "    recording.calls[0] += 1\n"
     assert counting in text, text
-    names = dict(record.__globals__)
+    names = dict(vars(recorder))
     exec(compile(text.replace(counting, ""), "uncounted", "exec"), names)
-    made: FunctionType = names["record"]
-    made.__defaults__, made.__kwdefaults__ = record.__defaults__, record.__kwdefaults__
-    return made
+    record, recording = names["record"], recorder.recording_of(spec_of(op))
+    return lambda *args, **kwargs: record(recording, args, kwargs)
 
 
 def seconds(op: Any, record: Callable[..., Any], args: tuple[Any, ...]) -> float:
@@ -66,8 +63,7 @@ def seconds(op: Any, record: Callable[..., Any], args: tuple[Any, ...]) -> float
 
 def measured(op: Any, args: tuple[Any, ...], rounds: int) -> tuple[float, float]:
     """Microseconds of a call, and the part of it that counting takes."""
-    with_ = specialised(spec_of(op))
-    without = uncounted(with_, op)
+    with_, without = recorder.make_recorder(spec_of(op)), uncounted(op)
     ratios, times = [], []
     for turn in range(rounds):
         order = (with_, without) if turn % 2 else (without, with_)

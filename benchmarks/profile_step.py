@@ -30,7 +30,7 @@ from benchmarks.report import table
 from benchmarks.systems import SYSTEMS, System
 from benchmarks.tracing import WARM_UP
 
-VIEWS = ("phases", "ops", "perf", "python", "source")
+VIEWS = ("phases", "ops", "perf", "python")
 
 
 class Subject:
@@ -138,24 +138,12 @@ def _print_perf(data: str, what: str, limit: int) -> None:
     print(table((f"perf, by {what}", "samples", "library"), rows[:limit]), end="\n\n")
 
 
-def show_source(subject: Subject, limit: int) -> None:
-    """The recorders of the most frequent ops, as they were generated."""
-    from benchmarks import micro  # loads torpor, which excludes torch._lazy
-    from torpor.ops.signature import signature_of
-    from torpor.ops.spec import spec_of
-    from torpor.specialize.source import source
-
-    counts, _ = micro.census(subject.training)
-    for op, count in counts.most_common(limit):
-        print(f"# {op}: {count} calls a step\n{source(signature_of(spec_of(op)))}")
-
-
 # -- command -----------------------------------------------------------------------------------
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile_step", description=__doc__)
-    parser.add_argument("views", nargs="*", metavar="view", help=", ".join(VIEWS[:-1]) + "; source")
+    parser.add_argument("views", nargs="*", metavar="view", help=", ".join(VIEWS))
     parser.add_argument("--system", choices=SYSTEMS, default="torpor")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--size", type=json.loads, default={}, help='e.g. {"layers": 2}')
@@ -172,7 +160,7 @@ def _arguments() -> argparse.Namespace:
 def _default_views(arguments: argparse.Namespace) -> Iterable[str]:
     if arguments.cold:
         return ("python",)  # there is one first step
-    return VIEWS[:-1] if arguments.system.startswith("torpor") else ("phases", "perf", "python")
+    return VIEWS if arguments.system.startswith("torpor") else ("phases", "perf", "python")
 
 
 def main() -> None:
@@ -185,7 +173,6 @@ def main() -> None:
         "ops": lambda: show_ops(subject, steps, limit),
         "perf": lambda: show_perf(subject, 4 * steps, limit),
         "python": lambda: show_python(subject, steps, limit, arguments.sort),
-        "source": lambda: show_source(subject, limit),
     }
     for name in arguments.views or _default_views(arguments):
         views[name]()

@@ -1,9 +1,9 @@
-"""Recording one op: the generated recorder against a walk over its arguments.
+"""Recording one op, against the least that it could take.
 
 The ops are the 30 most frequent of the model suite: one training step of each network of the
 conformance kit and of the benchmark's GPT. Each is called again and again as its network calls it,
-recorded by its specialised recorder, by `trace.recorder.record`, and on the floor
-(`benchmarks.micro`).
+recorded by torpor and on the floor (`benchmarks.micro`). `TORPOR_NATIVE=off` shows what Python
+takes by itself.
 
 Run as a module it measures in its own process and prints JSON; with `--instructions` it counts.
 """
@@ -15,8 +15,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,13 +29,11 @@ from benchmarks.systems import torpor_virtual
 from benchmarks.tracing import WARM_UP
 from torpor import _torch
 from torpor.ops.spec import Mode, OpSpec, spec_of
-from torpor.specialize.recorders import specialised
 from torpor.testing.networks import NETWORKS, Network
 from torpor.trace.dispatch import SPECIAL
-from torpor.trace.recorder import record, recording_of
 
 OPS = 30
-WAYS = ("generated", "generic", "floor")
+PATHS = ("torpor", "floor")
 BINARY = "add.Tensor"  # its whole dispatch is held against the floor
 
 
@@ -63,7 +59,7 @@ def suite() -> Iterator[Any]:
 
 
 def most_frequent() -> list[tuple[Call, int]]:
-    """The ops with a recorder of their own that a step of each network calls most, together."""
+    """The ops recorded by their signature that a step of each network calls most, together."""
     counts: Counter[Any] = Counter()
     calls: dict[Any, Call] = {}
     for training in suite():
@@ -73,78 +69,43 @@ def most_frequent() -> list[tuple[Call, int]]:
         counted, called = census(training)
         counts += counted
         calls = called | calls
-    found = [(calls[op], n) for op, n in counts.most_common() if is_generated(spec_of(op))]
+    found = [(calls[op], n) for op, n in counts.most_common() if is_usual(spec_of(op))]
     return [(call, n) for call, n in found if runs_eagerly(call)][:OPS]
 
 
-def is_generated(spec: OpSpec) -> bool:
-    """Calls of the op go to a generated recorder, and to nothing else."""
+def is_usual(spec: OpSpec) -> bool:
+    """Calls of the op are recorded by its signature, and by nothing else."""
     composite = _torch.is_composite(spec.target)
     return spec.mode in (Mode.RECORD, Mode.VIEW) and spec.name not in SPECIAL and not composite
 
 
-@contextmanager
-def recorded_by(op: Any, recorder: Callable[..., Any]) -> Iterator[None]:
-    """Lets `recorder` record an op."""
-    before = op._torpor_record
-    _torch.set_op_attribute(op, "_torpor_record", recorder)
-    try:
-        yield
-    finally:
-        _torch.set_op_attribute(op, "_torpor_record", before)
+def run(bench: Bench, measure: Callable[[Callable[[], object]], Any], times: int) -> dict[str, Any]:
+    """Measure that many calls in each way; the trace is empty before and after."""
+    found: dict[str, Any] = {}
+    for way in PATHS:
 
-
-@dataclass(frozen=True)
-class Ways:
-    """One op, ready to be recorded in each way."""
-
-    bench: Bench
-    recorders: dict[str, Callable[..., Any]]
-
-    @classmethod
-    def of(cls, call: Call, calls: int) -> Ways:
-        spec = spec_of(call.op)
-        recording = recording_of(spec)
-        recorders = {
-            "generated": specialised(spec),
-            "generic": lambda *args, **kwargs: record(recording, args, kwargs),
-        }
-        return cls(Bench.make(call, calls), recorders)
-
-    def run(self, measure: Callable[[Callable[[], object]], Any], times: int) -> dict[str, Any]:
-        """Measure that many calls in each way; the trace is empty before and after."""
-        result: dict[str, Any] = {}
-        for way, recorder in self.recorders.items():
-            with recorded_by(self.bench.call.op, recorder):
-                result[way] = self._measured("torpor", measure, times)
-        result["floor"] = self._measured("floor", measure, times)
-        return result
-
-    def _measured(self, kind: str, measure: Callable[..., Any], times: int) -> Any:
-        found: list[Any] = []
-
-        def keep(work: Callable[[], object]) -> float:
-            found.append(measure(work))
+        def keep(work: Callable[[], object], way: str = way) -> float:
+            found[way] = measure(work)
             return 0.0
 
-        self.bench.run(keep, times, kind)
-        return found[0]
+        bench.run(keep, times, way)
+    return found
 
 
 def nanoseconds(rounds: int) -> list[dict[str, Any]]:
     """CPU and wall nanoseconds per call, medians; the ops take turns."""
-    ops = [Ways.of(call, calls) for call, calls in most_frequent()]
+    ops = [Bench.make(call, calls) for call, calls in most_frequent()]
     taken: list[list[dict[str, Time]]] = [[] for _ in ops]
     for _ in range(WARM_UP + rounds):
         with no_gc():
             for op, samples in zip(ops, taken):
-                samples.append(op.run(timed, CALLS))
+                samples.append(run(op, timed, CALLS))
     return [_row(op, samples[WARM_UP:]) for op, samples in zip(ops, taken)]
 
 
-def _row(op: Ways, samples: list[dict[str, Time]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"op": op.bench.name, "calls": op.bench.calls}
-    for way in WAYS:
+def _row(bench: Bench, samples: list[dict[str, Time]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"op": bench.name, "calls": bench.calls}
+    for way in PATHS:
         time = medians([sample[way] for sample in samples])
         row[way] = [seconds / CALLS * 1e9 for seconds in time]
     return row
@@ -156,11 +117,11 @@ def instructions() -> list[dict[str, Any]]:
     rows = []
     with no_gc():
         for call, calls in most_frequent():
-            op = Ways.of(call, calls)
+            bench = Bench.make(call, calls)
             for measure in (_unmeasured, _unmeasured, counter.count):  # writes meet their nodes
-                counted = op.run(measure, COUNTED_CALLS)
+                counted = run(bench, measure, COUNTED_CALLS)
             rows.append(
-                {"op": op.bench.name, "calls": calls}
+                {"op": bench.name, "calls": calls}
                 | {way: count / COUNTED_CALLS for way, count in counted.items()}
             )
     return rows

@@ -198,39 +198,36 @@ def _sum(ops: dict[str, Any]) -> Row:
 # -- recorders -----------------------------------------------------------------------------------
 
 
-_WAYS = ("generic", "generated", "floor")
+_PATHS = ("torpor", "floor")
 
 
 def _recorders(results: Results) -> str:
     timed = {row["op"]: row for row in (results.recorders or {}).get("ops", [])}
     counted = {row["op"]: row for row in (results.recorder_instructions or {}).get("ops", [])}
     columns = (
-        "ns per recorded op, model suite", "calls", "generic", "generated", "less", "floor",
-        "/floor", "instr. generic", "generated", "less", "floor", "/floor",
+        "ns per recorded op, model suite", "calls", "torpor", "floor", "/floor",
+        "instr. torpor", "floor", "/floor",
     )  # fmt: skip
     rows: list[Row] = []
     for name in timed or counted:
         calls = (timed.get(name) or counted[name])["calls"]
-        rows.append((name, f"{calls}", *_ways(_cpu(timed.get(name))), *_ways(counted.get(name))))
+        rows.append((name, f"{calls}", *_paths(_cpu(timed.get(name))), *_paths(counted.get(name))))
     if timed:
-        whole = {way: total(list(timed.values()), way).cpu / 1e3 for way in _WAYS}
+        whole = {way: total(list(timed.values()), way).cpu / 1e3 for way in _PATHS}
         calls = sum(row["calls"] for row in timed.values())
-        rows.append(("µs for these", f"{calls:,}", *_ways(whole), *_ways(None)))
+        rows.append(("µs for these", f"{calls:,}", *_paths(whole), *_paths(None)))
     return table(columns, rows)
 
 
 def _cpu(row: dict[str, Any] | None) -> dict[str, float] | None:
-    return row and {way: row[way][1] for way in _WAYS}
+    return row and {way: row[way][1] for way in _PATHS}
 
 
-def _ways(row: dict[str, Any] | None) -> Row:
+def _paths(row: dict[str, Any] | None) -> Row:
     if row is None:
-        return ("",) * 5
-    generic, generated, floor = (row[way] for way in _WAYS)
-    return (
-        f"{generic:,.0f}", f"{generated:,.0f}", f"{1 - generated / generic:.0%}", f"{floor:,.0f}",
-        f"{generated / floor:.2f}",
-    )  # fmt: skip
+        return ("",) * 3
+    torpor, floor = (row[way] for way in _PATHS)
+    return (f"{torpor:,.0f}", f"{floor:,.0f}", f"{torpor / floor:.2f}")
 
 
 # -- where it goes ---------------------------------------------------------------------------------

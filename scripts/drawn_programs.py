@@ -146,8 +146,8 @@ class Worker:
             return found
         self.process = None
         status = process.wait()
-        told = f"the process ended with status {status}" + " (or hung)" * (status == -9)
-        return {"seed": seed, "difference": told, "kind": "crash", "place": "", "program": ""}
+        reported = f"the process ended with status {status}" + " (or hung)" * (status == -9)
+        return {"seed": seed, "difference": reported, "kind": "crash", "place": "", "program": ""}
 
     def _begin(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "scripts.drawn_programs", "--worker"]

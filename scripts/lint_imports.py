@@ -34,11 +34,19 @@ ROOMS = {
     "adaptive.bound": "trace",
     "adaptive.choice": "trace",
     "cache": "execute",
+    "capture": "trace",
     "compiling": "execute",
     "custom": "ops",
+    "distributed": "ops",
+    "distributed.agreement": "execute",
+    "distributed.data_parallel": "trace",
+    "distributed.fully_shard": "trace",
+    "distributed.plain": "trace",
+    "distributed.recorders": "trace",
+    "distributed.switch": "execute",
     "frontend": "trace",
     "inference": "ops",
-    "native.recorder": "trace",
+    "native.attach": "trace",
     "observe": "execute",
     "observe.lines": "ir",
     "observe.scope": "trace",
@@ -49,14 +57,12 @@ ROOMS = {
     "overrides.rnn_ops": "ops",
     "overrides.storage_ops": "ops",
     "passes.interpreter": "ir",
-    "specialize": "ops",
-    "specialize.recorders": "trace",
     "symbols": "ir",
     "symbols.arguments": "ops",
-    "symbols.infer": "ops",
+    "symbols.symbolic_types": "ops",
     "symbols.leaves": "execute",
     "symbols.offsets": "trace",
-    "symbols.record": "trace",
+    "symbols.symbolic_nodes": "trace",
     "symbols.scalars": "trace",
     "text": "ir",
     "text.torch_parser": "ops",
@@ -69,6 +75,8 @@ A package itself (its `__init__.py`) is of the lowest layer among its modules: a
 TOOLS = ("debug", "testing", "compat", "bench")
 FACADE = ("", "cli", "bench", "__main__")  # "" is torpor/__init__.py
 PRIVATE_TORCH_ALLOWED_IN = "_torch"
+# Packages that load when they are asked for by name, and what they need besides.
+OPTIONAL = {"torpor.backends.xla": ("jax", "jaxlib", "numpy")}
 
 
 def _visible_layers() -> dict[str, tuple[str, ...]]:
@@ -258,7 +266,7 @@ def _check_import(
     """``(rule, what, instead)`` if ``module`` must not import this; None if it may."""
     importer = _layer(module)
     if _top(imported.name) != "torpor":
-        return _check_outside_import(imported, importer)
+        return _check_outside_import(imported, module, importer)
     part = _layer(imported.name)
     # `from torpor import sync` names something of torpor/__init__.py, not a part.
     target = part if part in parts else ""
@@ -279,8 +287,12 @@ def _check_import(
     return None
 
 
-def _check_outside_import(imported: Import, importer: str) -> tuple[str, str, str] | None:
+def _check_outside_import(
+    imported: Import, module: str, importer: str
+) -> tuple[str, str, str] | None:
     top = _top(imported.name)
+    if any(module.startswith(package) and top in own for package, own in OPTIONAL.items()):
+        return None
     if importer not in (*BASE, *LAYERS, "", "backends") or imported.deferred or imported.guarded:
         return None
     if top in ("torch", "torchgen") or top in sys.stdlib_module_names:

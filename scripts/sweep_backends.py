@@ -124,8 +124,8 @@ def _models(rows: dict[str, dict[str, Any]], exact: bool) -> list[str]:
     )
     cells = sorted(_model_row(key, row) for key, row in rows.items())
     columns = ("model", "family", "agrees", "fallbacks", "compiled", "from the cache", "why not")
-    told = f"Five AdamW steps of {len(rows)} models: {good} agree with eager ({how})."
-    return ["## Models", told, table(columns, cells)]
+    reported = f"Five AdamW steps of {len(rows)} models: {good} agree with eager ({how})."
+    return ["## Models", reported, table(columns, cells)]
 
 
 def _model_row(key: str, row: dict[str, Any]) -> tuple[str, ...]:
@@ -134,8 +134,8 @@ def _model_row(key: str, row: dict[str, Any]) -> tuple[str, ...]:
     counters: dict[str, int] = row.get("counters", {})
     fallbacks = sum(count for key, count in counters.items() if key.startswith(FALLBACKS))
     compiled, hits = counters.get("UncachedCompile", 0), counters.get("CachedCompile", 0)
-    told = row["detail"].splitlines()
-    lines = [line[2:].strip() for line in told if line.startswith("E ")] or told
+    reported = row["detail"].splitlines()
+    lines = [line[2:].strip() for line in reported if line.startswith("E ")] or reported
     agrees = "yes" if row["outcome"] == "passed" else "no"
     return (
         name,

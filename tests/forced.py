@@ -4,7 +4,7 @@ from typing import Any
 
 import torpor
 from torpor.adaptive import bound
-from torpor.adaptive.choice import EAGER, RECORDED, Choice, Facts
+from torpor.adaptive.choice import EAGER, RECORDED, Choice, ProcessFacts
 
 
 class Forced(Choice):
@@ -17,7 +17,7 @@ class Forced(Choice):
         self.is_timing = self.wants = False
         self.refusal = ""
 
-    def step(self, facts: Facts, now: float) -> bool:
+    def step(self, facts: ProcessFacts, now: float) -> bool:
         self.here += 1
         self.steps[self.is_recorded] += 1
         self.wants |= self.here % self.every == 0

@@ -22,6 +22,7 @@ from torpor.frontend.api import (
     mark_dynamic,
     memory,
     no_sync,
+    pad,
     seed_state,
     sync,
     using,
@@ -41,7 +42,7 @@ if _TYPE_CHECKING:
     from torpor.backends import CallablePackage as _CallablePackage
     from torpor.debug.check import Check
     from torpor.debug.explain import Explanation
-    from torpor.debug.record import Recording
+    from torpor.debug.record import RecordingSession
     from torpor.debug.replay import Replay
 
 backends: _CallablePackage  # the package, imported above; type checkers know no callable modules
@@ -71,6 +72,7 @@ __all__ = [
     "mode",
     "no_sync",
     "ops",
+    "pad",
     "record",
     "replay",
     "seed_state",
@@ -86,16 +88,17 @@ def record(
     data: bool = True,
     results: bool = False,
     max_bytes: int = 8 << 30,
-) -> Recording:
+) -> RecordingSession:
     """Write every graph that runs inside a `with` block to one file, to be replayed anywhere.
 
     `data=False` keeps statistics of tensors in the place of their contents; `results=True` keeps
     the results too, not only their checksums. Recording ends before the file grows over
-    `max_bytes`. `start()` and `stop()` of what is returned do without a `with` block.
+    `max_bytes`. `start()` and `stop()` of what is returned do without a `with` block. Of several
+    ranks each writes its own file, `path` with `.rank0` and so on at its end.
     """
-    from torpor.debug.record import Recording
+    from torpor.debug.record import RecordingSession
 
-    return Recording(path, data, results, max_bytes)
+    return RecordingSession(path, data, results, max_bytes)
 
 
 def replay(
@@ -114,9 +117,11 @@ def replay(
     own run only if `allow` names them; those of torch's own that do not check all that they are
     given only with `trust`, which is for files of your own.
     """
-    from torpor.debug.replay import replay
+    from torpor.debug.load import open_record
+    from torpor.debug.replay import chosen, replay_record
 
-    return replay(path, backend, graph, data, allow, trust)
+    with open_record(path, allow, trust) as record:
+        return replay_record(record, backend, chosen(record, graph), data)
 
 
 def check(backend: str | None = None, on_difference: str = "raise", **options: _Any) -> Check:
@@ -141,7 +146,7 @@ def explain() -> Explanation:
     return answer()
 
 
-def _write_failure(failure: _failures.Failure) -> _Path:
+def _write_failure(failure: _failures.CompileFailure) -> _Path:
     from torpor.debug.failure import write
 
     return write(failure)

@@ -32,9 +32,21 @@ bound: str = _env_choice("BOUND", "auto", "off")
 """Under `torpor.enable()`: measure what eager takes, and run recorded only what is faster so
 ("auto"); record always ("off")."""
 
+agreement: str = _env_choice("AGREEMENT", "raise", "warn", "off")
+"""Ranks compare their collectives before they run them, and raise where they differ, or warn; or do
+not compare ("off")."""
+
+agreement_timeout: float = float(os.environ.get("TORPOR_AGREEMENT_TIMEOUT", 300))
+"""Seconds that a rank waits for others in a recorded step."""
+
 background_priority: str = _env_choice("BACKGROUND_PRIORITY", "idle", "normal")
 """Processes that build the native library and compile graphs run at low priority, on cores that
 nobody uses where the program can do without them ("idle"); or like the program ("normal")."""
+
+bucket_bytes: int = _env_int("BUCKET_BYTES", 0)
+"""Collectives that follow each other become one, of so many bytes at most; 0: each is by itself.
+The same on all ranks; read when a graph is made. Sums over more than two ranks may round otherwise
+than eager's."""
 
 cut_after_optimizer: bool = _env_bool("CUT_AFTER_OPTIMIZER", True)
 """Cut the trace after every `optimizer.step()`."""
@@ -59,6 +71,11 @@ max_memoised_types: int = _env_int("MAX_MEMOISED_TYPES", 50_000)
 
 promote_scalars: bool = _env_bool("PROMOTE_SCALARS", True)
 """Turn a Python number that changes from step to step into a run-time input."""
+
+capture: str = _env_choice("CAPTURE", "off", "auto", "on")
+"""Calls of modules that no other one surrounds are captured by TorchDynamo, so that a call like one
+before is recorded by one look-up: those whose recording has taken as long as a capture takes
+("auto"), all ("on"), none ("off"). What `torch.compile` is asked to compile is in any case."""
 
 native: str = _env_choice("NATIVE", "auto", "off", "on")
 """Record by C++ what was met before. "auto": if there is a compiler, the library is built beside
@@ -92,10 +109,10 @@ the reference backend runs the graph. None: in that process, where there is a co
 graphs that are compiled when it pays."""
 
 compile_timeout: float = float(_env_int("COMPILE_TIMEOUT", 1800))
-"""Seconds after which a compile beside the program is given up."""
+"""Seconds after which a compile in the background is given up."""
 
 progress: bool = _env_bool("PROGRESS", True)
-"""Show on a terminal what is being compiled beside the program."""
+"""Show on a terminal what is being compiled in the background."""
 
 cache: bool = _env_bool("CACHE", True)
 """Keep compiled graphs on disk for later processes, and use those that are there."""

@@ -8,6 +8,8 @@
     ├── NativeError                 the native recorder cannot be built or used
     ├── UnsupportedError            a thing a lazy tensor cannot do, with what to do instead
     ├── StepError                   a graph failed while running and eager has no type of its own
+    ├── DivergenceError             ranks are about to run different collectives
+    ├── RankError                   a rank is gone, late, or has left its step
     ├── RecompileError              a graph would be compiled again; config.on_recompile forbids
     ├── HiddenSync                  a tensor was read inside torpor.no_sync()
     ├── RecordFileError             a record file is damaged, foreign or hostile
@@ -21,6 +23,9 @@ the recorded line and the graph line to that exception and leaves its type alone
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class TorporError(RuntimeError):
@@ -57,6 +62,14 @@ class UnsupportedError(TorporError):
 
 class StepError(TorporError):
     """A recorded graph failed while running."""
+
+
+class DivergenceError(TorporError):
+    """Ranks would run different collectives; the message has the lines of both."""
+
+
+class RankError(TorporError):
+    """Another rank is gone, has not come in time, or has left its step."""
 
 
 class RecordFileError(TorporError):
@@ -101,7 +114,7 @@ def annotate(
     return error
 
 
-def tell_run(error: BaseException, graph: str, backend: str, site: str | None) -> BaseException:
+def annotate_run(error: BaseException, graph: str, backend: str, site: str | None) -> BaseException:
     """Add which graph ran on which backend to `error`; a second time changes nothing."""
     if getattr(error, "_torpor_run", False):
         return error
@@ -112,3 +125,9 @@ def tell_run(error: BaseException, graph: str, backend: str, site: str | None) -
     error.args = ("\n".join(lines), *error.args[1:])
     error._torpor_annotated = error._torpor_run = True  # type: ignore[attr-defined]  # as above
     return error
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """The known name that is nearest to an unknown one, as the end of a message; "" if none is."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {prefix + close[0]!r}?" if close else ""

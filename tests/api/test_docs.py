@@ -21,6 +21,8 @@ EXECUTED = [
     "docs/codegen.md",
     "README.md",
 ]
+DEFAULTS = {"docs/walk.md": {"TORPOR_NATIVE": "on"}}
+"""Pages that show what is installed: tests switch it off for themselves."""
 END_OF_BLOCK = "=== end of a block ==="
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -42,11 +44,11 @@ def blocks(page: Path) -> list[tuple[str, str | None]]:
     return found
 
 
-def run(script: Path) -> str:
+def run(script: Path, **variables: str) -> str:
     """What a script prints in a process of its own: nodes keep the line that made them first."""
     source = Path(torpor.__file__).resolve().parents[1]
     path = os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         capture_output=True,
@@ -66,7 +68,7 @@ def test_python_blocks_of_a_page_run_in_order_and_print_what_it_shows(name, tmp_
     # One line between two blocks, as a reader who copies them into one file has it.
     script = tmp_path / f"{page.stem.lower()}.py"
     script.write_text("".join(f"{code}print({END_OF_BLOCK!r})\n" for code, _ in pairs))
-    printed = run(script).split(f"{END_OF_BLOCK}\n")[:-1]
+    printed = run(script, **DEFAULTS.get(name, {})).split(f"{END_OF_BLOCK}\n")[:-1]
     assert len(printed) == len(pairs)
     for (code, shown), got in zip(pairs, printed, strict=True):
         if shown is not None:

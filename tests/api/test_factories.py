@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import torpor
 from tests.comparison import Put, agree, assert_same, plain
-from torpor.backends.agreement import same_bits
+from torpor.backends.equality import same_bits
 
 FACTORIES: dict[str, Callable[..., Tensor]] = {
     "zeros": lambda **k: torch.zeros(2, 3, **k),

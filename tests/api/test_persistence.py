@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import torpor
 from tests.comparison import Put, assert_same, plain
 from tests.instrumented_ops import counted, reset, runs
-from torpor.backends.agreement import same_bits
+from torpor.backends.equality import same_bits
 
 X = torch.arange(6.0).view(2, 3)
 

@@ -414,6 +414,119 @@ class RoundedData(ReferenceBackend):
         return super().data_from_tensor(tensor, type_, device)
 
 
+# -- buffers, devices and graphs of its own ----------------------------------------------------
+
+
+class FullHandle(BackendData):
+    """Says that it holds a buffer before it does."""
+
+    def filled(self) -> bool:
+        return True
+
+
+class FullPlaceholders(ReferenceBackend):
+    """Makes placeholders that say they are filled."""
+
+    def placeholder(self, device: BackendDevice, type_: TensorType) -> BackendData:
+        return FullHandle(device, type_)
+
+
+class CopiesNothing(ReferenceBackend):
+    """Gives out the same data as a copy."""
+
+    def copy_data(self, data: BackendData) -> BackendData:
+        return data
+
+
+class NeverShared(ReferenceBackend):
+    """Writes over donated buffers without asking who looks at them."""
+
+    takes_donations = True
+
+    def is_shared(self, data: BackendData) -> bool:
+        return False
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> Results:
+        results = super().execute(computation, arguments, device)
+        for parameter, result in computation.aliases.items():
+            results[result].tensor = arguments[parameter].tensor.copy_(results[result].tensor)
+        return results
+
+
+class LostInTheMiddle(Faulty):
+    """Leaves what an op it does not know makes as it finds it."""
+
+    def spoil(
+        self, results: Results, computation: Computation, arguments: Sequence[Any]
+    ) -> Results:
+        uncommon = any("zeta" in node.op.name for node in computation.graph.nodes)
+        return super().spoil(results, computation, arguments) if uncommon else results
+
+    def change(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(tensor)
+
+
+class RoughDecomposition(ReferenceBackend):
+    """Takes gelu apart into something like it."""
+
+    def decompositions(self) -> dict[str, Any]:
+        return {"aten.gelu.default": lambda x, approximate="none": x * torch.sigmoid(1.702 * x)}
+
+
+class NamelessDecomposition(ReferenceBackend):
+    """Lists decompositions by the ops themselves, as torch does."""
+
+    def decompositions(self) -> dict[Any, Any]:
+        return {torch.ops.aten.gelu.default: torch.relu}
+
+
+class FunctionNegates(ReferenceBackend):
+    """Hands `torch.compile` other results than it computes."""
+
+    def function(self, computation: Computation, device: BackendDevice) -> Any:
+        run = super().function(computation, device)
+        return lambda tensors: [tensor.neg() for tensor in run(tensors)]
+
+
+class DataOnTheFirst(ReferenceBackend):
+    """Puts all data on its first device."""
+
+    def data_from_tensor(
+        self, tensor: torch.Tensor, type_: TensorType, device: BackendDevice
+    ) -> BackendData:
+        return super().data_from_tensor(tensor, type_, BackendDevice(device.type, 0))
+
+
+class StaysWhereItIs(ReferenceBackend):
+    """Gets tensors wrong that come from another device."""
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> Results:
+        results = super().execute(computation, arguments, device)
+        values = (*computation.graph.inputs, *computation.graph.outputs)
+        if len({value.type.device for value in values if isinstance(value.type, TensorType)}) > 1:
+            for result in results:
+                result.tensor = None if result.tensor is None else result.tensor + 1
+        return results
+
+
+class OnlyItsOwn(ReferenceBackend):
+    """Says that its programs run on all devices, which they do not."""
+
+    def compilation_devices(self, device: str, devices: Sequence[str]) -> list[str]:
+        return list(devices) or [device]
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> Results:
+        if device != computation.device:
+            raise RuntimeError(f"compiled for {computation.device}")
+        return super().execute(computation, arguments, device)
+
+
 class TooMuchMemory(ReferenceBackend):
     """Reports more memory in use than there is."""
 
@@ -427,7 +540,9 @@ def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     return left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right)
 
 
-CONTRACT, LAZINESS, ERRORS = (f"test_{part}::test_" for part in ("contract", "laziness", "errors"))
+CONTRACT, BUFFERS, LAZINESS, ERRORS = (
+    f"test_{part}::test_" for part in ("contract", "buffers", "laziness", "errors")
+)
 
 CAUGHT_BY: dict[type[ReferenceBackend], str] = {
     WrongStrides: CONTRACT + "execute_returns_data_with_values_of_the_promised_types",
@@ -465,5 +580,15 @@ CAUGHT_BY: dict[type[ReferenceBackend], str] = {
     LosesResults: CONTRACT + "a_graph_that_was_kept_computes_the_same",
     LoadsAnything: CONTRACT + "bytes_that_it_never_made_are_refused",
     KeepsUnderItsName: CONTRACT + "the_same_options_give_the_same_key",
+    FullPlaceholders: BUFFERS + "a_handle_is_filled_when_it_holds_a_buffer",
+    CopiesNothing: BUFFERS + "a_copy_of_data_is_data_of_its_own",
+    NeverShared: BUFFERS + "a_buffer_that_others_hold_is_not_written_over",
+    LostInTheMiddle: BUFFERS + "ops_that_fall_back_in_the_middle_of_a_graph_are_right",
+    RoughDecomposition: BUFFERS + "ops_with_a_decomposition_are_right_forward_and_backward[gelu]",
+    NamelessDecomposition: BUFFERS + "decompositions_are_functions_by_the_names_of_ops",
+    FunctionNegates: BUFFERS + "torch_compile_gives_what_eager_gives",
+    DataOnTheFirst: BUFFERS + "data_are_on_the_device_they_were_made_for",
+    StaysWhereItIs: BUFFERS + "tensors_move_between_devices",
+    OnlyItsOwn: BUFFERS + "a_graph_for_several_devices_is_compiled_once",
     TooMuchMemory: CONTRACT + "memory_info_is_consistent",
 }

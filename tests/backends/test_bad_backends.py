@@ -63,7 +63,7 @@ def fail() -> None:
     raise ValueError("the toolchain is out of order")
 
 
-def assert_told(error: BaseException, line: str) -> None:
+def assert_reported(error: BaseException, line: str) -> None:
     text = message(error)
     for part in ("'tests-misbehaving'", "graph", line):
         assert part in text, text
@@ -214,7 +214,7 @@ def test_bad_results_are_told_with_backend_graph_and_line(bad: Misbehaving, kind
     error = raised_by(lambda: y.tolist())
     bad.on_execute = lambda results: results
     assert isinstance(error, BackendError)
-    assert_told(error, line)
+    assert_reported(error, line)
     assert isinstance(raised_by(lambda: y.tolist()), BackendError)
     assert_goes_on(x)
 
@@ -265,7 +265,7 @@ def test_a_run_that_raises_keeps_its_type_and_is_told(bad: Misbehaving) -> None:
     bad.on_execute = lambda results: results
     assert type(error) is FloatingPointError
     assert "the chip is too hot" in str(error)
-    assert_told(error, line)
+    assert_reported(error, line)
     assert raised_by(lambda: y.tolist()) is error
     assert_goes_on(x)
 
@@ -297,7 +297,7 @@ def test_a_compile_error_is_told_in_strict_mode(bad: Misbehaving) -> None:
     error = raised_by(lambda: y.tolist())
     assert isinstance(error, CompileError)
     assert isinstance(error.__cause__, ValueError)
-    assert_told(error, line)
+    assert_reported(error, line)
     assert "out of order" in str(error)
 
 
@@ -363,11 +363,11 @@ def test_a_graph_that_cannot_be_compiled_runs_on_the_reference_with_one_warning(
             y = x * number + 1
             torpor.sync(wait=True)
             assert torch.equal(y.cpu(), torch.arange(float(x.shape[0])) * number + 1)
-    told = [w for w in caught if issubclass(w.category, TorporWarning)]
-    assert len(told) == 1
-    assert_told(told[0].message, "test_bad_backends.py")  # type: ignore[arg-type]
-    assert "reference backend" in str(told[0].message)
-    assert told[0].filename == __file__
+    reported = [w for w in caught if issubclass(w.category, TorporWarning)]
+    assert len(reported) == 1
+    assert_reported(reported[0].message, "test_bad_backends.py")  # type: ignore[arg-type]
+    assert "reference backend" in str(reported[0].message)
+    assert reported[0].filename == __file__
     assert torpor.metrics.counters()["CompileFailed"] >= 1
     bad.on_compile = lambda: None
     assert_goes_on(x)
@@ -417,7 +417,7 @@ class Numbers(BackendData):
 
     __slots__ = ("numbers",)
 
-    def _filled(self) -> bool:
+    def filled(self) -> bool:
         return getattr(self, "numbers", None) is not None
 
     def assign(self, other: BackendData) -> None:

@@ -18,7 +18,7 @@ import torch
 import torpor
 from tests.backends import ill_backends
 from torpor.backend import registry
-from torpor.backend.failures import Failure
+from torpor.backend.failures import CompileFailure
 from torpor.backends.inductor import InductorBackend
 from torpor.debug import failure
 from torpor.errors import CompileError, TorporWarning
@@ -39,14 +39,14 @@ def warned(step: Callable[[], Any]) -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step()
-    (told,) = (str(w.message) for w in caught if issubclass(w.category, TorporWarning))
-    return told
+    (reported,) = (str(w.message) for w in caught if issubclass(w.category, TorporWarning))
+    return reported
 
 
-def program_in(told: str) -> Path:
+def program_in(reported: str) -> Path:
     """The program that a message names."""
-    found = re.search(r"^  reproduce:   python (.+)$", told, re.MULTILINE)
-    assert found is not None, told
+    found = re.search(r"^  reproduce:   python (.+)$", reported, re.MULTILINE)
+    assert found is not None, reported
     return Path(found[1])
 
 
@@ -82,8 +82,8 @@ def test_a_program_shows_what_was_refused_until_it_is_not(where: Path) -> None:
         "tests-ill", reason='no """exponentials""" \\ at\tall\nnever', depth={1: (2.5, None)}
     )
     x, i = torch.randn(4, 6).to("lazy"), torch.tensor([2, 3]).to("lazy")
-    told = warned(lambda: (x.t()[i].conj().exp() * 2).cpu())
-    program = program_in(told)
+    reported = warned(lambda: (x.t()[i].conj().exp() * 2).cpu())
+    program = program_in(reported)
     assert program.parent == where
     text = program.read_text()
     assert "test_compile_failures.py" in text
@@ -126,13 +126,13 @@ def test_only_so_many_are_kept(where: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(list(where.iterdir())) == 2
 
 
-def failed(reason: str, inputs: str = "%0 = leaf 0 : float32[4] @cpu") -> Failure:
+def failed(reason: str, inputs: str = "%0 = leaf 0 : float32[4] @cpu") -> CompileFailure:
     """A graph of one exponential that `tests-ill` refused."""
     graph = parse(
         f"graph({inputs}) {{\n  %9 = aten.exp.default(%0) : float32[4] @cpu\n  return %9\n}}"
     )
     backend = registry.make("tests-ill")
-    return Failure(graph, backend, NotImplementedError(reason), {}, {})
+    return CompileFailure(graph, backend, NotImplementedError(reason), {}, {})
 
 
 def test_inputs_have_every_type(run_here: Run) -> None:
@@ -152,9 +152,9 @@ def test_a_directory_that_cannot_be_written_to_is_told_of(where: Path) -> None:
     torpor.use("tests-ill")
     x = torch.ones(3).to("lazy")
     results: list[torch.Tensor] = []
-    told = warned(lambda: results.append(x.exp().cpu()))
-    assert "reproduce:   no program could be written" in told
-    assert str(where) in told
+    reported = warned(lambda: results.append(x.exp().cpu()))
+    assert "reproduce:   no program could be written" in reported
+    assert str(where) in reported
     assert torch.equal(results[0], torch.ones(3).exp())
 
 
@@ -187,10 +187,10 @@ def test_of_a_graph_cut_in_pieces_the_piece_is_shown(
     if strict:
         with pytest.raises(CompileError, match="no cosines") as raised:
             y.cpu()
-        told = str(raised.value)
+        reported = str(raised.value)
     else:
-        told = warned(y.cpu)
-    program = program_in(told)
+        reported = warned(y.cpu)
+    program = program_in(reported)
     graph = program.read_text().partition('GRAPH = """')[2]
     assert re.findall(r"aten\.\w+", graph) == ["aten.sqrt", "aten.cos"]
     status, shown = run(program)
@@ -206,8 +206,8 @@ def test_a_piece_of_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InductorBackend, "compile_module", fail)
     torpor.use("inductor", max_nodes=50)
     x, w = torch.rand(3, 4).to("lazy"), torch.rand(4, 5).to("lazy")
-    told = warned((x @ w).relu().cpu)
-    text = program_in(told).read_text()
+    reported = warned((x @ w).relu().cpu)
+    text = program_in(reported).read_text()
     assert "BACKEND = 'inductor'" in text
     assert "'max_nodes': 50," in text
     assert "aten.relu.default" in text
@@ -236,8 +236,8 @@ def test_what_may_be_written_over_is_told(run_here: Run) -> None:
     torpor.use("tests-ill-fx")
     x = torch.rand(1000).to("lazy")
     torpor.sync(wait=True)
-    told = warned(lambda: (x.cos_(), torpor.sync(wait=True)))
-    program = program_in(told)
+    reported = warned(lambda: (x.cos_(), torpor.sync(wait=True)))
+    program = program_in(reported)
     assert "DONATED = {0: 0}" in program.read_text()
     assert run_here(program, well=True) == (0, "it compiles now\n")
 

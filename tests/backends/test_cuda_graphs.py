@@ -18,8 +18,8 @@ from torch import Tensor
 import torpor
 from torpor._torch import window_on
 from torpor.backends.fx.program import Program
-from torpor.backends.inductor import graphs
-from torpor.backends.inductor.graphs import LAST, PATIENCE, Captured, Replayed, Turns
+from torpor.backends.inductor import cuda_graphs
+from torpor.backends.inductor.cuda_graphs import LAST, PATIENCE, CapturedGraph, GraphedCode, Turns
 from torpor.overrides.draws import DRAWING
 
 
@@ -27,8 +27,8 @@ class Block:
     """Some memory of a pool, which gets it back when nobody owns it any more."""
 
     def __init__(self, pool: list[bytearray], size: int) -> None:
-        fitting = [i for i, memory in enumerate(pool) if len(memory) == size]
-        self.memory = pool.pop(fitting[0]) if fitting else bytearray(size)
+        matching = [i for i, memory in enumerate(pool) if len(memory) == size]
+        self.memory = pool.pop(matching[0]) if matching else bytearray(size)
         weakref.finalize(self, pool.append, self.memory)
 
     def like(self, tensor: Tensor) -> Tensor:
@@ -49,8 +49,8 @@ class Stage:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.graphs: set[Captured] = set()
-        self.captured: weakref.WeakSet[Captured] = weakref.WeakSet()
+        self.graphs: set[CapturedGraph] = set()
+        self.captured: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
         self.pools: list[list[bytearray]] = [[]]
         self.serial = 0
         self.current = True
@@ -117,7 +117,7 @@ def numbers(*starts: float) -> list[Tensor]:
     return [torch.arange(4.0) + start for start in starts]
 
 
-class Running(Replayed):
+class Running(GraphedCode):
     """With the code that it calls."""
 
     def __init__(self, stage: Stage, written: Sequence[int]) -> None:
@@ -294,7 +294,7 @@ def test_an_input_may_come_to_rest_first() -> None:
 
 
 def test_more_than_is_worth_copying_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST_COPIED", 8)
+    monkeypatch.setattr(cuda_graphs, "MOST_COPIED", 8)
     replayed = make(Stage())
     inputs = moving(LAST + 2)
     for other in inputs[:LAST]:
@@ -309,7 +309,7 @@ def test_more_than_is_worth_copying_is_not_copied(monkeypatch: pytest.MonkeyPatc
 def test_a_large_input_may_come_to_rest_after_those_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(graphs, "MOST_COPIED", 8)
+    monkeypatch.setattr(cuda_graphs, "MOST_COPIED", 8)
     replayed, inputs = make(Stage()), moving(PATIENCE + 4)
     for other in inputs:
         run(replayed, [other])
@@ -564,8 +564,8 @@ def test_the_memory_of_graphs_goes_with_their_plans(monkeypatch: pytest.MonkeyPa
         stages.append(weakref.ref(made))
         return made
 
-    monkeypatch.setattr(graphs, "unsafe", lambda program, may_draw: None)
-    monkeypatch.setattr(graphs, "cuda_memory", stage)
+    monkeypatch.setattr(cuda_graphs, "unsafe", lambda program, may_draw: None)
+    monkeypatch.setattr(cuda_graphs, "cuda_memory", stage)
     x = torpor.lazy(torch.ones(3, 3))
     gc.disable()
     try:
@@ -588,19 +588,19 @@ def test_what_runs_elsewhere_or_draws_is_not_safe(compiled: list[Program]) -> No
     with torpor.using("inductor", rng="fast"):
         torch.nn.functional.dropout(torpor.lazy(torch.ones(3))).tolist()
     plain, drawing = compiled[0], compiled[-1]
-    assert graphs.unsafe(plain, False) == "it runs on cpu"
+    assert cuda_graphs.unsafe(plain, False) == "it runs on cpu"
     for program in (plain, drawing):
         program.device = torch.device("cuda", 0)
-    assert graphs.unsafe(plain, False) == "a tensor is on cpu"
+    assert cuda_graphs.unsafe(plain, False) == "a tensor is on cpu"
     anywhere = torch.device("lazy", 0)
     for program in (plain, drawing):
         program.types = {
             register: type_.on(anywhere) if isinstance(type_, torpor.ir.TensorType) else type_
             for register, type_ in program.types.items()
         }
-    assert graphs.unsafe(plain, False) is None
-    assert "draws random numbers" in str(graphs.unsafe(drawing, False))
-    assert graphs.unsafe(drawing, True) is None
+    assert cuda_graphs.unsafe(plain, False) is None
+    assert "draws random numbers" in str(cuda_graphs.unsafe(drawing, False))
+    assert cuda_graphs.unsafe(drawing, True) is None
 
 
 def test_an_op_that_runs_at_once_waits_for_whoever_swaps_generators() -> None:
@@ -623,10 +623,10 @@ def test_a_turn_is_no_reason_to_copy_and_sets_the_generator_of_the_graph(
 ) -> None:
     taken = []
     monkeypatch.setattr(
-        graphs, "set_turn", lambda generator, *turn: taken.append((generator, *map(int, turn)))
+        cuda_graphs, "set_turn", lambda generator, *turn: taken.append((generator, *map(int, turn)))
     )
     stage, (x,) = Stage(), numbers(0)
-    replayed = Replayed((), lambda: stage, turns=[(1, 2)])
+    replayed = GraphedCode((), lambda: stage, turns=[(1, 2)])
     for step in range(6):
         results = replayed(
             lambda given: [given[0] * 2], [x, torch.tensor(7), torch.tensor(4 * step)]

@@ -21,7 +21,7 @@ import torpor
 from torpor import _torch, config, metrics
 from torpor.backend import registry
 from torpor.backends import provenance
-from torpor.backends.agreement import same_bits
+from torpor.backends.equality import same_bits
 from torpor.backends.fx import saved as fx_saved
 from torpor.backends.fx.backend import FxBackend
 from torpor.backends.inductor import InductorBackend
@@ -108,9 +108,9 @@ def start(cache: Path, inductor: Path, before: str = "", **variables: str) -> su
 
 
 def finish(process: subprocess.Popen[str]) -> Outcome:
-    told, errors = process.communicate(timeout=600)
+    reported, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
-    return Outcome(**json.loads(told.splitlines()[-1]))
+    return Outcome(**json.loads(reported.splitlines()[-1]))
 
 
 def run(cache: Path, inductor: Path, before: str = "", **variables: str) -> Outcome:
@@ -298,8 +298,8 @@ def test_a_full_disk_costs_one_warning(cold: Cold, small_disk: Path) -> None:
     outcome = run(small_disk / "cache", cold.inductor)
     assert outcome.losses == cold.outcome.losses
     assert outcome.counted("DiskCacheWrite") < outcome.counted("UncachedCompile")
-    (told,) = outcome.warnings
-    assert "No space left on device" in told
+    (reported,) = outcome.warnings
+    assert "No space left on device" in reported
 
 
 def test_a_disk_that_can_only_be_read_costs_one_warning(cold: Cold, small_disk: Path) -> None:
@@ -307,8 +307,8 @@ def test_a_disk_that_can_only_be_read_costs_one_warning(cold: Cold, small_disk: 
     outcome = run(small_disk / "cache", cold.inductor)
     assert outcome.losses == cold.outcome.losses
     assert outcome.counted("DiskCacheWrite") == 0
-    (told,) = outcome.warnings
-    assert "Read-only file system" in told
+    (reported,) = outcome.warnings
+    assert "Read-only file system" in reported
 
 
 def test_a_cache_others_can_write_to_is_not_used(cold: Cold, cache: Path) -> None:
@@ -317,8 +317,8 @@ def test_a_cache_others_can_write_to_is_not_used(cold: Cold, cache: Path) -> Non
     assert outcome.counted("DiskCacheHit") == 0
     assert outcome.counted("UncachedCompile") >= 1
     assert outcome.losses == cold.outcome.losses
-    (told,) = outcome.warnings
-    assert "others can write to" in told
+    (reported,) = outcome.warnings
+    assert "others can write to" in reported
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -666,7 +666,7 @@ def test_a_backend_that_cannot_keep_a_graph_goes_on(
         raise ValueError("no bytes today")
 
     backend = torpor.use("inductor")
-    monkeypatch.setattr(persistent, "_told", set())
+    monkeypatch.setattr(persistent, "_warned", set())
     monkeypatch.setattr(backend, "dump", fail)
     with pytest.warns(torpor.errors.TorporWarning, match="no bytes today"):
         found = compute()

@@ -18,9 +18,9 @@ from torch import Tensor
 import torpor
 from tests.tagger import random_shapes, train
 from torpor import _torch, config, metrics
-from torpor.backend.blobs import pack, unpack
+from torpor.backend.pack import pack, unpack
 from torpor.backend.registry import make
-from torpor.backends.agreement import same_bits
+from torpor.backends.equality import same_bits
 from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
 from torpor.cache import store
@@ -184,7 +184,7 @@ def test_a_graph_from_bytes_computes_the_same(name: str, inductor: InductorBacke
     assert again.program.types == first.program.types
     for length in (7, 12, 33):
         given = arguments(inductor, graph, (length,))
-        assert inductor.fits(again, again.sizes_in(given))
+        assert inductor.accepts_sizes(again, again.sizes_in(given))
         types = again.result_types_for(given)
         expected = inductor.execute(first, given, first.device)
         got = inductor.execute(again, given, first.device)
@@ -212,8 +212,8 @@ def test_what_lies_otherwise_than_promised_lies_so_again(
     assert types == first.program.types
     steps = again.program.reference[0]
     made = [(types[r], v.type) for i in steps for r, v in zip(i.outputs, i.node.outputs)]
-    (laid,) = [type_ for type_, promised in made if type_ is not promised]
-    assert type(laid) is SymbolicType
+    (layouts,) = [type_ for type_, promised in made if type_ is not promised]
+    assert type(layouts) is SymbolicType
     for length in (7, 20):
         given = arguments(inductor, graph, (length,))
         (result,) = inductor.execute(again, given, again.device)
@@ -249,11 +249,11 @@ def test_what_inductor_alone_can_keep_comes_back(
 
 
 def changed(saved: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
-    blobs = unpack(saved)
-    facts = json.loads(blobs["steps"])
+    parts = unpack(saved)
+    facts = json.loads(parts["steps"])
     change(facts)
-    blobs["steps"] = json.dumps(facts).encode()
-    return pack(blobs)
+    parts["steps"] = json.dumps(facts).encode()
+    return pack(parts)
 
 
 HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -264,8 +264,8 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no text": lambda facts: facts["conditions"].append(7),
     "no list": lambda facts: facts.update(conditions=3),
     "nothing": lambda facts: facts.pop("conditions"),
-    "a stride of nothing": lambda facts: facts["laid"].append([1, [None]]),
-    "a stride of others": lambda facts: facts["laid"].append([1, [[[[1, ["s7"]]], 1]]]),
+    "a stride of nothing": lambda facts: facts["layouts"].append([1, [None]]),
+    "a stride of others": lambda facts: facts["layouts"].append([1, [[[[1, ["s7"]]], 1]]]),
     "other buffers": lambda facts: facts["donated"].append([0, 1]),
 }
 

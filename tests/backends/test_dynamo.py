@@ -166,7 +166,7 @@ def test_numbers_that_follow_from_sizes_are_constants() -> None:
 
     with FakeTensorMode():
         q = torch.empty(2, 4, 16, 64, device="cuda", dtype=torch.bfloat16)
-        builder = dynamo._Builder(make_fx(function)(q))
+        builder = dynamo._NodeBuilder(make_fx(function)(q))
     (result,) = builder.computed
     assert result.node.op.name == "aten.add.Tensor"
     assert result.node.args[0].node.op.name == str(attention.default)
@@ -189,7 +189,7 @@ def test_ops_that_draw_are_tied_together_in_the_order_of_the_program() -> None:
         module, other = make_fx(function)(q), make_fx(lambda t: function(t + torch.rand_like(t)))(q)
         thin = torch.empty(1, 4, 16, 64, device="cuda", dtype=torch.bfloat16)
         unlike = make_fx(lambda t: function(t.expand(2, 4, 16, 64)))(thin)
-        builder = dynamo._Builder(module, in_order=True)
+        builder = dynamo._NodeBuilder(module, in_order=True)
     assert dynamo._draws_in_order(module)
     assert not dynamo._draws_in_order(other)
     assert not dynamo._draws_in_order(unlike)

@@ -235,9 +235,11 @@ def test_what_fails_is_tried_once_and_told_once() -> None:
 
     backend = Failing("eager", equal_subgraphs=True)
     x = torch.randn(3, 3)
-    with pytest.warns(TorporWarning, match="not this one") as told:
+    with pytest.warns(TorporWarning, match="not this one") as reported:
         torch.testing.assert_close(computed(backend, chain(), x), expected(x))
-    assert backend.tries == len(told) == 2  # the first layer is another: it reads one tensor twice
+    assert (
+        backend.tries == len(reported) == 2
+    )  # the first layer is another: it reads one tensor twice
 
 
 @pytest.mark.usefixtures("small_cuts")

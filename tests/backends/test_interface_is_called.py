@@ -59,11 +59,6 @@ def fall_back() -> None:
     lazy().nonzero()
 
 
-def fail_to_find_a_device() -> None:
-    with pytest.raises(RuntimeError, match="lazy:99"):
-        torch.ones(2, device="lazy:99")
-
-
 def other_sizes() -> None:
     for length in range(3, 15, 2):
         x = torch.arange(float(length)).to("lazy") + 1
@@ -83,17 +78,19 @@ def list_passes() -> None:
 
 PROGRAMS: dict[str, Callable[[], object]] = {
     "backend_device": lazy,
+    "bucket_sizes": lambda: torpor.pad(lazy(), 0),
     "compilation_devices": read,
     "compile": read,
     "computation_text": lambda: torpor.graph(lazy() + 1, "backend"),
     "data_from_tensor": lazy,
     "data_of": read,
     "device_count": lambda: torch.lazy.device_count(),  # type: ignore[attr-defined]
-    "devices": fail_to_find_a_device,
+    "decompositions": read,
+    "devices": read,
     "eager_fallback_device_type": fall_back,
     "execute": read,
     "expect": compiled_by_torch,
-    "fits": other_sizes,
+    "accepts_sizes": other_sizes,
     "function": compiled_by_torch,
     "lowering_context": read,
     "memory_info": torpor.memory,
@@ -101,7 +98,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "metrics": torpor.metrics.report,
     "passes": list_passes,
     "placeholder": read,
-    "runs_beside": read,
+    "runs_on_one_core": read,
     "runs_here": read,
     "set_rng_seed": lambda: torpor.manual_seed(3),
     "tensor_from_data": read,
@@ -111,6 +108,8 @@ ELSEWHERE = {
     "prepare_to_exit": "test_prepare_to_exit_is_called_for_every_backend_at_exit",
     "ir_builder": "test_the_builder_of_the_backend_makes_leaves_and_numbers",
     "data_from_scalar": "test_numbers_enter_as_data_where_the_backend_asks_for_it",
+    "copy_data": "test_a_donated_buffer_that_others_hold_is_copied_by_the_backend",
+    "is_shared": "test_a_donated_buffer_that_others_hold_is_copied_by_the_backend",
     "cache_key": "test_a_backend_that_keeps_graphs_is_asked_for_them_and_given_them_back",
     "dump": "test_a_backend_that_keeps_graphs_is_asked_for_them_and_given_them_back",
     "load": "test_a_backend_that_keeps_graphs_is_asked_for_them_and_given_them_back",
@@ -279,6 +278,41 @@ def test_numbers_enter_as_data_where_the_backend_asks_for_it() -> None:
         assert (x * number).tolist() == [0.0, number, 2 * number, 3 * number]
         torpor.sync(wait=True)
     assert 23.5 in backend.entered
+
+
+class Donated(ReferenceBackend):
+    """Takes donations, and says itself whose buffers are shared."""
+
+    takes_donations = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared: list[bool] = []
+        self.copied = 0
+
+    def is_shared(self, data: BackendData) -> bool:
+        self.shared.append(super().is_shared(data))
+        return self.shared[-1]
+
+    def copy_data(self, data: BackendData) -> BackendData:
+        self.copied += 1
+        return super().copy_data(data)
+
+
+def test_a_donated_buffer_that_others_hold_is_copied_by_the_backend() -> None:
+    backend = Donated()
+    registry.activate(backend)
+    x = lazy()
+    x.add_(1)
+    torpor.sync(wait=True)
+    assert (backend.shared, backend.copied) == ([False], 0)
+    assert x._lazy_storage.data is not None
+    held = x._lazy_storage.data.tensor
+    x.add_(1)
+    torpor.sync(wait=True)
+    assert (backend.shared, backend.copied) == ([False, True], 1)
+    assert held is not None
+    assert held.tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
 # -- properties --------------------------------------------------------------------------------

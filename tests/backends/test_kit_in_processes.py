@@ -71,13 +71,13 @@ def test_the_command_goes_on_in_two_processes_and_finds_what_one_finds(
     chosen = ["--section", "models", "--section", "operators", "--ops", "^(add|exp)$"]
     more = ["--jobs", "2", "--journal", journal, "--json"]
     status = main(["conformance", "reference", *chosen, *more])
-    told = capsys.readouterr()
-    assert status == 0, told
-    card = json.loads(told.out)
+    reported = capsys.readouterr()
+    assert status == 0, reported
+    card = json.loads(reported.out)
     for found, expected in (("points", alone.card.points), ("ops", alone.card.ops)):
         assert sorted(map(repr, card[found])) == sorted(repr(asdict(one)) for one in expected)
     left = len(alone.card.points) + len(alone.card.ops) - 1
-    assert f"{left}/{left}" in told.err
+    assert f"{left}/{left}" in reported.err
 
 
 def test_what_an_earlier_run_found_wrong_stays_wrong(tmp_path: Path) -> None:

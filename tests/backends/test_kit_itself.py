@@ -14,7 +14,7 @@ import torch
 
 import torpor
 from torpor.backend import Backend, BackendData, BackendDevice, Computation
-from torpor.backends.agreement import same_bits
+from torpor.backends.equality import same_bits
 from torpor.backends.reference import ReferenceBackend
 from torpor.backends.reference.lowering import ReferenceLowering
 from torpor.ir import Node

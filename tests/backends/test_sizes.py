@@ -40,7 +40,7 @@ class Program:
     inner: Any
     kind: int | None  # the last digit of a size; None: there are no sizes
 
-    def fits(self, sizes: Mapping[Symbol, int]) -> bool:
+    def accepts_sizes(self, sizes: Mapping[Symbol, int]) -> bool:
         return self.kind is None or all(size % KINDS == self.kind for size in sizes.values())
 
 
@@ -70,12 +70,12 @@ class KindsBackend(ReferenceBackend):
     def execute(self, computation: Computation, *args: Any) -> Any:
         KindsBackend.runs += 1
         program = computation.program
-        assert program.fits(computation.sizes_in(args[0])), "run with sizes it is not for"
+        assert program.accepts_sizes(computation.sizes_in(args[0])), "run with sizes it is not for"
         return super().execute(dataclasses.replace(computation, program=program.inner), *args)
 
-    def fits(self, computation: Computation, sizes: Mapping[Symbol, int]) -> bool:
-        fits: bool = computation.program.fits(sizes)
-        return fits
+    def accepts_sizes(self, computation: Computation, sizes: Mapping[Symbol, int]) -> bool:
+        accepts_sizes: bool = computation.program.accepts_sizes(sizes)
+        return accepts_sizes
 
     def cache_key(self) -> str | None:
         return KindsBackend.key
@@ -159,17 +159,17 @@ def test_no_more_are_compiled_than_a_structure_may_have(monkeypatch: pytest.Monk
 def test_graphs_of_one_structure_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "max_graphs_per_structure", 2)
     for size in (5, 7, 9, 11, 13):  # two graphs of numbers before sizes are symbols
-        y = torch.ones(size).to("lazy") * 2
+        y = -torch.ones(size).to("lazy")  # no number, which another test may have made an input
         torpor.sync(wait=True)
-        assert y.tolist() == [2.0] * size
+        assert y.tolist() == [-1.0] * size
     assert compiled() == 2
 
 
-# -- compiled beside the program -------------------------------------------------------------------
+# -- compiled in the background -------------------------------------------------------------------
 
 
 @pytest.fixture
-def beside(kinds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_background(kinds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "compile_async", True)
     KindsBackend.gate.clear()
 
@@ -180,7 +180,7 @@ def compile_all() -> None:
     KindsBackend.gate.clear()
 
 
-@pytest.mark.usefixtures("beside")
+@pytest.mark.usefixtures("in_background")
 def test_a_variant_is_compiled_beside_the_program_too() -> None:
     step(12)
     compile_all()
@@ -195,7 +195,7 @@ def test_a_variant_is_compiled_beside_the_program_too() -> None:
     assert (KindsBackend.runs, compiled()) == (4, 2)
 
 
-@pytest.mark.usefixtures("beside")
+@pytest.mark.usefixtures("in_background")
 def test_it_is_compiled_for_the_sizes_that_asked_for_it() -> None:
     COMPILER.submit("", KindsBackend.gate.wait)
     step(12)
@@ -205,7 +205,7 @@ def test_it_is_compiled_for_the_sizes_that_asked_for_it() -> None:
     assert (KindsBackend.runs, compiled()) == (1, 1)
 
 
-@pytest.mark.usefixtures("beside")
+@pytest.mark.usefixtures("in_background")
 def test_one_variant_is_compiled_after_the_other() -> None:
     step(10)
     compile_all()
@@ -221,7 +221,7 @@ def test_one_variant_is_compiled_after_the_other() -> None:
     assert KindsBackend.runs == 2 * MAX_VARIANTS + 1
 
 
-@pytest.mark.usefixtures("beside")
+@pytest.mark.usefixtures("in_background")
 def test_a_variant_that_cannot_be_compiled_runs_on_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -345,15 +345,15 @@ def expected(shapes: list[tuple[int, int]]) -> list[float]:
 
 
 @inductor
-@pytest.mark.parametrize("beside", [False, True], ids=["at once", "beside the program"])
+@pytest.mark.parametrize("in_background", [False, True], ids=["at once", "in the background"])
 def test_a_training_of_random_sizes_compiles_a_few_times(
-    beside: bool,
+    in_background: bool,
     shapes: list[tuple[int, int]],
     expected: list[float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(config, "compile_after", COMPILE_AFTER)  # as in a long training
-    monkeypatch.setattr(config, "compile_async", beside)
+    monkeypatch.setattr(config, "compile_async", in_background)
     with torpor.using("inductor"):
         assert train(Put("lazy"), STEPS, shapes) == pytest.approx(expected, abs=1e-4)
         COMPILER.wait()

@@ -280,7 +280,9 @@ def test_data_made_of_a_number_are_that_number_in_a_graph(on_torchscript: TSBack
     data = on_torchscript.data_from_scalar(0.5, device)
     assert type(data) is TSData
     assert (data.scalar, data.tensor, data.has_value) == (0.5, None, True)
-    assert torch.equal(on_torchscript.tensor_from_data(data), torch.tensor(0.5))
+    assert torch.equal(
+        on_torchscript.tensor_from_data(data), torch.tensor(0.5, dtype=torch.float64)
+    )
     assert on_torchscript.scalars_as_data
 
 

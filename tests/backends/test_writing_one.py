@@ -16,7 +16,7 @@ from torpor.backend import Backend
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "backends" / "writing-one.md"
 SOURCE = Path(torpor.__file__).resolve().parents[1]
-SECTIONS = ("contract", "laziness", "errors", "models")
+SECTIONS = ("contract", "buffers", "laziness", "errors", "models")
 
 
 def commands() -> list[str]:
@@ -52,11 +52,11 @@ def test_the_smallest_backend_is_under_30_lines_and_conforms(tmp_path: Path) -> 
     assert len(code.splitlines()) < 30
     (tmp_path / "smallest_backend.py").write_text(code)
     kit = [f"torpor.testing.test_{section}" for section in SECTIONS]
-    told = run(
+    reported = run(
         tmp_path, sys.executable, "-m", "pytest", "-q", "-p", "torpor.testing.plugin",
         "--pyargs", *kit, "--backend", "smallest_backend:Smallest",
     )  # fmt: skip
-    held = re.findall(r"^(\w+) +(\d+) of (\d+) points held", told, re.MULTILINE)
+    held = re.findall(r"^(\w+) +(\d+) of (\d+) points held", reported, re.MULTILINE)
     assert [section for section, _, _ in held] == list(SECTIONS)
     assert all(int(one) == int(other) > 0 for _, one, other in held)
 

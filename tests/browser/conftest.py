@@ -15,7 +15,7 @@ import torch
 
 import torpor
 from torpor.cli.char_gpt import Text, make_text
-from torpor.cli.demo_training import Plan, Training
+from torpor.cli.demo_training import DemoPlan, DemoTraining
 from torpor.debug.view.server import ViewServer
 from torpor.debug.view.sources import FileSource
 
@@ -98,8 +98,8 @@ def large_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torpor.use("reference")
     path = tmp_path_factory.mktemp("view") / "large.torpor"
     torch.manual_seed(0)
-    plan = Plan(layers=LAYERS, width=8, length=4, batch=1)
-    training = Training("lazy", plan, Text.encode(make_text(50)))
+    plan = DemoPlan(layers=LAYERS, width=8, length=4, batch=1)
+    training = DemoTraining("lazy", plan, Text.encode(make_text(50)))
     training.step()
     with torpor.record(path, data=False):
         for _ in range(3):

@@ -74,17 +74,17 @@ def test_two_graphs_are_compared_node_by_node(open_page: Open, tmp_path: Path) -
     with ViewServer(FileSource(tmp_path / "f")) as server:
         page = open_page(f"{server.address}#diff").page
         before, after = page.get_by_label("Before"), page.get_by_label("After")
-        told = page.get_by_role("tabpanel", name="Diff").get_by_role("status")
+        reported = page.get_by_role("tabpanel", name="Diff").get_by_role("status")
         rows = page.locator(".diff tbody tr")
         before.select_option("0")
         after.select_option("1")
-        expect(told).to_have_text("Nodes: 2 added, 1 removed, 3 the same.")
+        expect(reported).to_have_text("Nodes: 2 added, 1 removed, 3 the same.")
         expect(rows).to_have_text([
             re.compile("same.*mul"), re.compile("removed.*cos"), re.compile("added.*exp"),
             re.compile("added.*sin"), re.compile("same.*add"), re.compile("same.*sum"),
         ])  # fmt: skip
         after.select_option("2")
-        expect(told).to_have_text("Nodes: 2 added, 2 removed, 2 the same.")
+        expect(reported).to_have_text("Nodes: 2 added, 2 removed, 2 the same.")
         expect(page.get_by_label("What differs first")).to_contain_text("aten.")
         page.get_by_role("button", name="Swap").click()
         expect(before).to_have_value("2")
@@ -117,8 +117,8 @@ def hostile_file(folder: Path) -> Path:
         y.tolist()
     with Reader(folder / "plain") as reader:
         manifest = dict(reader.manifest)
-        blobs = [reader.blob(i, "copy") for i in range(len(manifest.pop("blobs")))]
-    facts = json.loads(blobs[manifest["facts"]])
+        parts = [reader.blob(i, "copy") for i in range(len(manifest.pop("blobs")))]
+    facts = json.loads(parts[manifest["facts"]])
     every = " ".join(HOSTILE)
     places = list(range(len(HOSTILE)))
     facts["graphs"][0].update(
@@ -127,12 +127,12 @@ def hostile_file(folder: Path) -> Path:
     )  # fmt: skip
     facts["events"] = [["run", 0.0, 1.0, text, text, 0] for text in HOSTILE]
     facts["events"] += [["__proto__", 0.0, 1.0, "x", "y", 1], ["record", 0.0, 1.0, "", "", 0]]
-    blobs[manifest["facts"]] = json.dumps(facts).encode()
+    parts[manifest["facts"]] = json.dumps(facts).encode()
     lines = {"lines": HOSTILE, "nodes": places}
-    blobs[manifest["graphs"][0]["lines"]] = json.dumps(lines).encode()
+    parts[manifest["graphs"][0]["lines"]] = json.dumps(lines).encode()
     manifest["versions"] = {**manifest["versions"], "torch": HOSTILE[0], "__proto__": "x"}
     writer = Writer(folder / "<img src=x onerror=alert(1)>.torpor")
-    for blob in blobs:
+    for blob in parts:
         writer.add(blob)
     writer.close(manifest)
     return writer.path
@@ -140,7 +140,7 @@ def hostile_file(folder: Path) -> Path:
 
 def walk(page: Page) -> None:
     """Look at everything in which a hostile text could stand."""
-    for panel in ("Timeline", "Graphs", "Diff", "Memory", "Explorer"):
+    for panel in ("Timeline", "Graphs", "Diff", "Memory", "Passes", "Explorer"):
         page.get_by_role("tab", name=panel).click()
         expect(page.get_by_role("tabpanel", name=panel)).to_be_visible()
     page.locator(".drawing[data-items]").wait_for()

@@ -14,7 +14,7 @@ from torpor.debug.view.assets import html_file
 from torpor.debug.view.server import ViewServer
 from torpor.debug.view.sources import FileSource
 
-PANELS = ["Timeline", "Graphs", "Explorer", "Diff", "Memory"]
+PANELS = ["Timeline", "Graphs", "Explorer", "Diff", "Memory", "Passes"]
 PAINT_MS = 2000  # until something is to be seen
 
 # Every text on the screen that has less contrast to what is behind it than people need.
@@ -80,6 +80,7 @@ def test_every_panel_of_a_large_graph(large: ViewServer, open_page: Open, scheme
         ("Explorer", check_explorer),
         ("Diff", check_difference),
         ("Memory", check_memory),
+        ("Passes", check_passes),
     ):
         open_panel(page, panel)
         check(page)
@@ -196,6 +197,18 @@ def check_memory(page: Page) -> None:
     open_panel(page, "Memory")
 
 
+def check_passes(page: Page) -> None:
+    panel = page.get_by_role("tabpanel", name="Passes")
+    text = panel.get_by_label("The graph as text")
+    expect(text).to_have_text(re.compile(r"^graph\([\s\S]*\breturn %"))
+    recorded = text.inner_text()
+    after = panel.get_by_label(re.compile("^Pass"))
+    assert after.locator("option").all_inner_texts() == ["recorded", "expand (nothing to do)"]
+    after.select_option(index=1)
+    expect(panel.get_by_role("status")).not_to_have_text(re.compile("^before"))
+    assert text.inner_text() == recorded
+
+
 # -- keyboard ----------------------------------------------------------------------------------
 
 
@@ -220,7 +233,7 @@ def test_the_keyboard_alone_reaches_everything(large: ViewServer, open_page: Ope
         assert focused(page) == name
         expect(page.get_by_role("tabpanel", name=name)).to_be_visible()
     press("End")
-    assert focused(page) == "Memory"
+    assert focused(page) == "Passes"
     press("/")
     expect(page.get_by_label("Search nodes")).to_be_focused()
     expect(page.locator(".drawing[data-items]")).to_be_visible()
@@ -359,7 +372,9 @@ def test_one_file_works_without_any_network(
     opened = open_page(out.as_uri(), offline=True)
     page = opened.page
     assert when(page, "first-contentful-paint") < PAINT_MS
-    checks = (check_timeline, check_graphs, check_explorer, check_difference, check_memory)
+    checks = (
+        check_timeline, check_graphs, check_explorer, check_difference, check_memory, check_passes,
+    )  # fmt: skip
     for panel, check in zip(PANELS, checks, strict=True):
         open_panel(page, panel)
         check(page)

@@ -15,12 +15,12 @@ import torch
 
 import torpor
 from torpor.bench import plot, report, runners, workloads
-from torpor.bench.growth import Costs, Growth
-from torpor.bench.processes import Worker, WorkerError, command, environment
+from torpor.bench.growth import Growth, GrowthCosts
+from torpor.bench.measurements import Results, Row, WorkloadOutcome
 from torpor.bench.race import Settings, race
-from torpor.bench.results import Outcome, Results, Row
 from torpor.bench.runners import Spec
-from torpor.bench.worker import Limits, Racer
+from torpor.bench.worker import Racer, WarmUpLimits
+from torpor.bench.worker_processes import Worker, WorkerError, command, environment
 from torpor.cli import main
 
 QUICK = ["--scale", "tiny", "--rounds", "2", "--round-ms", "2", "--threads", "1", "--keep-caches"]
@@ -121,7 +121,7 @@ def test_a_mistake_is_told_with_what_was_meant(arguments, said, capsys):
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_a_runner_that_fails_costs_its_row(jobs):
-    limits = Limits(round_ms=1)
+    limits = WarmUpLimits(round_ms=1)
     settings = Settings("cpu", 1, 1, "tiny", 100, limits, keep_caches=True, warm_jobs=jobs)
     specs = [Spec("torpor-lazy", "cpu", "reference"), Spec("torpor", "cpu", "nonsense")]
     specs.append(Spec("torch-lazy", "cuda"))
@@ -202,7 +202,7 @@ def test_each_backend_has_a_runner_of_its_own():
 
 
 def outcome(**rows):
-    return Outcome("chain", "a chain", [Row(runner, **row) for runner, row in rows.items()])
+    return WorkloadOutcome("chain", "a chain", [Row(runner, **row) for runner, row in rows.items()])
 
 
 def test_ratios_are_to_the_fastest_that_ran():
@@ -270,9 +270,9 @@ def test_growth_is_drawn(tmp_path):
 
 
 def test_the_ratio_of_syncs_is_of_wall_and_cpu_time():
-    costs = Costs(sync_ms={"1000": (2.0, 1.0), "10000": (3.0, 1.1)})
+    costs = GrowthCosts(sync_ms={"1000": (2.0, 1.0), "10000": (3.0, 1.1)})
     assert costs.sync_ratio == (1.5, pytest.approx(1.1))
-    assert Costs().sync_ratio is None
+    assert GrowthCosts().sync_ratio is None
 
 
 def test_growth_is_measured_and_told(tmp_path, capsys):
@@ -296,7 +296,7 @@ def test_a_run_on_the_thread_that_records_is_not_recording(monkeypatch):
     monkeypatch.setattr(torpor.config, "async_queue", False)
     racer = Racer(Spec("torpor", "cpu", "reference"), workloads.TINY["small-gpt"])
     before = racer.runner.waited()
-    racer.warm_up(Limits(least_steps=4, round_ms=1))
+    racer.warm_up(WarmUpLimits(least_steps=4, round_ms=1))
     assert racer.runner.waited() > before
     racer.runner = replace(racer.runner, waited=iter([0.0, 1000.0]).__next__)
     assert racer.round().recording_ms == pytest.approx(-1e6, rel=0.1)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from torpor.bench import cold
-from torpor.bench.cold import Plan, Start, Starts
+from torpor.bench.cold import ColdPlan, Start, Starts
 from torpor.cli import main
 
 
-class Small(Plan):
+class Small(ColdPlan):
     """Without what takes minutes."""
 
     @property
@@ -23,10 +23,10 @@ class Small(Plan):
 
 def test_every_start_is_measured_in_a_process_of_its_own() -> None:
     plan = Small("cpu", 1, "reference", scale="tiny", few=1, many=2, timeout=120)
-    told: list[str] = []
-    starts = cold.measure(plan, told.append)
+    reported: list[str] = []
+    starts = cold.measure(plan, reported.append)
     assert [start.error for start in starts.rows] == [""] * 4
-    assert told[:2] == ["gpt, 1 layers: torpor", "gpt, 2 layers: torpor"]
+    assert reported[:2] == ["gpt, 1 layers: torpor", "gpt, 2 layers: torpor"]
     for start in starts.rows:
         assert start.cold_s > 0
         assert start.cpu_s > 0
@@ -42,7 +42,7 @@ def test_a_start_that_fails_costs_its_row() -> None:
 
 
 def test_ratios_are_of_compile_times() -> None:
-    plan = Plan("cpu", 2)
+    plan = ColdPlan("cpu", 2)
     starts = Starts(plan.starts)
     for start, seconds in zip(starts.rows, (10.0, 15.0, 40.0, 20.0), strict=True):
         start.compile_s = seconds
@@ -54,7 +54,7 @@ def test_ratios_are_of_compile_times() -> None:
 
 
 def test_the_command_writes_all_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cold, "Plan", Small)
+    monkeypatch.setattr(cold, "ColdPlan", Small)
     target = tmp_path / "cold.json"
     arguments = ["--cold", "--scale", "tiny", "--backends", "reference", "--device", "cpu"]
     assert main(["bench", *arguments, "--threads", "1", "--json", str(target)]) == 0

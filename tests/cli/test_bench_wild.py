@@ -12,9 +12,16 @@ import pytest
 from scripts import wild_figures
 from torpor.bench import plot
 from torpor.bench.wild import report, soak
-from torpor.bench.wild.loop import GRACE, Done, Loop, Mark
+from torpor.bench.wild.loop import GRACE, Loop, LoopEnded, Mark
 from torpor.bench.wild.measure import fresh_caches
-from torpor.bench.wild.outcome import Losses, Outcome, Row, Run, Wild, geometric_mean
+from torpor.bench.wild.outcome import (
+    Losses,
+    ProgramOutcome,
+    ProgramRow,
+    ProgramRun,
+    Wild,
+    geometric_mean,
+)
 from torpor.bench.wild.programs import ALL, PROGRAMS, SOAK, find
 from torpor.cli import main
 
@@ -103,7 +110,7 @@ def test_there_are_twelve_programs_and_each_can_be_loaded():
 @pytest.mark.parametrize("program", [*ALL, SOAK], ids=lambda program: program.name)
 def test_a_program_trains_eagerly(program, tmp_path):
     loop = Loop(2, tmp_path)
-    with pytest.raises(Done):
+    with pytest.raises(LoopEnded):
         program.load()(loop)
     assert loop.done == 2
     assert all(loss == loss for _, loss in loop.losses)
@@ -122,29 +129,31 @@ def marked(*ms, group=10, compiled=0, resident=0):
 def outcome_of(eager, ours, **options):
     steps = 10 * len(eager)
     rows = {
-        "eager": Row("eager", [Run(marked(*eager), steps=steps, total_s=1.0, memory=1)]),
-        "torpor": Row(
-            "torpor", [Run(marked(*ours, **options), steps=steps, total_s=2.0, memory=1)]
+        "eager": ProgramRow(
+            "eager", [ProgramRun(marked(*eager), steps=steps, total_s=1.0, memory=1)]
+        ),
+        "torpor": ProgramRow(
+            "torpor", [ProgramRun(marked(*ours, **options), steps=steps, total_s=2.0, memory=1)]
         ),
     }
-    return Outcome("made-up", "of marks", steps, rows)
+    return ProgramOutcome("made-up", "of marks", steps, rows)
 
 
 def test_a_step_is_the_median_of_the_later_half():
-    assert Run(marked(9, 9, 9, 1, 2, 3)).step_ms == pytest.approx(2)
-    assert Run().step_ms is None
+    assert ProgramRun(marked(9, 9, 9, 1, 2, 3)).step_ms == pytest.approx(2)
+    assert ProgramRun().step_ms is None
 
 
 def test_a_run_stopped_in_its_first_half_has_no_step_after_warm_up():
     marks = marked(9, 9, 9, 1, 2, 3)
-    assert Run(marks, steps=60, planned=120).step_ms == pytest.approx(2)
-    assert Run(marks, steps=60, planned=130).step_ms is None
-    assert Run(marks, steps=60, planned=130).step_cpu_ms is None
+    assert ProgramRun(marks, steps=60, planned=120).step_ms == pytest.approx(2)
+    assert ProgramRun(marks, steps=60, planned=130).step_ms is None
+    assert ProgramRun(marks, steps=60, planned=130).step_cpu_ms is None
 
 
 def test_the_bookkeeping_of_a_mark_is_not_the_programs():
     marks = [Mark(0, 0.0, 5.0, 0.0, 0, 0), Mark(10, 6.0, 6.0, 0.0, 0, 0)]
-    assert Run(marks).ms() == [100.0]
+    assert ProgramRun(marks).ms() == [100.0]
 
 
 def test_slow_steps_are_those_after_the_first_fifty_without_a_compiled_graph():
@@ -161,7 +170,7 @@ def test_a_group_in_which_eager_is_slow_too_is_not_slow():
 
 def test_a_loop_marks_its_groups_the_fiftieth_step_and_its_end():
     loop = Loop(4000)
-    with pytest.raises(Done):
+    with pytest.raises(LoopEnded):
         while True:
             loop.step()
     assert [mark.steps for mark in loop.marks[:3]] == [GRACE, 100, 200]
@@ -171,7 +180,7 @@ def test_a_loop_marks_its_groups_the_fiftieth_step_and_its_end():
 
 def test_a_loop_that_takes_too_long_is_stopped_at_the_end_of_a_step():
     loop = Loop(10_000, most_s=1e-9)
-    with pytest.raises(Done):
+    with pytest.raises(LoopEnded):
         while True:
             loop.step()
     assert loop.done == GRACE
@@ -204,7 +213,7 @@ def test_missed_bars_are_told():
 
 def test_a_program_that_fails_costs_its_row_and_a_bar():
     outcome = outcome_of([1.0] * 8, [1.0] * 8)
-    outcome.rows["torpor"] = Row("torpor", [Run(error="RuntimeError: no")])
+    outcome.rows["torpor"] = ProgramRow("torpor", [ProgramRun(error="RuntimeError: no")])
     wild = Wild([outcome])
     assert report.notes(wild) == ["made-up, torpor: RuntimeError: no"]
     assert "made-up: no step" in report.failures(wild)

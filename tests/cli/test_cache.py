@@ -36,7 +36,7 @@ def damage(store: Store, key: str) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> str:
+def reported(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> str:
     assert main(["cache", *map(str, arguments)]) == status
     return capsys.readouterr().out
 
@@ -48,7 +48,7 @@ def test_ls_shows_every_entry_the_least_recently_used_first(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "HAVE_RICH", False)
-    lines = told(capsys, "ls").splitlines()
+    lines = reported(capsys, "ls").splitlines()
     assert lines[0].split("  ")[0] == "key"
     assert [line.split()[0] for line in lines[2:5]] == [key[:12] for key in KEYS]
     assert len({len(line) for line in lines[:5]}) == 1  # columns align
@@ -59,7 +59,7 @@ def test_ls_shows_every_entry_the_least_recently_used_first(
 
 
 def test_ls_in_json(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(told(capsys, "ls", "--json"))
+    found = json.loads(reported(capsys, "ls", "--json"))
     assert found["directory"] == str(store.directory)
     assert found["limit"] == config.cache_bytes
     assert found["bytes"] == sum(entry["bytes"] for entry in found["entries"])
@@ -74,13 +74,13 @@ def test_ls_shows_what_is_no_entry_any_more(
     store: Store, capsys: pytest.CaptureFixture[str], data: bytes
 ) -> None:
     (store.directory / "entries" / KEYS[0]).write_bytes(data)
-    text = told(capsys, "ls")
+    text = reported(capsys, "ls")
     assert KEYS[0][:12] in text
     assert "?" in text
 
 
 def test_ls_where_there_is_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = told(capsys, "ls", "--dir", tmp_path / "nowhere")
+    text = reported(capsys, "ls", "--dir", tmp_path / "nowhere")
     assert text.startswith("0 graphs, 0 B of ")
     assert not (tmp_path / "nowhere").exists()
 
@@ -98,17 +98,17 @@ def test_a_directory_others_can_write_to_is_refused(
 
 @pytest.mark.usefixtures("store")
 def test_verify_finds_nothing_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "verify") == "3 graphs, all good\n"
-    assert json.loads(told(capsys, "verify", "--json"))["good"] == 3
+    assert reported(capsys, "verify") == "3 graphs, all good\n"
+    assert json.loads(reported(capsys, "verify", "--json"))["good"] == 3
 
 
 def test_verify_finds_what_is_damaged(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     damage(store, KEYS[1])
-    text = told(capsys, "verify", status=1)
+    text = reported(capsys, "verify", status=1)
     assert KEYS[1][:12] in text
     assert "signature is wrong" in text
     assert KEYS[0][:12] not in text
-    found = json.loads(told(capsys, "verify", "--json", status=1))
+    found = json.loads(reported(capsys, "verify", "--json", status=1))
     assert list(found["damaged"]) == [KEYS[1]]
     assert found["good"] == 2
     assert len(store.entries()) == 3
@@ -118,15 +118,15 @@ def test_verify_removes_what_is_damaged_if_asked(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(store, KEYS[1])
-    assert "removed" in told(capsys, "verify", "--remove", status=1)
+    assert "removed" in reported(capsys, "verify", "--remove", status=1)
     assert [entry.key for entry in store.entries()] == [KEYS[0], KEYS[2]]
-    assert told(capsys, "verify") == "2 graphs, all good\n"
+    assert reported(capsys, "verify") == "2 graphs, all good\n"
 
 
 def test_clear_removes_all(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "clear") == f"3 graphs removed from {store.directory}\n"
+    assert reported(capsys, "clear") == f"3 graphs removed from {store.directory}\n"
     assert store.entries() == []
-    assert told(capsys, "clear").startswith("0 graphs removed")
+    assert reported(capsys, "clear").startswith("0 graphs removed")
 
 
 # -- export and import -----------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_clear_removes_all(store: Store, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture
 def archive(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     path = tmp_path / "warm.zip"
-    assert told(capsys, "export", path).startswith(f"3 graphs in {path}, ")
+    assert reported(capsys, "export", path).startswith(f"3 graphs in {path}, ")
     return path
 
 
@@ -143,7 +143,7 @@ def test_what_is_exported_can_be_imported_elsewhere(
     archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
-    text = told(capsys, "import", "--trust", archive, "--dir", elsewhere)
+    text = reported(capsys, "import", "--trust", archive, "--dir", elsewhere)
     assert text == f"3 graphs taken into {elsewhere}\n"
     other = Store(elsewhere)
     assert {entry.key: other.read(entry.key) for entry in other.entries()} == {
@@ -158,9 +158,9 @@ def test_nothing_is_imported_that_the_user_does_not_trust(
     archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cache", "import", str(archive), "--dir", str(tmp_path / "elsewhere")]) == 2
-    told = capsys.readouterr().err
-    assert "runs the code in it" in told
-    assert f"torpor cache import --trust {archive}" in told
+    reported = capsys.readouterr().err
+    assert "runs the code in it" in reported
+    assert f"torpor cache import --trust {archive}" in reported
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -168,7 +168,7 @@ def test_damaged_entries_are_not_exported(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(store, KEYS[0])
-    assert told(capsys, "export", tmp_path / "some.zip").startswith("2 graphs in")
+    assert reported(capsys, "export", tmp_path / "some.zip").startswith("2 graphs in")
 
 
 def test_an_export_that_fails_leaves_no_file(

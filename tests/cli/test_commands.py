@@ -50,13 +50,22 @@ def test_info_lists_every_backend(capsys):
 def test_info_tells_how_an_op_is_recorded(capsys):
     assert main(["info", "--op", "aten.add_.Tensor"]) == 0
     text = capsys.readouterr().out
-    for fact in ("aten::add_.Tensor(", "trace/recorder.py", "writes self", "def record(a0, a1"):
+    for fact in ("aten::add_.Tensor(", "trace/recorder.py", "writes self", "def record("):
         assert fact in text
     assert main(["info", "--op", "aten.copy_.default", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert "overrides/special.py:" in facts["op"]["recorded by"]
     assert main(["info", "--op", "aten.bernoulli.default", "--json"]) == 0
     assert "mode random" in json.loads(capsys.readouterr().out)["op"]["recorded by"]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = [sys.executable, "-m", "torpor", "info", "--op", "aten.add.Tensor"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_info_of_no_op_names_the_near_ones(capsys):
@@ -117,16 +126,16 @@ def test_demo_reuses_the_graph_of_a_step(capsys):
 def test_demo_prints_losses_times_and_what_to_do_next(capsys):
     assert main(["demo", *TINY]) == 0
     printed = capsys.readouterr()
-    told = ("eager", "reference", "bit for bit", "time of a step", "explain()", "and so")
-    for expected in (*told, "torpor bench --wild", "docs/walk.md"):
+    reported = ("eager", "reference", "bit for bit", "time of a step", "explain()", "and so")
+    for expected in (*reported, "torpor bench --wild", "docs/walk.md"):
         assert expected in printed.out
     assert "12/12" in printed.err
     assert max(map(len, printed.out.splitlines())) <= 120
 
 
 def test_demo_says_so_when_runs_differ():
-    eager = demo.Run("eager", losses=[1.0, 2.0], parameters={"w": torch.ones(2)}, sample="a")
-    lazy = demo.Run("lazy", losses=[1.0, 2.5], parameters={"w": torch.zeros(2)}, sample="b")
+    eager = demo.DemoRun("eager", losses=[1.0, 2.0], parameters={"w": torch.ones(2)}, sample="a")
+    lazy = demo.DemoRun("lazy", losses=[1.0, 2.5], parameters={"w": torch.zeros(2)}, sample="b")
     comparison = demo.Comparison.of(eager, lazy)
     assert comparison == demo.Comparison(1, (2, 0.5), (2, 0.5), 0, 1, False)
     answers = dict(demo.equality_rows(2, comparison))
@@ -136,33 +145,33 @@ def test_demo_says_so_when_runs_differ():
     assert answers["generated text"] == "another"
 
 
-def told(name="inductor", ms=10.0, seconds=20.0, uncompiled=0, record=1e-3, run=9e-3):
+def reported(name="inductor", ms=10.0, seconds=20.0, uncompiled=0, record=1e-3, run=9e-3):
     """What the demo says of a run beside one of eager's, 10 s of 1,000 steps."""
-    plan, eager = demo.Plan(steps=1000), demo.Run("eager", step_ms=[10.0], seconds=10.0)
-    lazy = demo.Run(name, step_ms=[ms], seconds=seconds, uncompiled=uncompiled)
+    plan, eager = demo.DemoPlan(steps=1000), demo.DemoRun("eager", step_ms=[10.0], seconds=10.0)
+    lazy = demo.DemoRun(name, step_ms=[ms], seconds=seconds, uncompiled=uncompiled)
     balance = replace(lazy.explanation.balance, record=record, run=run)
     lazy.explanation = replace(lazy.explanation, balance=balance)
     return " ".join(demo.verdict(plan, eager, lazy))
 
 
 def test_demo_says_when_compiling_has_paid():
-    assert "a step takes 0.50 of eager's" in told(ms=5.0)
-    assert "10.0 s longer, for compiling at once" in told(ms=5.0)
-    assert "won back after about 3,000 steps" in told(ms=5.0)
-    assert "whole training took 5.0 s; eager's took 10.0 s" in told(ms=5.0, seconds=5.0)
+    assert "a step takes 0.50 of eager's" in reported(ms=5.0)
+    assert "10.0 s longer, for compiling at once" in reported(ms=5.0)
+    assert "won back after about 3,000 steps" in reported(ms=5.0)
+    assert "whole training took 5.0 s; eager's took 10.0 s" in reported(ms=5.0, seconds=5.0)
 
 
 def test_demo_says_why_torpor_is_not_ahead():
-    assert "2.00 times as long as eager's" in told(ms=20.0)
-    assert "Still compiling: 800 of 1000 steps ran uncompiled" in told(ms=20.0, uncompiled=800)
-    assert "Recording a step takes 15.0 ms, running it 9.0" in told(ms=20.0, record=15e-3)
-    assert "Running a step takes 9.0 ms" in told(ms=20.0)
-    assert "eager's kernels one by one" in told(name="reference", ms=20.0)
+    assert "2.00 times as long as eager's" in reported(ms=20.0)
+    assert "Still compiling: 800 of 1000 steps ran uncompiled" in reported(ms=20.0, uncompiled=800)
+    assert "Recording a step takes 15.0 ms, running it 9.0" in reported(ms=20.0, record=15e-3)
+    assert "Running a step takes 9.0 ms" in reported(ms=20.0)
+    assert "eager's kernels one by one" in reported(name="reference", ms=20.0)
 
 
 def test_a_parameter_missing_from_one_run_is_a_difference():
-    eager = demo.Run("eager", losses=[1.0], parameters={"w": torch.ones(2)})
-    lazy = demo.Run("lazy", losses=[1.0], parameters={"v": torch.ones(2)})
+    eager = demo.DemoRun("eager", losses=[1.0], parameters={"w": torch.ones(2)})
+    lazy = demo.DemoRun("lazy", losses=[1.0], parameters={"v": torch.ones(2)})
     assert demo.Comparison.of(eager, lazy).equal_parameters == 0
 
 

@@ -23,11 +23,11 @@ def back_to_the_reference() -> Iterator[None]:
 
 def test_the_scorecard_of_the_reference_backend(capsys):
     assert main(["conformance", "reference", *SMALL]) == 0
-    told = capsys.readouterr()
-    assert re.search(r"native\s+2", told.out)
-    assert re.search(r"core\s+1", told.out)
-    assert told.out.splitlines()[-1] == "conforms"
-    assert "3/3" in told.err
+    reported = capsys.readouterr()
+    assert re.search(r"native\s+2", reported.out)
+    assert re.search(r"core\s+1", reported.out)
+    assert reported.out.splitlines()[-1] == "conforms"
+    assert "3/3" in reported.err
 
 
 def test_json_is_one_object_a_program_can_read(capsys):
@@ -45,9 +45,9 @@ def test_a_broken_backend_is_told_and_the_status_is_1(capsys):
     capsys.readouterr()
     options = ["--section", "operators", "--ops", "^add$"]
     assert main(["conformance", "tests.backends.faults:WrongDtype", *options]) == 1
-    told = capsys.readouterr().out
-    assert "wrong: add: float32 sample 0 forward" in told
-    assert told.splitlines()[-1] == "does not conform"
+    reported = capsys.readouterr().out
+    assert "wrong: add: float32 sample 0 forward" in reported
+    assert reported.splitlines()[-1] == "does not conform"
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_a_broken_backend_is_told_and_the_status_is_1(capsys):
 )
 def test_a_backend_that_is_not_there_is_told_and_the_status_is_2(name, capsys):
     assert main(["conformance", name, *SMALL]) == 2
-    told = capsys.readouterr()
-    assert name.rpartition(":")[2] in told.err
-    assert told.out == ""
+    reported = capsys.readouterr()
+    assert name.rpartition(":")[2] in reported.err
+    assert reported.out == ""
 
 
 class Page(HTMLParser):

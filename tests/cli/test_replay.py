@@ -98,9 +98,9 @@ def test_bisect_of_what_is_right(file, capsys):
 )
 def test_mistakes_are_told_in_one_line(file, capsys, arguments, what):
     assert main(["replay", *(a.format(file=file) for a in arguments)]) == 2
-    told = capsys.readouterr().err
-    assert what in told
-    assert "Traceback" not in told
+    reported = capsys.readouterr().err
+    assert what in reported
+    assert "Traceback" not in reported
 
 
 def test_a_damaged_file_is_told_in_one_line(file, capsys):

@@ -10,10 +10,7 @@ import pytest
 from torpor.codegen import own_ops
 from torpor.codegen.emit_nodes import node_class
 from torpor.codegen.emit_types import rule_of
-from torpor.codegen.torch_schemas import schemas, target_of
-from torpor.ops.signature import signature_of
-from torpor.ops.spec import spec_of
-from torpor.specialize.source import source
+from torpor.codegen.torch_schemas import schemas
 
 OPS = (
     "aten.add.Tensor",
@@ -40,7 +37,6 @@ def emitted(name: str) -> str:
         f"# {schema.signature}\n"
         f"# facts: {'; '.join(schema.facts)}\n"
         f"# types: {rule_of(schema).value}\n\n"
-        f"# recorder\n\n{source(signature_of(spec_of(target_of(schema))))}\n\n"
         f"# nodes.pyi\n\n{node_class(schema)}"
     )
 

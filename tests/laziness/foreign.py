@@ -21,7 +21,7 @@ def plain(thing: Any) -> Any:
 
 
 @contextmanager
-def told() -> Iterator[list[str]]:
+def warnings_caught() -> Iterator[list[str]]:
     """The warnings of torpor's inside, as in a process that was told of nothing before."""
     WARNED.clear()
     texts: list[str] = []

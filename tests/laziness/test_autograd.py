@@ -588,6 +588,27 @@ def test_autocast_casts_a_weight_once_for_many_uses(concrete: Put) -> None:
     agree(concrete, program, nn.Linear(4, 3), X)
 
 
+PRODUCTS = {
+    "linear": lambda x, y: F.linear(x, y, y[:, 0]),
+    "matmul": torch.matmul,
+    "attention": lambda x, y: F.scaled_dot_product_attention(x, y, x * y, dropout_p=0.3),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_backward_in_the_body_of_autocast(concrete: Put, product: str, inside: bool) -> None:
+    def program(x: Tensor) -> object:
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            y = PRODUCTS[product](x.sin(), x.cos())
+        with torch.autocast("cpu", torch.bfloat16):
+            y.float().square().mean().backward()
+        return y.detach(), x.grad
+
+    agree(concrete, program, torch.linspace(-1, 1, 16).view(4, 4).requires_grad_())
+
+
 # --- copies ----------------------------------------------------------------------------------
 
 

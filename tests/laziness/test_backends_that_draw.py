@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -81,3 +82,52 @@ def test_a_generator_of_the_users_is_drawn_from_at_once(put: Put) -> None:
     generator = torch.Generator().manual_seed(3)
     drawn = put(torch.zeros(4)).normal_(generator=generator)
     assert_same(drawn, torch.zeros(4).normal_(generator=torch.Generator().manual_seed(3)))
+
+
+class Seeded(ReferenceBackend):
+    """Draws from a seed of the run, with a stream of its own for each node."""
+
+    draws = True
+    draws_from_seed = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds: list[int] = []
+        self.offsets: list[int] = []
+
+    def execute(self, computation: Any, arguments: Any, device: Any) -> Any:
+        given = list(arguments)
+        if computation.offsets:
+            self.seeds.append(given.pop())
+            self.offsets = list(computation.offsets.values())
+        assert len(given) == len(computation.graph.inputs)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seeds[-1] if self.seeds else 0)
+            return super().execute(computation, given, device)
+
+
+register("seeded", Seeded)
+
+
+def test_a_graph_that_draws_is_given_a_seed_for_every_run(put: Put) -> None:
+    backend = torpor.use("seeded")
+    assert isinstance(backend, Seeded)
+    x = put(torch.ones(50))
+    steps = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        steps.append((F.dropout(x, 0.5) + torch.rand_like(x)).tolist())
+        torpor.sync(wait=True)
+    assert steps[0] == steps[2] != steps[1]
+    assert backend.seeds[0] == backend.seeds[2] != backend.seeds[1]
+    assert backend.offsets == [0, 1]
+    assert torpor.metrics.counters()["UncachedCompile"] == 1
+
+
+def test_a_graph_that_draws_nothing_has_no_seed(put: Put) -> None:
+    backend = torpor.use("seeded")
+    assert isinstance(backend, Seeded)
+    before = torch.get_rng_state()
+    assert (put(torch.ones(3)) + 1).tolist() == [2.0, 2.0, 2.0]
+    assert backend.seeds == []
+    assert torch.equal(torch.get_rng_state(), before)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import torpor
 from tests.forced import Forced
 from torpor.adaptive import bound as bound_module
-from torpor.adaptive.bound import BOUND
+from torpor.adaptive.bound import BOUND, MOST_PLACES
 from torpor.adaptive.choice import Limits
 from torpor.compiling import worth
 from torpor.compiling.background import COMPILER
@@ -33,7 +33,7 @@ class Clock:
         self.eager, self.recorded, self.now = eager, recorded, 0.0
 
     def __call__(self) -> float:
-        place = BOUND.last
+        place = BOUND.events.last
         is_recorded = place is not None and place.choice.is_recorded
         self.now += self.recorded if is_recorded else self.eager
         return self.now
@@ -305,9 +305,51 @@ def thawed() -> Outcome:
     return [model.state_dict()]
 
 
+def a_part_called_alone() -> Outcome:
+    """A part of a model is called several times in a step, by nobody but the loop."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches():
+        loss = F.mse_loss(model(x), y)
+        for shift in range(1, 4):
+            loss = loss + model[0](x.roll(shift)).square().mean() / shift
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return [model.state_dict()]
+
+
+def stepped_by_hand() -> Outcome:
+    """Several calls make a step, and no optimizer says where it ends."""
+    model = nn.Linear(8, 8)
+    for x, y in batches():
+        loss = F.mse_loss(model(x), y)
+        for shift in range(1, 5):
+            loss = loss + F.l1_loss(model(x.roll(shift)), y) / shift
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= 0.1 * gradient
+    return [model.state_dict()]
+
+
+def parametrized() -> Outcome:
+    """torch swaps tensors that nobody may refer to weakly, while the last loss is alive."""
+    model = nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches(9):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+    nn.utils.parametrize.remove_parametrizations(model, "weight")
+    return [loss, model.state_dict()]
+
+
 PROGRAMS = (
     ordinary, gradients_kept, hooked, tied, averaged, adversarial, carried, second_order,
     mixed_precision, looked_at, checkpointed, without_modules, summed_later, thawed,
+    a_part_called_alone, stepped_by_hand, parametrized,
 )  # fmt: skip
 
 
@@ -340,7 +382,7 @@ def assert_equal(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-def both_ways() -> bool:
+def both_choices() -> bool:
     return any(place.choice.steps[True] and place.choice.steps[False] for place in BOUND.places)
 
 
@@ -352,7 +394,7 @@ def test_a_program_that_changes_its_way_computes_eagers_bits(
     monkeypatch.setattr(Forced, "every", every)
     expected = eagerly(program)
     assert_equal(run(program), expected)
-    assert both_ways()
+    assert both_choices()
 
 
 @pytest.mark.parametrize(
@@ -450,6 +492,47 @@ def test_a_place_that_cannot_become_eager_says_why(enabled: None) -> None:
         look_at_weights()
 
 
+def test_loops_of_two_threads_are_two_places(enabled: None) -> None:
+    """Each calls its model before the other one's optimizer steps."""
+    called = threading.Barrier(2, timeout=60)
+
+    def loop(model: nn.Module) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for x, y in batches(3):
+            loss = F.mse_loss(model(x), y)
+            called.wait()
+            loss.backward()
+            optimizer.step()
+
+    threads = [threading.Thread(target=loop, args=(network(),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(BOUND.places) == 2
+    assert not any(place.is_shared for place in BOUND.places)
+
+
+def test_places_that_join_on_two_threads_do_not_join_each_other(enabled: None) -> None:
+    one, other = (BOUND.meet(nn.Linear(1, 1)) for _ in range(2))
+    assert one
+    assert other
+    BOUND.events.met[:] = [one, other]
+    optimizers = [torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0) for _ in range(2)]
+    BOUND._joined(optimizers[0], one)
+    BOUND._joined(optimizers[1], other)  # read before the lock was had
+    assert other.whole() is one
+    assert one.whole() is one
+
+
+def test_more_models_than_places_are_remembered_join(enabled: None) -> None:
+    models = [nn.Linear(2, 2) for _ in range(MOST_PLACES + 6)]
+    optimizer = torch.optim.SGD([p for m in models for p in m.parameters()], lr=0.1)
+    torch.stack([model(torch.ones(1, 2)).sum() for model in models]).sum().backward()
+    optimizer.step()
+    assert len(BOUND.places) == 1
+
+
 def test_a_place_of_several_threads_stays_what_it_is(forced: None) -> None:
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -467,6 +550,14 @@ def test_models_that_step_together_are_one_place(forced: None) -> None:
     place, *others = [place for place in BOUND.places if place.optimizers]
     assert not others
     assert len(place.optimizers) == 2
+
+
+def test_a_part_of_a_model_is_of_its_place(forced: None) -> None:
+    model = network()
+    for x, _ in batches(2):
+        model[0](model(x))
+        model[3](model[:2](x))  # another model of its parts
+    assert [place.name for place in BOUND.places] == ["Sequential"]
 
 
 def test_models_that_never_meet_are_places_of_their_own(forced: None) -> None:
@@ -515,22 +606,22 @@ def test_what_is_faster_recorded_ends_recorded(enabled: None) -> None:
 
 def test_what_is_slower_recorded_ends_eagerly_and_is_told_once(enabled: None) -> None:
     BOUND.clock = Clock(eager=1.0, recorded=2.0)
-    with pytest.warns(PerformanceWarning, match="takes 2.00 times as long") as told:
+    with pytest.warns(PerformanceWarning, match="takes 2.00 times as long") as reported:
         model = train(300)
     assert not torpor.is_lazy(model.weight)
-    assert len(told) == 1
-    assert told[0].filename == __file__
+    assert len(reported) == 1
+    assert reported[0].filename == __file__
 
 
 def test_graphs_that_do_not_come_back_end_eagerly_and_the_warning_says_what_changes(
     enabled: None,
 ) -> None:
     BOUND.clock = Clock(eager=1.0, recorded=5.0)
-    with pytest.warns(PerformanceWarning, match="do not come back") as told:
+    with pytest.warns(PerformanceWarning, match="do not come back") as reported:
         model = train(60, changing=True)
     assert not torpor.is_lazy(model.weight)
-    assert "what changes: Python took another way" in str(told[0].message)
-    assert 'torpor.config.bound = "off"' in str(told[0].message)
+    assert "what changes: Python took another way" in str(reported[0].message)
+    assert 'torpor.config.bound = "off"' in str(reported[0].message)
 
 
 def test_a_model_without_an_optimizer_is_counted_by_its_calls(enabled: None) -> None:
@@ -576,7 +667,7 @@ def test_a_program_that_leaves_no_core_idle_waits_for_its_compile(
 ) -> None:
     """Until the time it has run makes that worth it."""
     clock = BOUND.clock = Clock(eager=1.0, recorded=0.5)
-    monkeypatch.setattr(worth, "COSTS", worth.Costs())
+    monkeypatch.setattr(worth, "COSTS", worth.CompileCosts())
     monkeypatch.setattr(bound_module, "COSTS", worth.COSTS)
     worth.COSTS.pending.append(30.0)
     waited: list[float] = []

@@ -19,7 +19,7 @@ from torpor.backend.registry import make, register
 from torpor.backends.reference.compile import ReferenceBackend
 from torpor.compiling import draft, remote, worth
 from torpor.compiling.background import COMPILER
-from torpor.compiling.remote import WORKER, Answer, NotCompiled, Request
+from torpor.compiling.remote import WORKER, CompileReply, NotCompiled, Request
 from torpor.execute.sync import PLANS
 
 
@@ -53,17 +53,17 @@ class Elsewhere:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        self.answer: Answer | None = Answer(b"saved", 1.0)
+        self.answer: CompileReply | None = CompileReply(b"saved", 1.0)
         self.pays: dict[bool, bool] = {True: True, False: False}  # in the other process; in this
 
-    def compile(self, request: Request) -> Answer:
+    def compile(self, request: Request) -> CompileReply:
         self.requests.append(request)
         if self.answer is None:
             raise NotCompiled("it could not")
         return self.answer
 
-    def is_worth_it(self, spent: float, nodes: int, *, beside: bool) -> bool:
-        return self.pays[beside]
+    def is_worth_it(self, spent: float, nodes: int, *, in_background: bool) -> bool:
+        return self.pays[in_background]
 
 
 @pytest.fixture
@@ -121,9 +121,9 @@ def test_on_one_core_it_is_compiled_here_if_that_pays(
     assert (Weighing.compiled, elsewhere.requests) == (1, [])
 
 
-@pytest.mark.parametrize("answer", [None, Answer(b"nonsense", 1.0)])
+@pytest.mark.parametrize("answer", [None, CompileReply(b"nonsense", 1.0)])
 def test_what_the_other_process_cannot_compile_this_one_may(
-    answer: Answer | None, put: Put, elsewhere: Elsewhere
+    answer: CompileReply | None, put: Put, elsewhere: Elsewhere
 ) -> None:
     elsewhere.answer = answer
     steps(put, 8)
@@ -156,13 +156,13 @@ def test_graphs_that_another_process_would_not_understand_are_not_sent() -> None
 
 
 def test_the_longer_a_graph_runs_the_more_it_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worth, "COSTS", worth.Costs())
-    assert not worth.is_worth_it(0.05, 300, beside=True)
-    assert worth.is_worth_it(5.0, 300, beside=True)
-    assert not worth.is_worth_it(5.0, 300, beside=False)
-    assert worth.is_worth_it(1000.0, 300, beside=False)
+    monkeypatch.setattr(worth, "COSTS", worth.CompileCosts())
+    assert not worth.is_worth_it(0.05, 300, in_background=True)
+    assert worth.is_worth_it(5.0, 300, in_background=True)
+    assert not worth.is_worth_it(5.0, 300, in_background=False)
+    assert worth.is_worth_it(1000.0, 300, in_background=False)
     worth.COSTS.note(10_000.0, 100)
-    assert not worth.is_worth_it(1000.0, 300, beside=False)
+    assert not worth.is_worth_it(1000.0, 300, in_background=False)
 
 
 # -- the other process -----------------------------------------------------------------------------
@@ -221,9 +221,9 @@ def test_the_other_process_ends_with_the_program(how: str, tmp_path: Path) -> No
     with errors.open("w") as file:
         started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
     with started:
-        told = str(started.stdout and started.stdout.readline())
+        reported = str(started.stdout and started.stdout.readline())
         assert started.wait(120) == STATUS[how]
-        result, pid = told.rsplit(maxsplit=1)
+        result, pid = reported.rsplit(maxsplit=1)
         await_end(int(pid))
     assert errors.read_text() == ""
     assert result == "[2.0, 2.0, 2.0]"
@@ -247,8 +247,8 @@ def is_there(pid: int) -> bool:
 
 def test_a_process_that_dies_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_CODE", "import sys; sys.stdin.buffer.read(1); os._exit(1)")
-    request = Request("", "", "", {}, None, {}, "", torch.float32, 1, "highest")  # type: ignore[arg-type]  # is not looked at
-    worker = remote.Worker()
+    request = Request("", "", "", {}, None, {}, "", torch.float32, 1, "highest", 0)  # type: ignore[arg-type]  # is not looked at
+    worker = remote.CompileWorker()
     with pytest.raises(NotCompiled, match="has ended"):
         worker.compile(request)
     assert worker.process is None

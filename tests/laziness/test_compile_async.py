@@ -1,4 +1,4 @@
-"""Compiling beside the program: nobody waits, the numbers stay, a hang is given up."""
+"""Compiling in the background: nobody waits, the numbers stay, a hang is given up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ register("gated", Slow)
 
 
 @pytest.fixture(autouse=True)
-def beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_background(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torpor.config, "compile_async", True)
     Slow.gate.clear()
     Slow.fails, Slow.runs = False, 0
@@ -132,8 +132,8 @@ def test_random_numbers_are_not_disturbed(put: Put) -> None:
 
 
 def test_backends_say_whether_they_may() -> None:
-    assert make("reference").compiles_beside
-    assert not make("inductor", max_autotune=True).compiles_beside
+    assert make("reference").compiles_in_background
+    assert not make("inductor", max_autotune=True).compiles_in_background
 
 
 PROGRAM = """

@@ -400,7 +400,7 @@ def test_a_type_rule_may_not_register(put: Put, register: Register) -> None:
 
 
 @pytest.mark.parametrize(
-    ("makes", "told"),
+    ("makes", "reported"),
     [
         (lambda of, x: None, "gave None in the place of a TensorType"),
         (lambda of, x: of((-1, 3), (3, 1), x.dtype, x.device), r"shape \(-1, 3\)"),
@@ -413,10 +413,10 @@ def test_a_type_rule_may_not_register(put: Put, register: Register) -> None:
     ],
 )
 def test_a_type_that_no_tensor_has_is_refused(
-    put: Put, register: Register, makes: Any, told: str
+    put: Put, register: Register, makes: Any, reported: str
 ) -> None:
     register(tripled, type_rule=lambda x: makes(TensorType.of, x))
-    with pytest.raises(RegistrationError, match=f"(?s)type rule of .*tripled.*{told}"):
+    with pytest.raises(RegistrationError, match=f"(?s)type rule of .*tripled.*{reported}"):
         tripled(put(X))
 
 
@@ -437,7 +437,7 @@ def test_what_a_type_rule_refuses_is_refused_with_the_line(put: Put, register: R
 
 
 @pytest.mark.parametrize(
-    ("rule", "told"),
+    ("rule", "reported"),
     [
         (lambda x: x.shape, r"gave \(2, 3\) in the place of a TensorType"),
         (lambda x: torch.empty(2), "in the place of a TensorType"),
@@ -445,10 +445,10 @@ def test_what_a_type_rule_refuses_is_refused_with_the_line(put: Put, register: R
     ],
 )
 def test_a_type_rule_that_gives_no_type_is_named(
-    put: Put, register: Register, rule: Any, told: str
+    put: Put, register: Register, rule: Any, reported: str
 ) -> None:
     register(tripled, type_rule=rule)
-    with pytest.raises(RegistrationError, match=told) as caught:
+    with pytest.raises(RegistrationError, match=reported) as caught:
         tripled(put(X))
     assert "tripled" in message(caught.value)
 
@@ -475,7 +475,7 @@ def test_a_type_rule_that_is_wrong_is_found_out_when_the_op_runs(
 
 
 @pytest.mark.parametrize(
-    ("lowering", "told"),
+    ("lowering", "reported"),
     [
         (lambda x, by: x.sum(), r"makes float32\[\] .* where float32\[2,3\] .* was promised"),
         (lambda x, by: (x, x), "returned a tuple in the place of a tensor"),
@@ -489,14 +489,14 @@ def test_a_type_rule_that_is_wrong_is_found_out_when_the_op_runs(
     ],
 )
 def test_a_lowering_that_cannot_be_says_why(
-    virtual: Put, register: Register, lowering: Any, told: str
+    virtual: Put, register: Register, lowering: Any, reported: str
 ) -> None:
     register(own.ghost, type_rule=lambda x, by: x, lowering=lowering)
     x = virtual(X)
     line = line_below()
     result = own.ghost(x, 2.0)
     result = result.exp()  # it is not the last op that is at fault
-    with pytest.raises(torpor.errors.CompileError, match=f"(?s)ghost.*{told}") as e:
+    with pytest.raises(torpor.errors.CompileError, match=f"(?s)ghost.*{reported}") as e:
         result.tolist()
     assert line in message(e.value)
 
@@ -570,7 +570,7 @@ def test_other_threads_record_while_a_lowering_is_traced(put: Put, register: Reg
 
 
 @pytest.mark.parametrize(
-    ("lowering", "told"),
+    ("lowering", "reported"),
     [
         (lambda x: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda x: (x, x), "returned a tuple in the place of a tensor"),
@@ -582,10 +582,10 @@ def test_other_threads_record_while_a_lowering_is_traced(put: Put, register: Reg
     ],
 )
 def test_a_lowering_that_tells_the_types_and_fails_is_named(
-    put: Put, register: Register, lowering: Any, told: str
+    put: Put, register: Register, lowering: Any, reported: str
 ) -> None:
     register(tripled, lowering=lowering)
-    with pytest.raises(RegistrationError, match=f"the lowering of .*tripled.*{told}") as caught:
+    with pytest.raises(RegistrationError, match=f"the lowering of .*tripled.*{reported}") as caught:
         line = line_below()
         tripled(put(X))
     assert line in message(caught.value)
@@ -629,7 +629,7 @@ def test_an_op_has_several_spellings(spelling: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "told"),
+    ("op", "reported"),
     [
         (f"{NS}::triplet", f"did you mean '{NS}::tripled'"),
         ("nowhere::nothing", "torch has no op 'nowhere::nothing'"),
@@ -643,8 +643,8 @@ def test_an_op_has_several_spellings(spelling: Any) -> None:
         (torch.ops.aten.add.Tensor, "ops of aten are known already"),
     ],
 )
-def test_an_op_that_cannot_be_registered_says_why(op: Any, told: str) -> None:
-    with pytest.raises(RegistrationError, match=told):
+def test_an_op_that_cannot_be_registered_says_why(op: Any, reported: str) -> None:
+    with pytest.raises(RegistrationError, match=reported):
         torpor.ops.register(op, type_rule=lambda *args: args[0])
 
 

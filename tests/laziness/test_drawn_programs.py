@@ -21,12 +21,12 @@ def _lists_of_views(one: Any, other: Any) -> Any:
     return one, other
 
 
-def _lists_beside(one: Any, other: Any) -> Any:
+def _lists_and_others(one: Any, other: Any) -> Any:
     torch._foreach_add_([one, other], [one, other])
     return one, other
 
 
-@pytest.mark.parametrize("program", [_lists, _lists_of_views, _lists_beside])
+@pytest.mark.parametrize("program", [_lists, _lists_of_views, _lists_and_others])
 def test_lists_that_share_tensors_are_gone_through_item_by_item(put: Put, program: Any) -> None:
     agree(put, program, X, X + 1)
 

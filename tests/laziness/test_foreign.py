@@ -20,7 +20,7 @@ from torch.utils import data, dlpack
 from torch.utils.flop_counter import FlopCounterMode
 
 import torpor
-from tests.laziness.foreign import plain, same, told
+from tests.laziness.foreign import plain, same, warnings_caught
 from torpor.errors import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings(
@@ -58,7 +58,7 @@ def x(put: Put, requires_grad: bool = False) -> Any:
 def check(program: Callable[[Put], Any], put: Put, exact: bool, warnings: int = 1) -> None:
     """A program gives eager's numbers, and tells so many things."""
     expected = program(plain)
-    with told() as texts:
+    with warnings_caught() as texts:
         result = program(put)
     same(result, expected, exact)
     assert len(texts) == warnings, texts
@@ -138,7 +138,7 @@ def test_higher_order_ops_get_plain_tensors_and_give_lazy_ones(
     program: Any, put: Put, exact: bool
 ) -> None:
     check(program, put, exact)
-    with told():
+    with warnings_caught():
         results = torch.utils._pytree.tree_leaves(program(put))
     assert all(map(torpor.is_lazy, results))
 
@@ -151,7 +151,7 @@ def test_higher_order_ops_run_inside_the_mode() -> None:
         return result, tensor.grad
 
     expected = program(plain)
-    with told(), torpor.mode():
+    with warnings_caught(), torpor.mode():
         result = program(plain)
     same(result, expected, True)
     assert torpor.is_lazy(result[0])
@@ -223,7 +223,7 @@ def test_a_module_is_lazy_again_after_an_export_that_fails(put: Put) -> None:
 
     model = put(Model())
     weight = model.weight
-    with told(), pytest.raises(ValueError, match="mine"):
+    with warnings_caught(), pytest.raises(ValueError, match="mine"):
         torch.export.export(model, (x(put),))
     assert model.weight is weight
     assert torpor.is_lazy(weight)
@@ -234,7 +234,7 @@ def test_a_module_is_lazy_again_after_an_export_that_fails(put: Put) -> None:
     reason="torch.onnx.export needs onnx and onnxscript, which are not installed",
 )
 def test_onnx_takes_plain_copies(put: Put, tmp_path: Path) -> None:
-    with told() as texts:
+    with warnings_caught() as texts:
         torch.onnx.export(linear(put), (x(put),), tmp_path / "model.onnx")
     assert len(texts) == 1
 
@@ -328,7 +328,7 @@ def test_a_scripted_module_cannot_become_lazy() -> None:
 
 
 def test_scripted_modules_are_saved_and_loaded_inside_the_mode() -> None:
-    with told(), torpor.mode():
+    with warnings_caught(), torpor.mode():
         result = loaded(plain)
         file = io.BytesIO()
         torch.jit.save(torch.jit.script(linear(plain)), file)
@@ -394,7 +394,7 @@ def test_tensor_subclasses_hold_plain_tensors(program: Any, put: Put, exact: boo
 @pytest.mark.parametrize("make", [Sub, lambda t: t.as_subclass(Sub), Image])
 def test_tensor_subclasses_of_plain_tensors_are_made_inside_the_mode(make: Any) -> None:
     tensor = x(plain)
-    with told() as texts, torpor.mode():
+    with warnings_caught() as texts, torpor.mode():
         made = make(tensor)
     assert isinstance(made, (Sub, Image))
     assert texts == []
@@ -410,7 +410,7 @@ def test_a_plain_subclass_meets_lazy_tensors(concrete: Put) -> None:
 
 def test_tensors_of_a_subclass_stay_plain() -> None:
     given = {"weight": nn.Parameter(torch.ones(3).as_subclass(Sub)), "bias": torch.ones(3)}
-    with told() as texts:
+    with warnings_caught() as texts:
         made = torpor.lazy(given)
     assert made["weight"] is given["weight"]
     assert torpor.is_lazy(made["bias"])
@@ -420,7 +420,7 @@ def test_tensors_of_a_subclass_stay_plain() -> None:
 
 def test_a_lazy_tensor_is_one_of_its_bases_already(put: Put) -> None:
     tensor = x(put)
-    with told() as texts:
+    with warnings_caught() as texts:
         made = tensor.as_subclass(Tensor)
     assert torpor.is_lazy(made)
     assert texts == []
@@ -503,7 +503,7 @@ def test_kernels_of_triton_are_refused(put: Put) -> None:
 
 def test_a_fallback_is_counted_with_its_line(put: Put) -> None:
     torpor.metrics.reset()
-    with told():
+    with warnings_caught():
         cond(put)
         cond(put)
     assert torpor.metrics.counters()["Sync::cond"] == 2

@@ -398,3 +398,25 @@ def test_recurrent_layers_round_as_eager_does_without_gradients(
         parameter.data = put(parameter.data)
     with without():
         assert torch.equal(torpor.eager(recorded(put(x))[0].detach()), lstm(x)[0])
+
+
+def test_a_plain_gradient_reaches_a_linear_layer() -> None:
+    """What was written into a plain tensor has a plain gradient, and the bias's is a sum of it."""
+
+    def gradients(model: nn.Module) -> list[torch.Tensor]:
+        outputs = torch.zeros(2, 3)
+        outputs[:, :] = model(torch.ones(2, 4))
+        outputs.pow(2).sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    expected = gradients(copy.deepcopy(model))
+    assert_same(gradients(torpor.lazy(model)), expected)
+
+
+def test_a_plain_tensor_of_an_op_with_parts_is_one_leaf() -> None:
+    weight = torpor.lazy(nn.Linear(4, 3)).weight
+    _ = weight + 1
+    known = len(TRACE.leaves)
+    _ = F.linear(torch.ones(2, 4), weight)
+    assert len(TRACE.leaves) == known + 1

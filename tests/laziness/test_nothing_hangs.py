@@ -26,10 +26,10 @@ def op(kernel, fake=torch.empty_like):
 
 
 def run(program: str, backend: str = "reference", status: int = 0) -> str:
-    told = {"TORPOR_BACKEND": backend, "PYTHONPATH": str(ROOT / "src")}
+    reported = {"TORPOR_BACKEND": backend, "PYTHONPATH": str(ROOT / "src")}
     ran = subprocess.run(
         [sys.executable, "-c", BEFORE + program],
-        env=os.environ | told, capture_output=True, text=True, timeout=PATIENCE,
+        env=os.environ | reported, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert ran.returncode == status, ran.stderr[-3000:]
     return ran.stdout.strip() if status == 0 else ran.stderr
@@ -60,8 +60,10 @@ print(x.tolist(), g.tolist())
     assert run(program, backend) == "[121.0, 121.0, 121.0, 121.0] [2.0, 2.0, 2.0, 2.0]"
 
 
-@pytest.mark.parametrize("use", USES)
-def test_a_fake_kernel_may_use_lazy_tensors(use: str) -> None:
+@pytest.mark.parametrize(
+    ("use", "backend"), [*((use, "reference") for use in USES), ("waits", "inductor")]
+)
+def test_a_fake_kernel_may_use_lazy_tensors(use: str, backend: str) -> None:
     program = f"""
 def fake(x):
     {USES[use]}
@@ -73,7 +75,7 @@ for _ in range(3):
     torpor.sync()
 print(x.tolist(), g.tolist())
 """
-    assert run(program) == "[40.0, 40.0, 40.0, 40.0] [2.0, 2.0, 2.0, 2.0]"
+    assert run(program, backend) == "[40.0, 40.0, 40.0, 40.0] [2.0, 2.0, 2.0, 2.0]"
 
 
 def test_a_kernel_that_reads_a_result_of_its_own_step_is_refused() -> None:
@@ -153,11 +155,11 @@ class Slow(ReferenceBackend):
         return super().compile(lowered)
 register("slow", Slow)
 torpor.use("slow")
-def long():
-    x = torch.ones(3).to("lazy")
+def long(first=None):
+    x = first = torch.ones(3).to("lazy") if first is None else first
     for i in range(30):
         x = x + 1
-    assert x.tolist() == [31.0] * 3
+    assert (x - first).tolist() == [30.0] * len(x)
 """
 
 
@@ -179,6 +181,28 @@ thread.join()
     assert run(SLOW + program) == "True [2049.0, 2049.0]"
 
 
+def test_a_neighbour_does_not_end_the_trace_of_an_op_that_waits_while_it_is_recorded() -> None:
+    """It waits without the lock; the op has taken its operands from the trace already."""
+    program = """
+def fake(x):
+    long(g)
+    return torch.empty_like(x)
+f = op(lambda x: x + 1, fake)
+def neighbour():
+    for _ in range(1000):
+        if not compiled: time.sleep(0.01)
+    torpor.sync()
+    ended.append((torch.ones(2).to("lazy") + 1).tolist())
+ended = []
+thread = threading.Thread(target=neighbour)
+thread.start()
+y = f(torch.ones(4).to("lazy") * 3)
+thread.join()
+print(y.tolist(), ended)
+"""
+    assert run(SLOW + program) == "[4.0, 4.0, 4.0, 4.0] [[2.0, 2.0]]"
+
+
 def test_a_graph_that_two_threads_meet_is_compiled_once() -> None:
     program = """
 for _ in range(2):
@@ -188,6 +212,22 @@ for _ in range(2):
 print(len(compiled))
 """
     assert run(SLOW + program) == "1"
+
+
+def test_graphs_of_several_threads_are_compiled_by_inductor_one_by_one() -> None:
+    """Inductor's state is the process's: two at once end in an AssertionError of its own."""
+    program = """
+torpor.config.strict, torpor.config.cache = True, False
+results = {}
+def work(n):
+    x = torch.full((n,), 2.0).to("lazy")
+    results[n] = (x.exp().log() * n + x.sin()).sum().item()
+threads = [threading.Thread(target=work, args=(n,)) for n in range(2, 6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(sorted(results))
+"""
+    assert run(program, "inductor") == "[2, 3, 4, 5]"
 
 
 @pytest.mark.parametrize("backend", ["reference", "inductor"])

@@ -25,7 +25,7 @@ def _written_behind(x: Any, y: Any) -> Any:
     return x, y
 
 
-def _written_in_front(x: Any, y: Any) -> Any:
+def _written_before(x: Any, y: Any) -> Any:
     x.set_(y.untyped_storage(), 3, (2, 2), (2, 1))
     x.mul_(10)
     return x, y
@@ -107,7 +107,7 @@ def _typed(x: Any, y: Any) -> Any:
 SHARING = {
     f.__name__.strip("_"): f
     for f in (
-        _written_behind, _written_in_front, _through_a_view, _all_of_it, _another_dtype,
+        _written_behind, _written_before, _through_a_view, _all_of_it, _another_dtype,
         _of_a_tensor, _window_of_a_tensor, _larger, _older_views, _late, _chain, _typed,
     )
 }  # fmt: skip

@@ -146,15 +146,15 @@ def test_a_step_recorded_before_an_error_was_told_does_not_tell_it_again(put: Pu
 
 
 def test_bad_batches_without_gradients_are_told_once_each(put: Put) -> None:
-    model, told = put(nn.Sequential(nn.Embedding(4, 3), nn.BatchNorm1d(3))), []
+    model, reported = put(nn.Sequential(nn.Embedding(4, 3), nn.BatchNorm1d(3))), []
     with torch.no_grad():
         for batch, words in enumerate((GOOD, BAD, GOOD, BAD, BAD, GOOD)):
             try:
                 model(put(words)).square().mean().item()
                 [plain(buffer) for buffer in model.buffers()]
             except IndexError:
-                told.append(batch)
-    assert told == [1, 3, 4]
+                reported.append(batch)
+    assert reported == [1, 3, 4]
 
 
 def test_an_error_told_by_a_sync_is_not_raised_by_a_tensor_that_went_back(put: Put) -> None:
@@ -208,10 +208,10 @@ def test_gradients_of_a_bad_batch_go_though_torch_refuses_to_look_at_a_view(put:
 def test_all_is_undone_though_one_undo_raises_and_the_error_says_so() -> None:
     undone: list[int] = []
     steps = (lambda: undone.append(1), lambda: 1 / 0, lambda: undone.append(2))
-    with pytest.raises(IndexError) as told:
+    with pytest.raises(IndexError) as reported:
         Failure(IndexError("told"), steps).tell()
     assert undone == [1, 2]
-    assert "division by zero" in message(told.value)
+    assert "division by zero" in message(reported.value)
 
 
 def test_an_interrupt_comes_when_all_is_undone() -> None:
@@ -292,10 +292,10 @@ def test_a_donated_buffer_that_was_written_all_the_same_carries_the_error(put: P
 
 
 def _faults(backend: str, *options: str) -> dict:
-    told = {"TORPOR_BACKEND": backend, "PYTHONPATH": str(ROOT / "src")}
+    reported = {"TORPOR_BACKEND": backend, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "scripts.faults", "--json", *options]
     run = subprocess.run(
-        command, cwd=ROOT, env=os.environ | told, capture_output=True, text=True, timeout=300
+        command, cwd=ROOT, env=os.environ | reported, capture_output=True, text=True, timeout=300
     )
     assert run.stdout, run.stderr
     return json.loads(run.stdout.splitlines()[-1])

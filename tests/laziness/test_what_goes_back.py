@@ -67,18 +67,18 @@ class Training:
 def _both(put: Put, read: bool, program: Callable[[Training], object], **options: float) -> None:
     eager, lazy = Training(_same, read, **options), Training(put, read, **options)
     torch.manual_seed(0)
-    told = program(eager)
+    reported = program(eager)
     torch.manual_seed(0)
-    assert program(lazy) == told
+    assert program(lazy) == reported
     assert_same(lazy.state(), eager.state())
 
 
 @READ
 def test_gradients_that_were_set_to_zero_are_zero(put: Put, read: bool) -> None:
     def program(training: Training) -> list[bool]:
-        told = [training.train(GOOD)]
+        reported = [training.train(GOOD)]
         training.optimizer.zero_grad(set_to_none=False)
-        return [*told, training.train(BAD)]
+        return [*reported, training.train(BAD)]
 
     _both(put, read, program)
 
@@ -89,10 +89,10 @@ def test_gradients_keep_what_was_accumulated_before_a_bad_batch(
 ) -> None:
     def program(training: Training) -> list[bool]:
         _without_counts(training.model)
-        told = [training.train(GOOD)]
+        reported = [training.train(GOOD)]
         training.optimizer.zero_grad(set_to_none)
         training.backward(GOOD)
-        return [*told, training.train(BAD)]
+        return [*reported, training.train(BAD)]
 
     _both(put, False, program)
 
@@ -103,15 +103,15 @@ def test_what_was_written_between_two_steps_stays(put: Put, read: bool) -> None:
 
     def program(training: Training) -> list[bool]:
         average = training.put(torch.zeros(3, 3))
-        told = []
+        reported = []
         for words in (GOOD, BAD, GOOD, BAD):
             training.optimizer.zero_grad()
-            told.append(training.train(words))
-            if told[-1]:
+            reported.append(training.train(words))
+            if reported[-1]:
                 with torch.no_grad():
                     average.mul_(0.9).add_(training.model[2].weight, alpha=0.1)
         averages.append(average)
-        return told
+        return reported
 
     _both(put, read, program)
     assert_same(plain(averages[1]), averages[0])

@@ -233,14 +233,14 @@ class _Update:
 
 
 def _generate_tokens(model: Any, prompt: Batch, strategy: str) -> Batch:
-    ways: dict[str, dict[str, Any]] = {
+    settings: dict[str, dict[str, Any]] = {
         "greedy": {"do_sample": False},
         "sample": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
         "beam": {"do_sample": False, "num_beams": 3},
     }
     output = model.generate(
         **prompt,
-        **ways[strategy],
+        **settings[strategy],
         max_new_tokens=NEW_TOKENS,
         use_cache=True,
         return_dict_in_generate=True,

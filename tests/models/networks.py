@@ -135,9 +135,9 @@ class Vae(nn.Module):
 def _evidence_loss(model: nn.Module, batch: Batch) -> Tensor:
     images = batch["images"]
     logits, mean, log_variance = model(images)
-    fit = F.binary_cross_entropy_with_logits(logits, images, reduction="sum")
+    likelihood = F.binary_cross_entropy_with_logits(logits, images, reduction="sum")
     divergence = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum()
-    return (fit + divergence) / len(images)
+    return (likelihood + divergence) / len(images)
 
 
 def _decode_noise(model: nn.Module, batch: Batch) -> Batch:

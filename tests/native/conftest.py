@@ -13,7 +13,7 @@ import torpor
 from torpor import native
 from torpor.cache.store import NotUsable
 from torpor.native import build
-from torpor.native.recorder import FRONT
+from torpor.native.attach import NATIVE_RECORDER
 from torpor.trace import dispatch
 
 
@@ -34,20 +34,20 @@ def library_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def library(library_path: Path) -> Iterator[Any]:
     """The native recorder, in front of every recorder there is."""
-    before = FRONT.library
+    before = NATIVE_RECORDER.library
     if before is None:
-        FRONT.asked = True
-        FRONT.use(native.open_library(library_path))
-    yield FRONT.library
+        NATIVE_RECORDER.asked = True
+        NATIVE_RECORDER.use(native.open_library(library_path))
+    yield NATIVE_RECORDER.library
     if before is None:
-        FRONT.library.switch(False)
-        FRONT.library = None
-        dispatch.stand_in_front(dispatch.dispatch, lambda on: None)
+        NATIVE_RECORDER.library.switch(False)
+        NATIVE_RECORDER.library = None
+        dispatch.set_dispatch_entry(dispatch.dispatch, lambda on: None)
 
 
 @pytest.fixture(autouse=True)
 def switched_on(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whatever a test does to it, the next one finds the native recorder at work."""
     yield
-    if FRONT.library is not None:
-        FRONT.library.switch(True)
+    if NATIVE_RECORDER.library is not None:
+        NATIVE_RECORDER.library.switch(True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,8 @@ from torpor.backend.native_library import NATIVE
 from torpor.cache.store import NotUsable
 from torpor.compiling import processes
 from torpor.errors import NativeError
+from torpor.native import attach as attach
 from torpor.native import build
-from torpor.native import recorder as front
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,7 @@ def test_on_is_an_error_where_it_cannot_be_built(
     with pytest.raises(NativeError, match=r"could not be compiled"):
         native.find()
     with pytest.raises(NativeError, match=r"could not be compiled"):
-        front.Front()(None, None)  # type: ignore[arg-type]  # is not looked at
+        attach.NativeRecorder()(None, None)  # type: ignore[arg-type]  # is not looked at
 
 
 def test_no_compiler_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +133,7 @@ def test_a_damaged_library_is_left_alone_and_told_of(
 ) -> None:
     built(cache, b"not a library")
     monkeypatch.setattr(torpor.config, "native", "auto")
-    unused = front.Front()
+    unused = attach.NativeRecorder()
     monkeypatch.setattr(NATIVE, "library", None)
     monkeypatch.setattr(NATIVE, "refused", "")
     unused(None, None)  # type: ignore[arg-type]  # is not looked at
@@ -140,7 +141,7 @@ def test_a_damaged_library_is_left_alone_and_told_of(
     assert "cannot be loaded" in native.status()
     monkeypatch.setattr(torpor.config, "native", "on")
     with pytest.raises(NativeError, match=r"cannot be loaded"):
-        front.Front()(None, None)  # type: ignore[arg-type]  # is not looked at
+        attach.NativeRecorder()(None, None)  # type: ignore[arg-type]  # is not looked at
 
 
 class Lying:
@@ -161,16 +162,16 @@ def test_a_library_that_does_other_things_than_python_is_refused(
     takes: bool, words: str, library: Any
 ) -> None:
     with pytest.raises(NativeError, match=words):
-        front.check(Lying(library, takes))
-    front.check(library)
+        attach.check(Lying(library, takes))
+    attach.check(library)
 
 
 def test_the_check_leaves_nothing_behind(library: Any) -> None:
     torpor.sync(wait=True)
     before = torpor.metrics.counters(), torpor.metrics.new_nodes()
-    pending, nodes = len(front.TRACE.pending), len(torpor.ir.node.TABLE)
-    front.check(library)
-    assert (len(front.TRACE.pending), len(torpor.ir.node.TABLE)) == (pending, nodes)
+    pending, nodes = len(attach.TRACE.pending), len(torpor.ir.node.TABLE)
+    attach.check(library)
+    assert (len(attach.TRACE.pending), len(torpor.ir.node.TABLE)) == (pending, nodes)
     assert (torpor.metrics.counters(), torpor.metrics.new_nodes()) == before
 
 
@@ -216,6 +217,27 @@ def test_only_one_process_builds_at_a_time(cache: Path) -> None:
     assert not build.is_being_built(path)
 
 
+def test_programs_start_no_second_build_while_one_waits_for_its_turn(
+    tmp_path: Path, cache: Path
+) -> None:
+    path, log, end = build.library(), tmp_path / "log", tmp_path / "end"
+    code = (
+        "import os, pathlib, sys, time; log, end = map(pathlib.Path, sys.argv[1:])\n"
+        "with log.open('a') as file: file.write('started ')\n"
+        "if os.fork(): os._exit(0)\n"
+        "while not end.exists(): time.sleep(0.01)"
+    )
+    reported = [sys.executable, "-c", code, str(log), str(end)]
+    for _ in range(3):
+        build._start(path, reported, {})
+    assert log.read_text() == "started "
+    end.touch()
+    deadline = time.monotonic() + 20
+    while log.read_text() == "started " and time.monotonic() < deadline:
+        build._start(path, reported, {})
+    assert log.read_text() == "started started "
+
+
 def test_a_killed_build_leaves_nothing_that_matters(tmp_path: Path, cache: Path) -> None:
     path = build.library()
     program = (
@@ -235,7 +257,7 @@ def test_a_killed_build_leaves_nothing_that_matters(tmp_path: Path, cache: Path)
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Builds that were begun beside the program."""
+    """Builds that were begun in the background."""
     calls: list[int] = []
     monkeypatch.setattr(build, "start", lambda: calls.append(1))
     monkeypatch.setattr(torpor.config, "native", "auto")
@@ -322,8 +344,8 @@ def test_a_process_with_the_setting_on_records_natively(library_path: Path) -> N
         "import torch, torpor\n"
         "x = torch.ones(3, device='lazy')\n"
         "y = [x + x for _ in range(3)][-1]\n"
-        "from torpor.native.recorder import FRONT\n"
-        "print(y.tolist(), FRONT.library.counts()[0] >= 2)\n"
+        "from torpor.native.attach import NATIVE_RECORDER\n"
+        "print(y.tolist(), NATIVE_RECORDER.library.counts()[0] >= 2)\n"
     )
     cache = str(library_path.parent.parent)
     environment = {**os.environ, "TORPOR_NATIVE": "on", "TORPOR_CACHE_DIR": cache}

@@ -19,13 +19,13 @@ FIRST = {
 
 PROGRAM = """
 import io, torch, torpor
-from torpor.native.recorder import FRONT
+from torpor.native.attach import NATIVE_RECORDER
 saved = io.BytesIO()
 torch.save(torch.ones(2), saved)
 saved.seek(0)
 x = {first}
 assert (x + 1).tolist() == [2.0, 2.0]
-assert FRONT.library is not None
+assert NATIVE_RECORDER.library is not None
 """
 
 

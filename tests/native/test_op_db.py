@@ -29,6 +29,7 @@ def lazily(tree: Any) -> Any:
         made = torpor.lazy(leaf.detach())
         return made.requires_grad_(leaf.requires_grad)
 
+    torpor.sync(wait=True)  # a view of a leaf is a node: of the same leaf in every run
     return _torch.tree_map(lazy, tree)
 
 

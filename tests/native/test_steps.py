@@ -365,7 +365,7 @@ def test_data_that_others_hold_is_noticed(
     held = hold(arguments[0])  # type: ignore[arg-type]  # the first is data
     expected = [0] if is_shared else []
     assert library.shared(arguments, (0,)) == expected
-    assert donation.shared(arguments, (0,)) == expected
+    assert donation.shared(arguments, (0,), get_backend()) == expected
     del held
     assert library.shared(arguments, (0,)) == []
 
@@ -374,11 +374,11 @@ def test_a_storage_object_is_noticed(library: Any) -> None:
     arguments = [BackendData(DEVICE, TYPE, torch.ones(3))]
     assert arguments[0].tensor is not None
     held = arguments[0].tensor.untyped_storage()
-    for shared in (library.shared, donation.shared):
-        assert shared(arguments, (0,)) == [0]
+    assert library.shared(arguments, (0,)) == [0]
+    assert donation.shared(arguments, (0,), get_backend()) == [0]
     del held
-    for shared in (library.shared, donation.shared):
-        assert shared(arguments, (0,)) == []
+    assert library.shared(arguments, (0,)) == []
+    assert donation.shared(arguments, (0,), get_backend()) == []
 
 
 # -- results that nobody wants ---------------------------------------------------------------------

@@ -14,7 +14,7 @@ BEGIN = """
 import os, shutil, sys, threading, time
 import torch, torpor
 from torpor.native import build
-from torpor.native.recorder import FRONT
+from torpor.native.attach import NATIVE_RECORDER
 started = []
 build.start = lambda: started.append(1)
 
@@ -24,25 +24,25 @@ def appear():
     shutil.copy(sys.argv[1], path.with_suffix(".tmp"))
     os.chmod(path.with_suffix(".tmp"), 0o700)
     os.replace(path.with_suffix(".tmp"), path)
-    FRONT._next = 0.0  # the disk is looked at now
+    NATIVE_RECORDER._next = 0.0  # the disk is looked at now
 
 def recorded():
-    return 0 if FRONT.library is None else FRONT.library.counts()[0]
+    return 0 if NATIVE_RECORDER.library is None else NATIVE_RECORDER.library.counts()[0]
 """
 
 
 BUILDS = """
 import os, sys, time, torch, torpor
-from torpor.native.recorder import FRONT
+from torpor.native.attach import NATIVE_RECORDER
 x = torch.ones(3, device="lazy")
 end = time.monotonic() + 200
-while FRONT.library is None and time.monotonic() < end:
+while NATIVE_RECORDER.library is None and time.monotonic() < end:
     assert (x + 1).tolist() == [2, 2, 2]
     torpor.sync()
     time.sleep(0.2)
 for _ in range(3):
     assert (x + 1).tolist() == [2, 2, 2]
-print(FRONT.library.counts()[0] > 0)
+print(NATIVE_RECORDER.library.counts()[0] > 0)
 """
 
 
@@ -65,7 +65,7 @@ cp {library_path} "$2"
     assert [program.communicate(timeout=240)[0] for program in programs] == [b"True\n"] * 2
     assert (tmp_path / "calls").read_text() == "called\n"
     left = {path.suffix for path in (tmp_path / "cache" / "native").iterdir()}
-    assert left == {".so", ".lock"}
+    assert left == {".so", ".lock", ".started"}
 
 
 def run(
@@ -255,7 +255,7 @@ for step in range(6):
     result = body(lazy)
     assert torch.equal(result.cpu(), expected), step
     torpor.sync()
-assert FRONT.library is not None and recorded() > 0
+assert NATIVE_RECORDER.library is not None and recorded() > 0
 print("equal")
 """
     )
@@ -287,7 +287,7 @@ for _ in range(3):
 if child == 0:
     os._exit(0 if recorded() else 1)
 assert os.waitpid(child, 0)[1] == 0
-FRONT._next = 0.0
+NATIVE_RECORDER._next = 0.0
 for _ in range(3):
     assert (x + 1).tolist() == [2, 2, 2]
 assert recorded() and started == [1]
@@ -303,8 +303,8 @@ for step in range(6):
     if step == 2:
         appear()
     assert (x + step).tolist() == [1 + step] * 3
-assert FRONT.library is None
+assert NATIVE_RECORDER.library is None
 print(torpor.native.status())
 """
-    (told,) = run(program, library_path, tmp_path)
-    assert told.startswith("Python: the native recorder cannot be loaded")
+    (reported,) = run(program, library_path, tmp_path)
+    assert reported.startswith("Python: the native recorder cannot be loaded")

@@ -242,6 +242,75 @@ def test_a_small_step_runs_beside_the_program(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("compiling")
+@pytest.mark.skipif(cores() < 2, reason="there is no core to record on meanwhile")
+def test_a_step_of_one_thread_runs_beside_the_program_however_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran = []
+    call = Taped.__call__
+
+    def watched(self: Taped, code: Any, tensors: list[Tensor]) -> Any:
+        ran.append((torch.get_num_threads(), threading.current_thread().name[:7]))
+        return call(self, code, tensors)
+
+    monkeypatch.setattr(Taped, "__call__", watched)
+    monkeypatch.setattr(taped, "is_light", lambda program: False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        trained()
+        trained()
+    finally:
+        torch.set_num_threads(threads)
+    assert set(ran) == {(1, "torpor-")}
+
+
+@pytest.mark.usefixtures("compiling")
+def test_attention_with_dropout_on_the_device_lazy_is_on_a_tape(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is recorded on the physical device: copies to it and back are no other device's."""
+    q = torch.randn(2, 4, 16, 8).to("lazy").requires_grad_()
+    known = set(map(id, tapes()))
+    with caplog.at_level("INFO", "torpor.backends.inductor.taped"):
+        for _ in range(4):
+            F.scaled_dot_product_attention(q, q, q, dropout_p=0.1, is_causal=True).sum().backward()
+            torpor.sync()
+    assert "run by Python" not in caplog.text
+    assert [one for one in tapes() if id(one) not in known]
+
+
+def losses_of_an_lstm() -> list[float]:
+    torch.manual_seed(0)
+    model = torpor.lazy(torch.nn.LSTM(5, 6, num_layers=2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, losses = torch.randn(7, 3, 5), []
+    for _ in range(6):
+        optimizer.zero_grad()
+        made, (hidden, cells) = model(torpor.lazy(x))
+        loss = made.square().mean() + hidden.sum() * cells.mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.usefixtures("compiling")
+def test_a_recurrent_layer_is_on_a_tape_with_all_cores_and_trains_as_by_python(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = set(map(id, tapes()))
+    with caplog.at_level("INFO", "torpor.backends.inductor.taped"):
+        by_tape = losses_of_an_lstm()
+    assert "run by Python" not in caplog.text
+    new = [one for one in tapes() if id(one) not in known]
+    assert any(not one.one_core for one in new)
+    monkeypatch.setattr(NATIVE, "library", None)
+    torpor.use("inductor", compile_after=1)
+    assert by_tape == losses_of_an_lstm()
+
+
+@pytest.mark.usefixtures("compiling")
 def test_an_index_out_of_range_is_told_and_the_next_step_runs() -> None:
     table = torpor.lazy(torch.randn(5, 3))
 

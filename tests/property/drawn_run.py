@@ -17,7 +17,7 @@ from torch import Tensor
 
 import torpor
 from tests.property.drawn import Drawn, Program
-from torpor.backends.agreement import TOLERANCES, same_bits
+from torpor.backends.equality import TOLERANCES, same_bits
 from torpor.symbols.leaves import SIZES
 
 ERRORS = (
@@ -48,10 +48,10 @@ class Difference:
 
     kind: str
     where: str
-    told: str
+    reported: str
 
     def __str__(self) -> str:
-        return f"{self.kind} at {self.where}: {self.told}"
+        return f"{self.kind} at {self.where}: {self.reported}"
 
 
 # -- one run -----------------------------------------------------------------------------------

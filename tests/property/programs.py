@@ -64,8 +64,8 @@ class Author:
         return self.draw(st.integers(low, high))
 
     def pick(self, wanted: Callable[[Tensor], bool] = lambda t: True) -> int | None:
-        fitting = [i for i, t in enumerate(self.pool) if wanted(t)]
-        return fitting[self.number(0, len(fitting) - 1)] if fitting else None
+        matching = [i for i, t in enumerate(self.pool) if wanted(t)]
+        return matching[self.number(0, len(matching) - 1)] if matching else None
 
     def write(self, text: str, inputs: tuple[int, ...], apply: Callable, adds: bool = True) -> None:
         """Appends the line if eager can run it; a line eager refuses is left out."""

@@ -1,9 +1,9 @@
 """Every way to record a call comes to the same: keys, nodes, results and errors.
 
 Calls are drawn by the signatures of all overloads of ATen that are recorded by them. Each is made
-several times, from an equal starting state each time: by `record`, which is the truth, by the code
-that is specialised from the signature, by the op itself in Python, and by the op itself with the
-native recorder in front, where there is one (`TORPOR_NATIVE=on`).
+several times, from an equal starting state each time: by `record`, which is the truth, by the op
+itself in Python, and by the op itself with the native recorder in front, where there is one
+(`TORPOR_NATIVE=on`).
 
 `TORPOR_SIGNATURE_CALLS=50` draws that many calls of each overload, and others than usual.
 """
@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import torpor
 from tests.property.drawn_calls import Author, Call, Source, can_be_drawn
-from tests.property.recorded_ways import (
+from tests.property.record_paths import (
     Bench,
     Outcome,
     forget_everything,
@@ -33,10 +33,10 @@ from tests.property.recorded_ways import (
 )
 from torpor import _torch
 from torpor.ir.node import LEAF, Value
-from torpor.native.recorder import FRONT
+from torpor.native.attach import NATIVE_RECORDER
 from torpor.ops.spec import Mode, spec_of
-from torpor.specialize import recorders
 from torpor.trace import dispatch, overlap, recorder
+from torpor.trace.recorder import make_recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -63,11 +63,11 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The native recorder, if the run has one."""
     monkeypatch.setattr(torpor.config, "dynamic", "off")
     if torpor.config.native == "on":
-        FRONT.look()
-    yield FRONT.library
+        NATIVE_RECORDER.look()
+    yield NATIVE_RECORDER.library
     forget_everything()
-    if FRONT.library is not None:
-        FRONT.library.switch(True)
+    if NATIVE_RECORDER.library is not None:
+        NATIVE_RECORDER.library.switch(True)
 
 
 @pytest.fixture
@@ -83,7 +83,6 @@ def nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dispatch, "_failed", refuse)
     monkeypatch.setattr(overlap, "check_overlap", judge)
-    monkeypatch.setitem(recorders._NAMES, "check_overlap", judge)
 
 
 class Overlaps(Exception):
@@ -96,14 +95,14 @@ class Judge:
 
 def compare(bench: Bench, call: Call, turn: int) -> Outcome:
     """Make a call in every way, in an order that `turn` tells; what it came to."""
-    ways = [(bench.by_record, False), (bench.by_code, False), (bench.by_op, False)]
+    paths = [(bench.by_record, False), (bench.by_op, False)]
     if bench.library is not None:
-        ways.append((bench.by_op, True))
+        paths.append((bench.by_op, True))
     if call.from_the_top:
-        ways = ways[2:]
-    turn %= len(ways)
-    found = [bench.attempt(call, way, native) for way, native in ways[turn:] + ways[:turn]]
-    outcomes = found[len(ways) - turn :] + found[: len(ways) - turn]
+        paths = paths[1:]
+    turn %= len(paths)
+    found = [bench.attempt(call, way, native) for way, native in paths[turn:] + paths[:turn]]
+    outcomes = found[len(paths) - turn :] + found[: len(paths) - turn]
     for one, other in itertools.pairwise(outcomes):
         if not one.error or one.recovers == other.recovers:
             _assert_same(one, other, call)
@@ -118,7 +117,7 @@ def _assert_refused_again(bench: Bench, call: Call, truth: Outcome) -> None:
         for check in ("check_kept", "check_written"):
             patch.setattr(recorder, check, lambda signature, bound: None)
         bench.attempt(call, bench.by_record)
-    for way, native in ((bench.by_record, False), (bench.by_code, False), (bench.by_op, True)):
+    for way, native in ((bench.by_record, False), (bench.by_op, True)):
         again = bench.attempt(call, way, native)
         assert again.error is truth.error, f"recorded, although it is refused: {call}"
         assert not again.changed, call
@@ -237,16 +236,15 @@ def test_the_native_recorder_is_one_of_the_ways(library: Any) -> None:
 def test_a_device_may_be_a_positional_argument() -> None:
     spec = spec_of(torch.ops.aten.to.device)
     keys: list[Any] = []
-    code = recorders.specialised(spec, nodes={}, make=lambda key, raw: keys.append(key), calls=[0])
+    code = make_recorder(spec, nodes={}, make=lambda key, raw: keys.append(key), calls=[0])
     x = torch.ones(2).to("lazy")
     with contextlib.suppress(AttributeError):  # there is no node
         code(x, torch.device("lazy"), torch.float64)
     assert keys[0][1] == x.device
 
 
-@pytest.mark.parametrize("make", [recorders.make_recorder, recorders.specialised])
-def test_an_alias_of_a_view_looks_as_the_view_does(make: Any) -> None:
+def test_an_alias_of_a_view_looks_as_the_view_does() -> None:
     x = torch.ones(2, 3).to("lazy").t()
-    alias = make(spec_of(torch.ops.aten.detach.default))(x)
+    alias = make_recorder(spec_of(torch.ops.aten.detach.default))(x)
     assert alias._lazy_view is x._lazy_view
     assert alias._lazy_storage is x._lazy_storage

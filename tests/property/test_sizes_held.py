@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import torpor
 from tests.comparison import Put, plain
-from torpor.backends.agreement import same_bits
+from torpor.backends.equality import same_bits
 from torpor.execute.sync import PLANS
 from torpor.symbols.leaves import SIZES
 
@@ -505,11 +505,11 @@ class Program:
 
     def __repr__(self) -> str:
         lines = [f"  {i} {line.text}" for i, line in enumerate(self.lines)]
-        told = (
+        reported = (
             f"sizes {self.steps}, left out {self.left_out}, cuts {self.cuts}, marks {self.marks}, "
             f"reads late {self.reads_late}"
         )
-        return "\n".join([told, *lines])
+        return "\n".join([reported, *lines])
 
 
 def _run_line(line: Instruction, world: World, sizes: Sizes) -> Any:

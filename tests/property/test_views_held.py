@@ -78,7 +78,7 @@ class Held:
         self.put, self.random = put, random.Random(seed)
         self.eager: list[Tensor] = []
         self.lazy: list[Tensor] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def keep(self, call: Callable[[Tensor], Any], one: Tensor, other: Tensor) -> bool:
         """Hold what `call` makes; False if both refuse."""

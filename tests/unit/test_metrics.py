@@ -128,10 +128,10 @@ def test_a_gauge_is_asked_when_somebody_wants_to_know() -> None:
 
 
 def test_who_is_told_of_a_reset_forgets_too() -> None:
-    told = []
-    metrics.on_reset(lambda: told.append(True))
+    reported = []
+    metrics.on_reset(lambda: reported.append(True))
     metrics.reset()
-    assert told == [True]
+    assert reported == [True]
 
 
 def test_report_has_a_line_for_each_counter_and_timer() -> None:

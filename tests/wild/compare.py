@@ -1,7 +1,7 @@
 """When a lazy run of a program found what the eager one found.
 
 On a backend with eager's kernels: bit for bit. On one with kernels of its own: within what the
-dtype can hold (`torpor.backends.agreement`), times `GROWTH`, since a rounding error in the first
+dtype can hold (`torpor.backends.equality`), times `GROWTH`, since a rounding error in the first
 step is a larger one after twenty. What is no float is equal everywhere: tokens, counts, states of
 generators.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import torch
 
-from torpor.backends.agreement import TOLERANCES, same_bits
+from torpor.backends.equality import TOLERANCES, same_bits
 
 GROWTH = 10.0
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy
 import torch
 
-from tests.wild.ways import LAZY_WAYS, Program, Way, find
+from tests.wild.placements import LAZY_PLACEMENTS, Placement, Program, find
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("way", choices=LAZY_WAYS)
+    parser.add_argument("way", choices=LAZY_PLACEMENTS)
     parser.add_argument("programs", nargs="+")
     parser.add_argument("--backend", default="", help="the default one unless given")
     parser.add_argument(
@@ -79,7 +79,8 @@ def _eager(programs: list[Program], folder: Path) -> dict[str, Any]:
         status = 1
         try:
             found = {
-                p.name: _run(p, Way("eager", _new(folder / f"eager-{p.name}"))) for p in programs
+                p.name: _run(p, Placement("eager", _new(folder / f"eager-{p.name}")))
+                for p in programs
             }
             torch.save(found, file)
             status = 0
@@ -106,7 +107,7 @@ def _lazy(
         torpor.metrics.reset()
         begun = time.perf_counter()
         try:
-            got = _run(program, Way(way, _new(folder / f"{way}-{program.name}")))
+            got = _run(program, Placement(way, _new(folder / f"{way}-{program.name}")))
             torpor.wait()
             differing = _differing(expected[program.name], got)
         except Exception:
@@ -132,7 +133,7 @@ def _differing(expected: dict[str, Any], got: dict[str, Any]) -> list[str]:
     return found + [text for text in got["warnings"] if "could not compile" in text]
 
 
-def _run(program: Program, way: Way) -> dict[str, Any]:
+def _run(program: Program, way: Placement) -> dict[str, Any]:
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
@@ -141,10 +142,10 @@ def _run(program: Program, way: Way) -> dict[str, Any]:
         warnings.simplefilter("always")
         found = program.run(way)
     found["generator"] = torch.get_rng_state()
-    told = [
+    reported = [
         f"{w.category.__name__}: {w.message}".replace(str(way.folder), "FOLDER") for w in caught
     ]
-    return {"found": found, "warnings": told, "seconds": time.perf_counter() - begun}
+    return {"found": found, "warnings": reported, "seconds": time.perf_counter() - begun}
 
 
 def _new(folder: Path) -> Path:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacrev, vmap
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.wild.synthetic import blobs, waves
-from tests.wild.ways import Way, program
+from tests.wild.placements import Placement, program
+from tests.wild.synthetic import clusters, waves
 
 
 def _net(*widths: int, act: type[nn.Module] = nn.Tanh) -> nn.Sequential:
@@ -22,13 +22,13 @@ def _net(*widths: int, act: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def _points(how: Way, count: int = 64) -> tuple[Tensor, Tensor]:
+def _points(how: Placement, count: int = 64) -> tuple[Tensor, Tensor]:
     x, y = waves(count)
     return torch.from_numpy(x).to(how.device), torch.from_numpy(y).to(how.device)
 
 
 @program()
-def lbfgs(how: Way) -> dict[str, Any]:
+def lbfgs(how: Placement) -> dict[str, Any]:
     """A closure that is called as often as the optimizer likes; numbers steer its loops."""
     x, y = _points(how)
     model = how.model(_net(2, 16, 1).double())
@@ -54,9 +54,9 @@ def lbfgs(how: Way) -> dict[str, Any]:
 
 
 @program()
-def per_sample_gradients(how: Way) -> dict[str, Any]:
+def per_sample_gradients(how: Placement) -> dict[str, Any]:
     """Gradients of every sample by vmap, clipped one by one, noise added, as privacy asks."""
-    points, labels = blobs(48)
+    points, labels = clusters(48)
     x, y = torch.from_numpy(points).to(how.device), torch.from_numpy(labels).to(how.device)
     model = how.model(_net(8, 16, 3))
 
@@ -81,7 +81,7 @@ def per_sample_gradients(how: Way) -> dict[str, Any]:
 
 
 @program()
-def second_derivatives(how: Way) -> dict[str, Any]:
+def second_derivatives(how: Placement) -> dict[str, Any]:
     """A hessian, a jacobian, a product with the hessian by double backward, a fisher diagonal."""
     x, y = _points(how, 24)
     model = how.model(_net(2, 6, 1).double())
@@ -110,10 +110,10 @@ def second_derivatives(how: Way) -> dict[str, Any]:
     return {"hessian": bends, "jacobian": jacobian, "products": products, "fisher": fisher}
 
 
-@program(ways=("enable", "lazy"))
-def amp(how: Way) -> dict[str, Any]:
+@program(placements=("enable", "lazy"))
+def amp(how: Placement) -> dict[str, Any]:
     """Autocast to bfloat16, a scaler that is switched off. (torch refuses `autocast("lazy")`.)"""
-    points, labels = blobs(96)
+    points, labels = clusters(96)
     x, y = torch.from_numpy(points), torch.from_numpy(labels)
     model = how.model(
         nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 3))
@@ -159,9 +159,9 @@ class Deep(nn.Module):
 
 
 @program()
-def gradient_checkpointing(how: Way) -> dict[str, Any]:
+def gradient_checkpointing(how: Placement) -> dict[str, Any]:
     """Both kinds of checkpoint."""
-    points, labels = blobs(60)
+    points, labels = clusters(60)
     x, y = torch.from_numpy(points).to(how.device), torch.from_numpy(labels).to(how.device)
     found: dict[str, Any] = {}
     for reentrant in (False, True):
@@ -180,9 +180,9 @@ def gradient_checkpointing(how: Way) -> dict[str, Any]:
 
 
 @program()
-def hooks(how: Way) -> dict[str, Any]:
+def hooks(how: Placement) -> dict[str, Any]:
     """Features taken by forward hooks, gradients changed by tensor hooks, grad-CAM."""
-    points, labels = blobs(40)
+    points, labels = clusters(40)
     x, y = torch.from_numpy(points).to(how.device), torch.from_numpy(labels).to(how.device)
     model = how.model(_net(8, 16, 16, 3, act=nn.ReLU))
     features: dict[str, Tensor] = {}
@@ -225,7 +225,7 @@ class Straight(torch.autograd.Function):
 
 
 @program()
-def custom_function(how: Way) -> dict[str, Any]:
+def custom_function(how: Placement) -> dict[str, Any]:
     """Quantization-aware training with a function of one's own."""
     x, y = _points(how, 60)
     model = how.model(_net(2, 16, 1))

@@ -21,8 +21,8 @@ from torch.utils.data import (
     random_split,
 )
 
-from tests.wild.synthetic import blobs
-from tests.wild.ways import Way, program
+from tests.wild.placements import Placement, program
+from tests.wild.synthetic import clusters
 
 
 class Made(Dataset):
@@ -46,7 +46,7 @@ class Arrays(Dataset):
     """Rows of a numpy array, the same buffer handed out each time."""
 
     def __init__(self) -> None:
-        self.points, self.labels = blobs(48)
+        self.points, self.labels = clusters(48)
         self.buffer = np.zeros(8, np.float32)
 
     def __len__(self) -> int:
@@ -81,14 +81,14 @@ def _seeded(worker: int) -> None:
 
 
 def _tensors() -> TensorDataset:
-    points, labels = blobs(48)
+    points, labels = clusters(48)
     return TensorDataset(torch.from_numpy(points), torch.from_numpy(labels))
 
 
 class Learner:
     """A model that learns from whatever loader there is, and notes what it was given."""
 
-    def __init__(self, how: Way) -> None:
+    def __init__(self, how: Placement) -> None:
         self.how, self.model = how, how.model(nn.Linear(8, 3))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.losses: list[float] = []
@@ -108,7 +108,7 @@ class Learner:
         return {"losses": self.losses, "sums": self.sums, "weight": weight}
 
 
-def _with_workers(how: Way, context: str) -> dict[str, Any]:
+def _with_workers(how: Placement, context: str) -> dict[str, Any]:
     learner = Learner(how)
     common: dict[str, Any] = {"batch_size": 8, "num_workers": 2, "multiprocessing_context": context}
     data = _tensors()
@@ -126,19 +126,19 @@ def _with_workers(how: Way, context: str) -> dict[str, Any]:
 
 
 @program()
-def workers_by_fork(how: Way) -> dict[str, Any]:
+def workers_by_fork(how: Placement) -> dict[str, Any]:
     """Two forked workers that stay, then one with a collate function of their own."""
     return _with_workers(how, "fork")
 
 
 @program()
-def workers_by_spawn(how: Way) -> dict[str, Any]:
+def workers_by_spawn(how: Placement) -> dict[str, Any]:
     """The same with workers that begin as new processes."""
     return _with_workers(how, "spawn")
 
 
 @program()
-def workers_of_arrays(how: Way) -> dict[str, Any]:
+def workers_of_arrays(how: Placement) -> dict[str, Any]:
     """Numpy's rows and a stream, by workers; then the data set read again in the parent."""
     learner, arrays = Learner(how), Arrays()
     for x, y in DataLoader(arrays, batch_size=12, num_workers=2, pin_memory=False):
@@ -151,7 +151,7 @@ def workers_of_arrays(how: Way) -> dict[str, Any]:
 
 
 @program()
-def samplers(how: Way) -> dict[str, Any]:
+def samplers(how: Placement) -> dict[str, Any]:
     """Splits, subsets, weights, joined sets, a generator of one's own, batches by a sampler."""
     learner, data = Learner(how), _tensors()
     train, valid = random_split(data, [36, 12], generator=torch.Generator().manual_seed(4))
@@ -170,9 +170,9 @@ def samplers(how: Way) -> dict[str, Any]:
 
 
 @program()
-def numpy_shares_memory(how: Way) -> dict[str, Any]:
+def numpy_shares_memory(how: Placement) -> dict[str, Any]:
     """A buffer that numpy fills again and again, an index array shuffled in place."""
-    points, labels = blobs(48)
+    points, labels = clusters(48)
     learner = Learner(how)
     buffer, target = np.zeros((12, 8), np.float32), np.zeros(12, np.int64)
     x, y = torch.from_numpy(buffer), torch.from_numpy(target)
@@ -198,7 +198,7 @@ def numpy_shares_memory(how: Way) -> dict[str, Any]:
 
 
 @program()
-def files(how: Way) -> dict[str, Any]:
+def files(how: Placement) -> dict[str, Any]:
     """Data and models to files and back: torch.save, numpy, a partial state, another device."""
     learner, data = Learner(how), _tensors()
     torch.save(data.tensors, how.folder / "data.pt")

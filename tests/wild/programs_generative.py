@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.wild.placements import Placement, program
 from tests.wild.synthetic import digits, waves
-from tests.wild.ways import Way, program
 
 
 class VAE(nn.Module):
@@ -43,7 +43,7 @@ def _elbo(made: Tensor, x: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor
 
 
 @program()
-def vae(how: Way) -> dict[str, Any]:
+def vae(how: Placement) -> dict[str, Any]:
     """Noise drawn inside the model, a sum of two losses, samples at the end."""
     pictures, _ = digits(200)
     data = torch.from_numpy(pictures).unsqueeze(1).float() / 255
@@ -83,14 +83,14 @@ def _real(count: int) -> Tensor:
 
 
 @program()
-def gan(how: Way) -> dict[str, Any]:
+def gan(how: Placement) -> dict[str, Any]:
     """Two optimizers; what one made is detached for the other."""
     generator = how.model(_mlp(4, 32, 3))
     judge = how.model(_mlp(3, 32, 1, last=nn.Sigmoid()))
     to_make = torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.999))
     to_judge = torch.optim.Adam(judge.parameters(), lr=2e-3, betas=(0.5, 0.999))
     criterion = nn.BCELoss()
-    fixed, told = torch.randn(5, 4).to(how.device), []
+    fixed, reported = torch.randn(5, 4).to(how.device), []
     for (real,) in DataLoader(TensorDataset(_real(240)), batch_size=20, shuffle=True):
         real = real.to(how.device)
         judge.zero_grad()
@@ -107,9 +107,9 @@ def gan(how: Way) -> dict[str, Any]:
         loss_made = criterion(judge(fake).view(-1), label)
         loss_made.backward()
         to_make.step()
-        told.append((loss_real.item() + loss_fake.item(), loss_made.mean().item()))
+        reported.append((loss_real.item() + loss_fake.item(), loss_made.mean().item()))
     with torch.no_grad():
-        return {"told": told, "made": generator(fixed).cpu()}
+        return {"told": reported, "made": generator(fixed).cpu()}
 
 
 def _penalty(judge: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
@@ -123,12 +123,12 @@ def _penalty(judge: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
 
 
 @program()
-def gradient_penalty(how: Way) -> dict[str, Any]:
+def gradient_penalty(how: Placement) -> dict[str, Any]:
     """A gradient inside the loss: the gradient of a gradient."""
     generator, judge = how.model(_mlp(4, 24, 3)), how.model(_mlp(3, 24, 1))
     to_make = torch.optim.RMSprop(generator.parameters(), lr=1e-3)
     to_judge = torch.optim.RMSprop(judge.parameters(), lr=1e-3)
-    real, told = _real(128), []
+    real, reported = _real(128), []
     for step in range(12):
         batch = real[torch.randperm(128)[:32]].to(how.device)
         fake = generator(torch.randn(32, 4).to(how.device))
@@ -137,12 +137,12 @@ def gradient_penalty(how: Way) -> dict[str, Any]:
         to_judge.zero_grad()
         loss.backward()
         to_judge.step()
-        told.append(loss.item())
+        reported.append(loss.item())
         if step % 3 == 2:
             to_make.zero_grad()
             (-judge(generator(torch.randn(32, 4).to(how.device))).mean()).backward()
             to_make.step()
-    return {"told": told, "judge": judge.state_dict(), "generator": generator.state_dict()}
+    return {"told": reported, "judge": judge.state_dict(), "generator": generator.state_dict()}
 
 
 class Embedding(nn.Module):
@@ -211,7 +211,7 @@ class Diffusion(nn.Module):
 
 
 @program()
-def ddpm(how: Way) -> dict[str, Any]:
+def ddpm(how: Placement) -> dict[str, Any]:
     """Diffusion: random times and noise, buffers by index, a loop that samples."""
     pictures, _ = digits(96)
     data = torch.from_numpy(pictures).float().div(127.5).sub(1).unsqueeze(1)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.wild.synthetic import blobs, corpus
-from tests.wild.ways import Way, program
+from tests.wild.placements import Placement, program
+from tests.wild.synthetic import clusters, corpus
 
 os.environ.update(
     HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false"
@@ -45,7 +45,7 @@ def _gpt2() -> Any:
     return GPT2LMHeadModel(config)
 
 
-def _trainer(how: Way, model: Any, **changes: Any) -> Any:
+def _trainer(how: Placement, model: Any, **changes: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
     arguments: dict[str, Any] = {
@@ -72,8 +72,8 @@ def _history(trainer: Any, *names: str) -> list[Any]:
     ]
 
 
-@program(ways=("enable", "lazy"))
-def hf_trainer(how: Way) -> dict[str, Any]:
+@program(placements=("enable", "lazy"))
+def hf_trainer(how: Placement) -> dict[str, Any]:
     """Trainer: accumulation, evaluation, checkpoints, resuming from one, generation."""
     trainer = _trainer(how, how.model(_gpt2()))
     trainer.train()
@@ -94,7 +94,7 @@ def hf_trainer(how: Way) -> dict[str, Any]:
 
 
 @program()
-def hf_bert(how: Way) -> dict[str, Any]:
+def hf_bert(how: Placement) -> dict[str, Any]:
     """BERT in a loop by hand: padded batches, a mask, a linear schedule, saved and loaded again."""
     from transformers import BertConfig, BertForSequenceClassification, get_scheduler
 
@@ -129,15 +129,15 @@ def hf_bert(how: Way) -> dict[str, Any]:
     return {"losses": losses, "logits": logits.cpu(), "again": again.cpu()}
 
 
-@program(ways=("enable", "lazy"))
-def accelerated(how: Way) -> dict[str, Any]:
+@program(placements=("enable", "lazy"))
+def accelerated(how: Placement) -> dict[str, Any]:
     """accelerate: prepare, accumulate, gather for metrics, save and load the state."""
     from accelerate import Accelerator
     from accelerate.utils import set_seed
 
     set_seed(4)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    points, labels = blobs(96)
+    points, labels = clusters(96)
     data = TensorDataset(torch.from_numpy(points), torch.from_numpy(labels))
     model = how.model(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -170,7 +170,7 @@ def accelerated(how: Way) -> dict[str, Any]:
     return {"losses": losses, "last": last, "guesses": guesses}
 
 
-def _lightning_module(how: Way) -> Any:
+def _lightning_module(how: Placement) -> Any:
     import pytorch_lightning as pl
 
     class Classifier(pl.LightningModule):
@@ -198,14 +198,14 @@ def _lightning_module(how: Way) -> Any:
     return how.model(Classifier())
 
 
-@program(ways=("enable", "lazy"))
-def lightning(how: Way) -> dict[str, Any]:
+@program(placements=("enable", "lazy"))
+def lightning(how: Placement) -> dict[str, Any]:
     """Lightning: fit, a checkpoint of the best, and going on from the last."""
     import pytorch_lightning as pl
     from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    points, labels = blobs(96)
+    points, labels = clusters(96)
     data = TensorDataset(torch.from_numpy(points), torch.from_numpy(labels))
     train, valid = DataLoader(data, batch_size=16, shuffle=True), DataLoader(data, batch_size=32)
 
@@ -232,12 +232,12 @@ def lightning(how: Way) -> dict[str, Any]:
 
 
 @program()
-def tensorboard(how: Way) -> dict[str, Any]:
+def tensorboard(how: Placement) -> dict[str, Any]:
     """Scalars, histograms and pictures to event files; read back."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
-    points, labels = blobs(64)
+    points, labels = clusters(64)
     x, y = torch.from_numpy(points).to(how.device), torch.from_numpy(labels).to(how.device)
     model = how.model(nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

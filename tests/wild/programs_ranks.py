@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from tests.wild.synthetic import blobs
-from tests.wild.ways import Way, program
+from tests.wild.placements import Placement, program
+from tests.wild.synthetic import clusters
 
 
 def _worker(rank: int, name: str, folder: str) -> None:
@@ -26,7 +26,7 @@ def _worker(rank: int, name: str, folder: str) -> None:
     store = f"file://{folder}/store"  # no port that somebody else may take
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     try:
-        found = _train(rank, Way(name, Path(folder)))
+        found = _train(rank, Placement(name, Path(folder)))
         if rank == 0:
             torch.save(_plain(found, name), Path(folder) / "found.pt")
     finally:
@@ -42,8 +42,8 @@ def _plain(found: dict[str, Any], name: str) -> dict[str, Any]:
     return plain
 
 
-def _train(rank: int, how: Way) -> dict[str, Any]:
-    points, labels = blobs(96)
+def _train(rank: int, how: Placement) -> dict[str, Any]:
+    points, labels = clusters(96)
     data = TensorDataset(torch.from_numpy(points), torch.from_numpy(labels))
     sampler = DistributedSampler(data, num_replicas=2, rank=rank, shuffle=True, seed=1)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
@@ -68,8 +68,8 @@ def _train(rank: int, how: Way) -> dict[str, Any]:
     return {"losses": losses, "state": model.state_dict(), "same": everybodys[0] == everybodys[1]}
 
 
-@program(ways=("enable", "lazy"))
-def two_ranks(how: Way) -> dict[str, Any]:
+@program(placements=("enable", "lazy"))
+def two_ranks(how: Placement) -> dict[str, Any]:
     """DistributedDataParallel on gloo, each rank with its half of the data."""
     mp.spawn(_worker, args=(how.name, str(how.folder)), nprocs=2)
     found: dict[str, Any] = torch.load(how.folder / "found.pt", weights_only=False)

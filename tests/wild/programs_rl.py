@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from tests.wild.ways import Way, program
+from tests.wild.placements import Placement, program
 
 
 class Pole:
@@ -65,7 +65,7 @@ def _discounted(rewards: list[float], gamma: float = 0.99) -> list[float]:
 
 
 @program()
-def reinforce(how: Way) -> dict[str, Any]:
+def reinforce(how: Placement) -> dict[str, Any]:
     """Policy gradients: episodes of changing length, one `.item()` per step."""
     env, policy = Pole(1), how.model(Policy())
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
@@ -104,7 +104,7 @@ class ActorCritic(nn.Module):
 
 
 @program()
-def actor_critic(how: Way) -> dict[str, Any]:
+def actor_critic(how: Placement) -> dict[str, Any]:
     """Two heads; values are read as numbers while their graph is kept for the loss."""
     env, model = Pole(2), how.model(ActorCritic())
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
@@ -195,7 +195,7 @@ def _advantages(s: Storage, last: Tensor, done: Tensor, gamma: float = 0.99) -> 
 
 
 @program()
-def ppo(how: Way) -> dict[str, Any]:
+def ppo(how: Placement) -> dict[str, Any]:
     """One file of proximal policy optimization: buffers in place, indices shuffled by numpy."""
     steps, count, size = 16, 4, 16
     np.random.seed(1)
@@ -270,7 +270,7 @@ class Replay:
         self.actions[place], self.rewards[place], self.dones[place] = action, reward, done
         self.count += 1
 
-    def sample(self, size: int, how: Way) -> list[Tensor]:
+    def sample(self, size: int, how: Placement) -> list[Tensor]:
         chosen = np.random.randint(0, min(self.count, len(self.actions)), size)
         arrays = (self.states, self.actions, self.rewards, self.following, self.dones)
         return [torch.from_numpy(array[chosen]).to(how.device) for array in arrays]
@@ -289,7 +289,7 @@ def _follow(target: nn.Module, online: nn.Module, step: int) -> None:
 
 
 @program()
-def dqn(how: Way) -> dict[str, Any]:
+def dqn(how: Placement) -> dict[str, Any]:
     """Q-learning: a replay buffer of numpy's, and a target network that follows slowly."""
     env, replay = Pole(3), Replay(64)
     online = how.model(nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)))

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
+from tests.wild.placements import Placement, program
 from tests.wild.synthetic import NAMES, corpus, sentences
-from tests.wild.ways import Way, program
 
 # --- a word language model ---------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ def _detached(hidden: Any) -> Any:
 
 
 @program()
-def word_language_model(how: Way) -> dict[str, Any]:
+def word_language_model(how: Placement) -> dict[str, Any]:
     """An LSTM whose parameters are updated by hand, and a rate that is lowered when it fails."""
     numbers, letters = corpus()
     data = _batchify(torch.tensor(numbers.astype(np.int64))[:1200], 10).to(how.device)
@@ -96,7 +96,7 @@ def _evaluate(model: RNNModel, data: Tensor, criterion: nn.Module) -> float:
 
 
 @torch.no_grad()
-def _speak(model: RNNModel, how: Way) -> list[int]:
+def _speak(model: RNNModel, how: Placement) -> list[int]:
     hidden, words = model.begin(1), []
     x = torch.randint(5, (1, 1), dtype=torch.long).to(how.device)
     for _ in range(10):
@@ -216,7 +216,7 @@ class GPT(nn.Module):
 class NanoTrainer:
     """The training loop of one file: its state is what a checkpoint holds."""
 
-    def __init__(self, how: Way) -> None:
+    def __init__(self, how: Placement) -> None:
         self.how = how
         self.file = how.folder / "train.bin"
         corpus()[0].tofile(self.file)
@@ -284,7 +284,7 @@ class NanoTrainer:
 
 
 @program()
-def nanogpt(how: Way) -> dict[str, Any]:
+def nanogpt(how: Placement) -> dict[str, Any]:
     """Batches from a file by memmap, accumulation, a checkpoint, and training on from it."""
     trainer = NanoTrainer(how)
     trainer.train(0, 8)
@@ -326,7 +326,9 @@ class SortData(Dataset):
 class Trainer:
     """A loop in a class, with callbacks."""
 
-    def __init__(self, config: dict[str, Any], model: nn.Module, data: Dataset, how: Way) -> None:
+    def __init__(
+        self, config: dict[str, Any], model: nn.Module, data: Dataset, how: Placement
+    ) -> None:
         self.config, self.model, self.data, self.how = config, how.model(model), data, how
         self.callbacks: dict[str, list[Callable[[Trainer], None]]] = defaultdict(list)
         self.steps, self.loss = 0, torch.zeros(())
@@ -353,7 +355,7 @@ class Trainer:
 
 
 @program()
-def mingpt(how: Way) -> dict[str, Any]:
+def mingpt(how: Placement) -> dict[str, Any]:
     """A trainer with callbacks, attention by hand, a data set that draws its own samples."""
     model = GPT(GPTConfig(block_size=11, vocab_size=3, dropout=0.0), flash=False)
     trainer = Trainer({"lr": 3e-3, "steps": 14}, model, SortData(), how)
@@ -385,8 +387,8 @@ def _contexts(letters: dict[str, int], size: int = 3) -> tuple[Tensor, Tensor]:
     return torch.tensor(x), torch.tensor(y)
 
 
-@program(ways=("enable", "device"))
-def makemore_by_hand(how: Way) -> dict[str, Any]:
+@program(placements=("enable", "device"))
+def makemore_by_hand(how: Placement) -> dict[str, Any]:
     """No module at all: a list of tensors, gradients set to None, and data moved by hand."""
     letters = {c: i for i, c in enumerate(["."] + sorted(set("".join(NAMES))))}
     g = torch.Generator().manual_seed(2147483647)
@@ -429,7 +431,7 @@ def _names(parameters: list[Tensor], letters: dict[str, int], g: torch.Generator
 
 
 @program()
-def bigrams(how: Way) -> dict[str, Any]:
+def bigrams(how: Placement) -> dict[str, Any]:
     """Counts of pairs, then the same by one layer of weights on one-hot letters."""
     letters = {c: i for i, c in enumerate(["."] + sorted(set("".join(NAMES))))}
     pairs = [p for name in NAMES for p in zip("." + name, name + ".")]
@@ -481,7 +483,7 @@ def _collate(batch: list[np.ndarray]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @program()
-def packed_lstm(how: Way) -> dict[str, Any]:
+def packed_lstm(how: Placement) -> dict[str, Any]:
     """Batches padded to their longest, packed by their lengths; another shape at every step."""
     loader = DataLoader(sentences(64), batch_size=8, shuffle=True, collate_fn=_collate)
     model = how.model(Tagger())
@@ -529,7 +531,7 @@ class Decoder(nn.Module):
 
 
 @program()
-def seq2seq(how: Way) -> dict[str, Any]:
+def seq2seq(how: Placement) -> dict[str, Any]:
     """One pair at a time, teacher forcing by a coin, decoding until the end is read."""
     longest, width, words = 7, 16, 14
     draw = np.random.default_rng(6)
@@ -567,7 +569,7 @@ def seq2seq(how: Way) -> dict[str, Any]:
 
 
 def _encode(
-    encoder: Encoder, source: np.ndarray, longest: int, width: int, how: Way
+    encoder: Encoder, source: np.ndarray, longest: int, width: int, how: Placement
 ) -> tuple[Tensor, Tensor]:
     said = torch.zeros(longest, width, device=how.device)
     hidden = torch.zeros(1, 1, width, device=how.device)

@@ -16,8 +16,8 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.wild.synthetic import blobs, waves
-from tests.wild.ways import Way, program
+from tests.wild.placements import Placement, program
+from tests.wild.synthetic import clusters, waves
 
 
 def _classifier(norm: bool = False) -> nn.Sequential:
@@ -25,13 +25,13 @@ def _classifier(norm: bool = False) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 24, bias=not norm), *middle, nn.ReLU(), nn.Linear(24, 3))
 
 
-def _blobs(count: int, seed: int = 2) -> TensorDataset:
-    points, labels = blobs(count, seed=seed)
+def _clusters(count: int, seed: int = 2) -> TensorDataset:
+    points, labels = clusters(count, seed=seed)
     return TensorDataset(torch.from_numpy(points), torch.from_numpy(labels))
 
 
 def _epoch(
-    model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer, how: Way
+    model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer, how: Placement
 ) -> float:
     model.train()
     total = 0.0
@@ -45,16 +45,16 @@ def _epoch(
 
 
 @torch.no_grad()
-def _score(model: nn.Module, data: TensorDataset, how: Way) -> float:
+def _score(model: nn.Module, data: TensorDataset, how: Placement) -> float:
     model.eval()
     x, y = (t.to(how.device) for t in data.tensors)
     return F.cross_entropy(model(x), y).item()
 
 
 @program()
-def weight_averages(how: Way) -> dict[str, Any]:
+def weight_averages(how: Placement) -> dict[str, Any]:
     """Averages of weights: the mean of late epochs with fresh statistics, and a moving one."""
-    data = _blobs(120)
+    data = _clusters(120)
     loader = DataLoader(data, batch_size=24, shuffle=True)
     model = how.model(_classifier(norm=True))
     mean = AveragedModel(model)
@@ -81,9 +81,9 @@ def weight_averages(how: Way) -> dict[str, Any]:
 
 
 @program()
-def early_stopping(how: Way) -> dict[str, Any]:
+def early_stopping(how: Placement) -> dict[str, Any]:
     """The best state by deepcopy, patience, a rate that is cut on plateaus, and the way back."""
-    train, valid = _blobs(80), _blobs(40, seed=5)
+    train, valid = _clusters(80), _clusters(40, seed=5)
     loader = DataLoader(train, batch_size=16, shuffle=True)
     model = how.model(_classifier())
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-2)
@@ -106,9 +106,9 @@ def early_stopping(how: Way) -> dict[str, Any]:
 
 
 @program()
-def transfer(how: Way) -> dict[str, Any]:
+def transfer(how: Placement) -> dict[str, Any]:
     """A trained body is frozen, gets a new head, and is thawed with a rate of its own."""
-    loader = DataLoader(_blobs(80), batch_size=20, shuffle=True)
+    loader = DataLoader(_clusters(80), batch_size=20, shuffle=True)
     model = how.model(_classifier())
     _epoch(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), how)
     body = model[0].weight.detach().clone()
@@ -136,9 +136,9 @@ def transfer(how: Way) -> dict[str, Any]:
 
 
 @program()
-def folds(how: Way) -> dict[str, Any]:
+def folds(how: Placement) -> dict[str, Any]:
     """Five folds, the same model initialised anew for each; metrics by numpy."""
-    x, y = _blobs(100).tensors
+    x, y = _clusters(100).tensors
     parts = np.array_split(np.random.default_rng(0).permutation(100), 5)
     scores, matrix = [], np.zeros((3, 3), dtype=np.int64)
     model = how.model(_classifier())
@@ -186,9 +186,9 @@ class Tied(nn.Module):
 
 
 @program()
-def parametrized(how: Way) -> dict[str, Any]:
+def parametrized(how: Placement) -> dict[str, Any]:
     """Weight norm, spectral norm, an orthogonal and a positive weight, tied halves, pruning."""
-    x = _blobs(40).tensors[0].to(how.device)
+    x = _clusters(40).tensors[0].to(how.device)
     with torch.no_grad():
         start = Tied()
         start.scale.weight = torch.rand(5, 5) + 0.5
@@ -212,10 +212,10 @@ def parametrized(how: Way) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@program(ways=("enable", "device"))
-def k_means(how: Way) -> dict[str, Any]:
+@program(placements=("enable", "device"))
+def k_means(how: Placement) -> dict[str, Any]:
     """No parameters, no gradients: a loop until nothing moves."""
-    points, labels = blobs(150, features=4)
+    points, labels = clusters(150, features=4)
     x = torch.from_numpy(points).to(how.device)
     centres = x[torch.randperm(len(x))[:3]].clone()
     steps = 0
@@ -237,7 +237,7 @@ def k_means(how: Way) -> dict[str, Any]:
 
 
 @program()
-def logging(how: Way) -> dict[str, Any]:
+def logging(how: Placement) -> dict[str, Any]:
     """Numbers in every form people print them: formats, JSON, CSV, a bar's postfix, numpy."""
     x, y = (torch.from_numpy(t) for t in waves(96))
     loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
@@ -271,9 +271,9 @@ def logging(how: Way) -> dict[str, Any]:
 
 
 @program()
-def two_models(how: Way) -> dict[str, Any]:
+def two_models(how: Placement) -> dict[str, Any]:
     """Distillation: a teacher that is only asked, a student that learns, weights handed over."""
-    data = _blobs(96)
+    data = _clusters(96)
     loader = DataLoader(data, batch_size=24, shuffle=True)
     teacher, student = how.model(_classifier()), how.model(nn.Linear(8, 3))
     _epoch(teacher, loader, torch.optim.Adam(teacher.parameters(), lr=2e-2), how)

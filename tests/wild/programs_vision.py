@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from tests.wild.placements import Placement, program
 from tests.wild.synthetic import digits
-from tests.wild.ways import Way, program
 
 
 class ToTensor:
@@ -62,7 +62,7 @@ class ConvNet(nn.Module):
 
 
 @program()
-def mnist(how: Way) -> dict[str, Any]:
+def mnist(how: Placement) -> dict[str, Any]:
     """The first example everybody runs."""
     train = DataLoader(Digits(320, seed=1), batch_size=32, shuffle=True)
     test = DataLoader(Digits(100, seed=9), batch_size=40)
@@ -87,7 +87,7 @@ def mnist(how: Way) -> dict[str, Any]:
     return {"losses": losses, "scores": scores, "saved": saved, "lr": scheduler.get_last_lr()}
 
 
-def _test(model: nn.Module, loader: DataLoader, how: Way) -> tuple[float, int]:
+def _test(model: nn.Module, loader: DataLoader, how: Placement) -> tuple[float, int]:
     model.eval()
     loss, correct = 0.0, 0
     with torch.no_grad():
@@ -157,7 +157,7 @@ def _mixup(images: Tensor, target: Tensor, draw: np.random.Generator) -> tuple[T
 
 
 @program()
-def image_recipe(how: Way) -> dict[str, Any]:
+def image_recipe(how: Placement) -> dict[str, Any]:
     """A long recipe: mixup, label smoothing, warm-up, an average of weights, channels-last."""
     draw = np.random.default_rng(5)
     loader = DataLoader(Digits(160, seed=3), batch_size=32, shuffle=True, drop_last=True)
@@ -235,7 +235,7 @@ class MoCo(nn.Module):
 
 
 @program()
-def contrastive_queue(how: Way) -> dict[str, Any]:
+def contrastive_queue(how: Placement) -> dict[str, Any]:
     """Momentum contrast: buffers written by slices whose place comes from a buffer."""
     pictures, _ = digits(96)
     images = torch.from_numpy(pictures).float().div_(255).unsqueeze(1)

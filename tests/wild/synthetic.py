@@ -25,7 +25,7 @@ def digits(count: int, size: int = 16, classes: int = 10, seed: int = 1) -> tupl
     return pictures, labels
 
 
-def blobs(count: int, features: int = 8, classes: int = 3, seed: int = 2) -> tuple:
+def clusters(count: int, features: int = 8, classes: int = 3, seed: int = 2) -> tuple:
     """Points (float32) around one centre for each class, and the classes."""
     centres = np.random.default_rng(seed).normal(0, 2, (classes, features))
     draw = np.random.default_rng(seed + 100)

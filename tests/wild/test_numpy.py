@@ -106,7 +106,7 @@ def test_an_array_of_a_lazy_tensor_is_a_snapshot_that_cannot_be_written() -> Non
 # -- ways into a graph: what the owner writes later is not seen ---------------------------------
 
 F = nn.functional
-WAYS_IN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+ENTRANCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "operand": lambda w, x: w * x,
     "operand on the left": lambda w, x: x - w,
     "method": lambda w, x: x.mul(w),
@@ -142,17 +142,17 @@ def _with_data(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return w
 
 
-@pytest.mark.parametrize("way", WAYS_IN)
+@pytest.mark.parametrize("way", ENTRANCES)
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_graph_takes_numbers_as_they_are_when_they_enter(way: str, times: int) -> None:
     numbers = np.array([0.0, 3.0, 1.0, 2.0], np.float32)
     w = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    expected = [WAYS_IN[way](w, torch.from_numpy(numbers + 0)).clone() for _ in range(times)]
+    expected = [ENTRANCES[way](w, torch.from_numpy(numbers + 0)).clone() for _ in range(times)]
     lazy = torpor.lazy(w)
     got = []
     for _ in range(times):
         array = numbers.copy()
-        got.append(WAYS_IN[way](lazy, torch.from_numpy(array)))
+        got.append(ENTRANCES[way](lazy, torch.from_numpy(array)))
         array[:] = 1.0  # in range for whoever reads too late
         torpor.sync(wait=False)
     assert [g.tolist() for g in got] == [e.tolist() for e in expected]

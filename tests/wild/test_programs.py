@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wild.ways import MODULES, named, ways_of
+from tests.wild.placements import MODULES, named, placements_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ("BACKEND", "CACHE", "COMPILE_AFTER", "DYNAMIC", "STRICT", "TEST_DEFAULTS")
@@ -33,7 +33,7 @@ NEEDS = {
 """What is not installed everywhere."""
 
 EXACT = [name for module in MODULES for name in named(module)[::3]]
-ALONE = [(name, way) for module in MODULES for name in named(module) for way in ways_of(name)]
+ALONE = [(name, way) for module in MODULES for name in named(module) for way in placements_of(name)]
 
 
 def drive(way: str, names: list[str], backend: str, folder: Path, *options: str) -> None:
@@ -79,14 +79,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_programs_that_become_eager_and_lazy_all_the_time_give_eagers_bits(
     module: str, cache: Path
 ) -> None:
-    names = [n for n in named(module) if "enable" in ways_of(n)]
+    names = [n for n in named(module) if "enable" in placements_of(n)]
     drive("enable", names, "reference", cache, "--change-every", "2")
 
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("module", MODULES)
 def test_programs_give_eagers_numbers_under_enable(module: str, cache: Path) -> None:
-    drive("enable", [n for n in named(module) if "enable" in ways_of(n)], "", cache)
+    drive("enable", [n for n in named(module) if "enable" in placements_of(n)], "", cache)
 
 
 @pytest.mark.timeout(1500)

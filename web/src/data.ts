@@ -1,17 +1,19 @@
 // Where the page gets its data from: the server that sent it, or the file that it is.
-import type { GraphDocument, Summary } from "./types";
+import type { GraphDocument, PassText, Summary } from "./types";
 
 export interface Source {
   /** null: nothing has changed since `have`. */
   summary(have: string): Promise<Summary | null>;
   graph(number: number): Promise<GraphDocument | null>;
   difference(before: number, after: number): Promise<string | null>;
+  passes(number: number): Promise<PassText[] | null>;
 }
 
 interface Everything {
   summary: Summary;
   graphs: GraphDocument[];
   differences: [number, number, string | null][];
+  passes: [number, PassText[] | null][];
 }
 
 class FromFile implements Source {
@@ -33,6 +35,10 @@ class FromFile implements Source {
 
   async difference(before: number, after: number): Promise<string | null> {
     return this.differences.get(`${before} ${after}`) ?? null;
+  }
+
+  async passes(number: number): Promise<PassText[] | null> {
+    return this.all.passes.find(([graph]) => graph === number)?.[1] ?? null;
   }
 }
 
@@ -62,6 +68,10 @@ class FromServer implements Source {
 
   async difference(before: number, after: number): Promise<string | null> {
     return (await ask<{ text: string }>(`difference/${before}/${after}`))?.text ?? null;
+  }
+
+  passes(number: number): Promise<PassText[] | null> {
+    return ask<PassText[]>(`passes/${number}`);
   }
 }
 

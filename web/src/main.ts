@@ -8,6 +8,7 @@ import { el, fill } from "./dom";
 import { Explorer } from "./explorer";
 import { Graphs } from "./graphs";
 import { MemoryPanel } from "./memory";
+import { Passes } from "./passes";
 import { installTheme } from "./theme";
 import { Timeline } from "./timeline";
 
@@ -21,7 +22,7 @@ class Page {
   private app = new App(source());
   private explorer = new Explorer(this.app);
   private panels: Panel[] = [
-    new Timeline(this.app), new Graphs(this.app), this.explorer, new Differences(this.app), new MemoryPanel(this.app),
+    new Timeline(this.app), new Graphs(this.app), this.explorer, new Differences(this.app), new MemoryPanel(this.app), new Passes(this.app),
   ];
   private tabs = this.panels.map((panel, i) => this.tab(panel, i));
   private at = 0;

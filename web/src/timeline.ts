@@ -7,12 +7,13 @@ import { Table } from "./table";
 import { colour, onTheme } from "./theme";
 import type { Event, Step } from "./types";
 
-const LANES = ["record", "compile", "run", "sync", "fallback", "idle"];
+const LANES = ["record", "compile", "run", "collective", "sync", "fallback", "idle"];
 const WORDS: Record<string, string> = { sync: "wait" };
 const LANE = new Map(LANES.map((kind) => [kind, kind])); // which lane shows an event
 LANE.set("load", "compile").set("keep", "compile"); // compiled graphs from disk, and to it
 const PARTS: (keyof Step)[] = ["record", "compile", "run", "idle"];
-const HEIGHT = 250;
+const HEIGHT = 285;
+const OF_A_RANK = /^rank \d+$/; // events of other ranks: a lane for each
 
 export class Timeline implements Panel {
   readonly title = "Timeline";
@@ -62,6 +63,7 @@ export class Timeline implements Panel {
     this.seen = state;
     this.empty.hidden = events.length > 0;
     this.frame.hidden = events.length === 0;
+    for (const [kind] of events) if (OF_A_RANK.test(kind) && !LANE.has(kind)) addLane(kind);
     const bars = events.flatMap((event) => withoutWaits(event, events));
     this.bars = [...bars, ...idleTimes(bars)];
     this.steps.set([...steps].reverse());
@@ -80,7 +82,7 @@ export class Timeline implements Panel {
     this.plot = new uPlot(
       {
         width: this.frame.clientWidth,
-        height: HEIGHT,
+        height: height(),
         legend: { show: false },
         cursor: { y: false, drag: { x: true, y: false }, points: { show: false } },
         scales: { x: { time: false }, y: { range: [0, LANES.length] } },
@@ -118,7 +120,7 @@ export class Timeline implements Panel {
   private draw(plot: uPlot): void {
     const { ctx } = plot;
     const lane = plot.bbox.height / LANES.length;
-    const colours = new Map(LANES.map((kind) => [kind, colour(`part-${kind}`)]));
+    const colours = new Map(LANES.map((kind) => [kind, colour(`part-${tint(kind)}`)]));
     const ink = colour("on-part");
     ctx.save();
     ctx.beginPath();
@@ -196,9 +198,22 @@ export class Timeline implements Panel {
     if (this.element.hidden || !this.frame.clientWidth) return;
     if (!this.plot) return this.redraw();
     if (this.plot.width !== this.frame.clientWidth) {
-      this.plot.setSize({ width: this.frame.clientWidth, height: HEIGHT });
+      this.plot.setSize({ width: this.frame.clientWidth, height: height() });
     }
   }
+}
+
+function addLane(kind: string): void {
+  LANE.set(kind, kind);
+  LANES.push(kind);
+}
+
+function tint(kind: string): string {
+  return OF_A_RANK.test(kind) ? "collective" : kind;
+}
+
+function height(): number {
+  return HEIGHT + 30 * LANES.filter((lane) => OF_A_RANK.test(lane)).length;
 }
 
 function label(

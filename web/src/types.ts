@@ -74,6 +74,9 @@ export interface GraphDocument {
   code: string;
 }
 
+/** name and description of a pass, and the graph after it as text; null: as before it */
+export type PassText = [string, string, string | null];
+
 /** Places in a row of `nodes`; the first six hold numbers of texts. */
 export const OP = 0,
   NAME = 1,

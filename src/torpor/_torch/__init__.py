@@ -3,12 +3,17 @@
 Other packages use the names below, as `_torch.name`: which module has one is nobody else's concern,
 and a test that replaces one here replaces it for all of them. A new torch release that moves a name
 of torch's breaks one module, and the test of the same name in `tests/unit/torch_internals/` says
-which. Of each other the modules import `dispatch`, `import_hooks` and `fakes` alone.
+which. Of each other the modules import `dispatch`, `import_hooks`, `fakes` and `uses` alone.
 """
 
 from torpor._torch.autograd import (
+    autocast_states,
+    backward_keeps_graph,
+    backward_passes,
+    compiled_node,
     current_autograd_node,
     end_gradients,
+    had_unusual_backward,
     has_saved_tensors_hooks,
     has_tangent,
     is_differentiating_forward,
@@ -33,7 +38,6 @@ from torpor._torch.devices import (
     finish_gpu,
     forget_cublas_workspaces,
     is_data_worker,
-    is_distributed,
     on_default_dtype,
     register_device_module,
     torch_lazy_system,
@@ -51,16 +55,40 @@ from torpor._torch.dispatch import (
     kernels,
     modes,
     python_on,
+    without_autocast,
     without_dispatch_modes,
     without_modes,
     without_torch_function,
 )
+from torpor._torch.distributed import (
+    finished_work,
+    gloo_group,
+    group_in,
+    is_distributed,
+    is_fake_group,
+    on_data_parallel,
+    rank_and_world,
+    ranks_of_group,
+    reduction,
+    reduction_in,
+    resolve_group,
+    store_of,
+)
+from torpor._torch.dtensor import is_dtensor, local_part, of_local_part, wait_at_once
 from torpor._torch.dynamo import (
+    CAPTURING,
+    Captured,
+    GraphOps,
+    LazyFrames,
+    detach_what_has_no_gradient,
     dynamo_backends,
     dynamo_compiler,
     dynamo_graphs,
     dynamo_training_backend,
+    keep_lazy_tangents,
     on_dynamo_frame,
+    region_backend,
+    take_ops_apart_as_eager_does,
 )
 from torpor._torch.fakes import (
     data_dependent_errors,
@@ -75,6 +103,7 @@ from torpor._torch.fakes import (
     type_source,
     unsupported_errors,
 )
+from torpor._torch.fsdp import has_lazy_shard, on_fully_shard
 from torpor._torch.generators import (
     accept_lazy_states,
     leave_states_alone,
@@ -103,6 +132,8 @@ from torpor._torch.inductor_kernels import (
 )
 from torpor._torch.modules import (
     ModuleCall,
+    after_zero_grad,
+    has_hooks,
     is_compiled,
     module_attributes,
     on_compile,
@@ -125,6 +156,7 @@ from torpor._torch.ops import (
     drop_op_attribute,
     factory_ops,
     is_composite,
+    is_op,
     is_size,
     is_taken_op_name,
     kernel,
@@ -136,18 +168,23 @@ from torpor._torch.ops import (
     set_op_attribute,
     source_of_op,
     take_apart,
+    torch_decompositions,
     tree_leaves,
     tree_map,
 )
+from torpor._torch.optimizers import ForeachCalls as ForeachCalls
+from torpor._torch.optimizers import count_a_step as count_a_step
+from torpor._torch.optimizers import has_function_modes as has_function_modes
+from torpor._torch.optimizers import replace_step as replace_step
 from torpor._torch.sizes import OpenSizes, fold_known_sizes
 from torpor._torch.storages import (
+    has_other_users,
     memory_of,
     rebuild_parameter,
     rebuild_tensor,
     shares_memory,
     typed_storage,
     untyped,
-    users_besides,
     users_of,
     weak_memories,
     window_on,
@@ -181,3 +218,4 @@ from torpor._torch.torchscript import (
     script_owner,
     script_tensors,
 )
+from torpor._torch.uses import Uses, autocast_copy

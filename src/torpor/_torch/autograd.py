@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -73,6 +73,9 @@ def on_higher_derivatives(
 
     @functools.wraps(engine)
     def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        _passes.count += 1
+        if args[2] or torch._C._is_any_autocast_enabled():
+            _UNUSUAL.add("backward")
         if args[2]:  # gradients, keep_graph, create_graph, ...
             with again:
                 return engine(outputs, *args, **kwargs)
@@ -82,12 +85,32 @@ def on_higher_derivatives(
         setattr(module, "_engine_run_backward", run_backward)  # noqa: B010  # untyped names
 
 
+class _Passes(threading.local):
+    count = 0
+
+
+_passes = _Passes()
+
+
+def backward_passes() -> int:
+    """How many passes of autograd this thread has begun, since `on_higher_derivatives`."""
+    return _passes.count
+
+
+_UNUSUAL: set[str] = set()
+
+
+def had_unusual_backward() -> bool:
+    """A backward pass of this process was to be differentiated itself, or ran under autocast."""
+    return bool(_UNUSUAL)
+
+
 _holders: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]  # not in the stubs
 
 
-def is_held(tensor: torch.Tensor) -> bool:
-    """Somebody besides its Python object holds the tensor: a graph of autograd, torch itself."""
-    return _holders(tensor) > 1
+def is_held(tensor: torch.Tensor, holders: int = 1) -> bool:
+    """Somebody besides `holders` of torch, its Python object for one, holds the tensor: a graph."""
+    return _holders(tensor) > holders
 
 
 def may_change(tensor: torch.Tensor, holders: int = 1) -> bool:
@@ -144,16 +167,14 @@ def pass_gradients_on(
     if _holders(tensor) == 1:
         return
     node = torch.autograd.graph.get_gradient_edge(tensor).node
-    held = weakref.ref(tensor)
 
-    def pass_on(gradients: tuple[Any, ...]) -> tuple[None]:
-        target = held()
-        if target is not None and gradients[0] is not None:
-            gradient = convert(gradients[0], target)
-            for hook in (target._backward_hooks or {}).values():
+    def pass_on(gradients: tuple[Any, ...]) -> tuple[None]:  # holds the tensor, as `node` did
+        if gradients[0] is not None:
+            gradient = convert(gradients[0], tensor)
+            for hook in (tensor._backward_hooks or {}).values():
                 changed = hook(gradient)
                 gradient = gradient if changed is None else changed
-            accumulate: Any = torch.autograd.graph.get_gradient_edge(target).node
+            accumulate: Any = torch.autograd.graph.get_gradient_edge(tensor).node
             accumulate(gradient)
         return (None,)
 
@@ -170,3 +191,21 @@ is_profiler_on_this_thread: Callable[[], bool] = _C._autograd._profiler_enabled
 
 profiler_span: Callable[[str], AbstractContextManager[Any]] = _C._profiler._RecordFunctionFast
 """Shows its body under a name on the timeline of `torch.profiler`."""
+
+
+def compiled_node(results: Sequence[Any]) -> Any:
+    """The node of autograd that AOTAutograd has made for a call with these results, if any."""
+    nodes = [getattr(result, "grad_fn", None) for result in results]
+    names = ((node, node.name()) for node in nodes if node is not None)
+    return next((node for node, name in names if name.endswith("CompiledFunctionBackward")), None)
+
+
+def backward_keeps_graph() -> bool:
+    """The backward pass that runs now may be followed by another one."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def autocast_states() -> list[tuple[str, torch.dtype, bool]]:
+    """The dtype of autocast on each device, and whether it is on."""
+    devices = torch._C._autocast_supported_devices()
+    return [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in devices]

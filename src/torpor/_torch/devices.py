@@ -131,12 +131,6 @@ def is_data_worker() -> bool:
     return worker is not None and worker._worker_info is not None
 
 
-def is_distributed() -> bool:
-    """This process is one of several ranks."""
-    distributed = torch.distributed
-    return bool(distributed.is_available() and distributed.is_initialized())
-
-
 def finish_gpu() -> None:
     """Wait for the GPUs, if this process uses one."""
     if torch.cuda.is_initialized():

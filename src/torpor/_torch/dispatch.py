@@ -78,6 +78,14 @@ def below_autograd() -> AbstractContextManager[Any]:
     return _C._AutoDispatchBelowAutograd()
 
 
+_AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU).add(_C.DispatchKey.AutocastCUDA)
+
+
+def without_autocast() -> AbstractContextManager[Any]:
+    """Runs the body below autocast: nothing is cast."""
+    return _C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS)
+
+
 _AUTOGRAD_KEYS = (
     _C.DispatchKey.AutogradFunctionality,
     _C.DispatchKey.AutogradOther, _C.DispatchKey.AutogradNestedTensor,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torpor._torch.fakes import tracing_with
 
@@ -85,16 +86,80 @@ def inductor_compile(
 
     _mend_local_buffers()
     with settings.patch(options), tracing_with(mode), torch.no_grad():
+        promised = [node.meta["val"].stride() for node in _returned(module)]
+        known = set(module.graph.nodes)
         with mode, V.set_fake_mode(mode):
             module = _recursive_joint_graph_passes(module) or module
-        (output,) = (node for node in module.graph.nodes if node.op == "output")
-        output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+            _update_values(module, known)
+            _keep_strides(module, promised)
+        output = module.graph.output_node()
+        output.meta["user_visible_output_idxs"] = list(range(len(promised)))
         return compile_fx_inner(
             module,
             inputs,
             cudagraphs=BoxedBool(False),
             is_inference=True,
         )
+
+
+def _returned(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return list(module.graph.output_node().args[0])  # type: ignore[arg-type]  # a tuple of nodes
+
+
+def _update_values(module: torch.fx.GraphModule, known: set[torch.fx.Node]) -> None:
+    """Compute the fake values anew of nodes that read others than those that were `known`."""
+    changed: set[torch.fx.Node] = set()
+    for node in module.graph.nodes:
+        if node not in known:
+            changed.add(node)
+        elif node.op == "call_function" and not changed.isdisjoint(node.all_input_nodes):
+            args, keywords = torch.fx.map_arg((node.args, node.kwargs), _fake_value)
+            value = node.target(*args, **keywords)
+            if _strides(value) != _strides(node.meta["val"]):
+                changed.add(node)
+                node.meta["val"] = value
+
+
+def _fake_value(node: torch.fx.Node) -> Any:
+    return node.meta["val"]
+
+
+def _strides(value: Any) -> list[tuple[int, ...]]:
+    leaves = pytree.tree_leaves(value)
+    return [leaf.stride() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _keep_strides(module: torch.fx.GraphModule, promised: list[tuple[int, ...]]) -> None:
+    """Copy results that a pass over the joint graph has given other strides.
+
+    On a GPU a matrix product may become a slice of a padded one, depending on which is faster
+    there; Inductor takes the strides that results must have from the graph after these passes.
+    """
+    output = module.graph.output_node()
+    results = _returned(module)
+    for place, strides in enumerate(promised):
+        if results[place].meta["val"].stride() != strides:
+            with module.graph.inserting_before(output):
+                results[place] = _copied(module.graph, results[place], strides)
+    if results != _returned(module):
+        output.args = (tuple(results),)
+        module.recompile()
+
+
+def _copied(graph: torch.fx.Graph, node: torch.fx.Node, strides: tuple[int, ...]) -> torch.fx.Node:
+    """Nodes that copy a tensor into memory without gaps, its dimensions in the order of strides."""
+    aten = torch.ops.aten
+    order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (aten.permute.default, (order,), {}),
+        (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
+        (aten.permute.default, ([order.index(dim) for dim in range(len(order))],), {}),
+    ]
+    for op, args, keywords in calls:
+        value = op(node.meta["val"], *args, **keywords)
+        node = graph.call_function(op, (node, *args), keywords)
+        node.meta["val"] = value
+    return node
 
 
 @functools.cache

@@ -97,8 +97,8 @@ def try_best_vectors() -> Future[bool]:
     from torch._inductor import codecache, cpp_builder, cpu_vec_isa  # noqa: F401  # are all used
 
     has = cpu_vec_isa.x86_isa_checker()
-    fitting = (i for i in cpu_vec_isa.supported_vec_isa_list if set(str(i).split()) <= {*has})
-    widest = next(fitting, False)
+    supported = (i for i in cpu_vec_isa.supported_vec_isa_list if set(str(i).split()) <= {*has})
+    widest = next(supported, False)
     if "ATEN_CPU_CAPABILITY" in os.environ:  # others were chosen
         widest = False
     thread = ThreadPoolExecutor(1)

@@ -54,13 +54,27 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """A call of the module does more than call its `forward`."""
+    names: Any = sys.modules[torch.nn.Module.__module__]
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks
+        or module._backward_hooks or module._backward_pre_hooks
+        or names._global_forward_hooks or names._global_forward_pre_hooks
+        or names._global_backward_hooks or names._global_backward_pre_hooks
+        or type(module)._call_impl is not torch.nn.Module._call_impl
+    )  # fmt: skip
+
+
 def wrap_module_call(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace `nn.Module.__call__` by what `around` makes of it."""
     torch.nn.Module.__call__ = around(torch.nn.Module.__call__)  # type: ignore[method-assign]  # the purpose
 
 
+_ASKED = torch.nn.Module._call_impl.__code__.co_names
+_IS_TRACING = "_is_tracing" if "_is_tracing" in _ASKED else "_get_tracing_state"  # until 2.13
 _CALL_NAMES = (
-    "torch", "_C", "_get_tracing_state", "_slow_forward", "forward", "_backward_hooks",
+    "torch", "_C", _IS_TRACING, "_slow_forward", "forward", "_backward_hooks",
     "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks", "_global_backward_pre_hooks",
     "_global_backward_hooks", "_global_forward_hooks", "_global_forward_pre_hooks",
 )  # fmt: skip
@@ -89,13 +103,10 @@ def wrap_outermost_call(
     module: Any = torch.nn.Module  # its methods are replaced and compared
     names: Any = sys.modules[module.__module__]
     call, implementation = module.__call__, module._call_impl
-    is_known = (
-        call is module._wrapped_call_impl
-        and implementation.__code__.co_names[: len(_CALL_NAMES)] == _CALL_NAMES
-    )
+    is_known = call is module._wrapped_call_impl and _ASKED[: len(_CALL_NAMES)] == _CALL_NAMES
     outermost = around(call)
     is_compiling = torch.compiler.is_dynamo_compiling  # Dynamo knows the answer when it traces this
-    is_traced = _C._get_tracing_state
+    is_traced = getattr(_C, _IS_TRACING)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
@@ -142,6 +153,21 @@ def on_parameter_groups(around: Callable[[Callable[..., Any]], Callable[..., Any
 def register_step_hook(hook: Callable[..., None]) -> Any:
     """Call `hook(optimizer, args, kwargs)` after every `optimizer.step()` in the process."""
     return register_optimizer_step_post_hook(hook)
+
+
+def after_zero_grad(hook: Callable[[], None]) -> None:
+    """Call `hook()` after every `zero_grad()` of an optimizer or a module."""
+    for owner in (torch.optim.Optimizer, torch.nn.Module):
+        owner.zero_grad = _followed(owner.zero_grad, hook)  # type: ignore[method-assign]
+
+
+def _followed(method: Callable[..., None], hook: Callable[[], None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def followed(*args: Any, **kwargs: Any) -> None:
+        method(*args, **kwargs)
+        hook()
+
+    return followed
 
 
 def register_step_pre_hook(hook: Callable[..., None]) -> Any:

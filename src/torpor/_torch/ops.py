@@ -21,6 +21,23 @@ tree_map = pytree.tree_map
 tree_leaves = pytree.tree_leaves
 
 
+def torch_decompositions() -> dict[str, Callable[..., Any]]:
+    """Torch's decompositions by op names: of ATen ops that are not core ops, and of `prims`."""
+    from torch import _prims
+    from torch._decomp import core_aten_decompositions, decomposition_table
+
+    table = {
+        str(op): function
+        for op, function in decomposition_table.items()
+        if isinstance(op, OpOverload) and torch.Tag.core not in op.tags
+    }
+    table.update({str(op): function for op, function in core_aten_decompositions().items()})
+    for prim in vars(_prims).values():
+        if isinstance(prim, OpOverload) and hasattr(prim, "impl_aten"):
+            table[str(prim)] = prim.impl_aten
+    return table
+
+
 def set_op_attribute(op: OpOverload, name: str, value: Any) -> None:
     """Keep something of ours on a torch op: one attribute look-up on the hot path, no hashing."""
     setattr(op, name, value)
@@ -82,9 +99,9 @@ def source_of_op(name: str) -> str | None:
     """The Python file that defines the op `namespace::name`; None where C++ does."""
     from torch._library.custom_ops import OPDEFS
 
-    told = OPDEFS.get(name)
-    if told is not None:
-        return str(told._init_fn.__code__.co_filename)
+    definition = OPDEFS.get(name)
+    if definition is not None:
+        return str(definition._init_fn.__code__.co_filename)
     found = re.search(r"^debug: registered at (.+\.py):\d+", _C._dispatch_dump(name), re.MULTILINE)
     return None if found is None else found[1]
 
@@ -177,3 +194,8 @@ def on_higher_order_op(around: Callable[[Callable[..., Any]], Callable[..., Any]
     """Let every call of a higher-order op go through what `around` makes of `dispatch(op, key)`."""
     kind: Any = torch._ops.HigherOrderOperator
     kind.dispatch = around(kind.dispatch)
+
+
+def is_op(target: object) -> bool:
+    """It is one overload of an op."""
+    return isinstance(target, OpOverload)

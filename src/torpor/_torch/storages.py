@@ -51,7 +51,7 @@ def shares_memory(tensor: torch.Tensor) -> bool:
     return users > most_users or holders > most_holders
 
 
-def users_besides(tensors: list[torch.Tensor]) -> bool:
+def has_other_users(tensors: list[torch.Tensor]) -> bool:
     """Others than these plain tensors, all on one memory, are on it too."""
     users, holders = _users_and_holders(tensors[0])
     most_users, most_holders = _users_of_one()

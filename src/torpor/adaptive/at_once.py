@@ -26,7 +26,7 @@ def may_run_at_once(plan: Plan) -> bool:
     return (
         plan.checked
         and plan.draft is None
-        and not (plan.symbols or plan.donated or plan.in_turn or plan.fragile)
+        and not (plan.symbols or plan.donated or plan.in_turn or plan.draws or plan.fragile)
         and plan.computation.device.torch_device.type == "cpu"
     )
 

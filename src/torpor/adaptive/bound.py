@@ -18,7 +18,9 @@ from weakref import WeakSet, ref
 import torch
 
 from torpor import _torch, config, metrics
-from torpor.adaptive.choice import Choice, Facts, Limits
+from torpor.adaptive.choice import Choice, Limits, ProcessFacts
+from torpor.capture.modules import capture_soon, recording_cost
+from torpor.capture.payoff import FOUND
 from torpor.compiling.background import COMPILER
 from torpor.compiling.remote import WORKER
 from torpor.compiling.worth import COSTS, is_worth_waiting
@@ -29,10 +31,10 @@ from torpor.execute.storage import TRACE
 from torpor.frontend.mode import LazyMode
 from torpor.frontend.switching import (
     ASKED,
+    all_lazy_tensors,
     convert,
     convert_parts,
     held_by_graph,
-    loose_tensors,
     parts_of,
     state_of,
     to_plain,
@@ -47,7 +49,7 @@ CALLS_WITHOUT_STEP: Final = 64
 """Calls of a model after which each counts as a step, although there is an optimizer."""
 
 
-class Place:
+class ModelGroup:
     """Models and optimizers that run recorded or eagerly together."""
 
     def __init__(self, name: str, choice: Choice) -> None:
@@ -60,13 +62,20 @@ class Place:
         self.is_shared = False  # between threads: it stays what it is
         self.calls = 0  # since the last step of an optimizer
         self.stamp = -1  # of the step in which it was called last
+        self.passes = -1  # backward passes before its last call that autograd saw
         self.rest = self.granted = 0  # steps that nobody looks at: still to come, and in all
         self.leaks = 0  # steps that recorded something although all is plain
-        self.is_told = False
-        self.joined: Place | None = None  # it is a part of this one
+        self.is_announced = False
+        self.joined: ModelGroup | None = None  # it is a part of this one
 
     def tensors(self) -> Iterator[Any]:
         """All tensors of its models and optimizers."""
+        yield from self.model_tensors()
+        for optimizer in _alive(self.optimizers):
+            yield from state_of(optimizer)
+
+    def model_tensors(self) -> Iterator[Any]:
+        """Those of its models, and what its optimizers step."""
         for module in _alive(self.modules):
             for part, _ in parts_of(module):
                 yield from part._parameters.values()
@@ -74,7 +83,13 @@ class Place:
         for optimizer in _alive(self.optimizers):
             for group in optimizer.param_groups:
                 yield from group["params"]
-            yield from state_of(optimizer)
+
+    def whole(self) -> ModelGroup:
+        """The place that it is a part of by now, or itself."""
+        place = self
+        while place.joined is not None:
+            place = place.joined
+        return place
 
     def steps(self, recorded: bool) -> int:
         """Steps that it ran so, or eagerly."""
@@ -104,21 +119,29 @@ def may_switch() -> bool:
     )
 
 
+class _Events(threading.local):
+    """What has happened on a thread: loops of several threads run through each other."""
+
+    def __init__(self) -> None:
+        self.met: list[ModelGroup] = []  # since the last step of an optimizer
+        self.stamp = 0  # of that step
+        self.last: ModelGroup | None = None  # of the last event
+        self.last_number = 0
+        self.last_time = 0.0
+        self.last_compiling = 0.0
+
+
 class Bound:
-    """The places of this process, and the event that happened last."""
+    """The places of this process, and what has happened on each thread."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.limits = Limits()
-        self.places: deque[Place] = deque(maxlen=MOST_PLACES)
+        self.places: deque[ModelGroup] = deque(maxlen=MOST_PLACES)
         self.optimizers: WeakSet[Any] = WeakSet()
-        self.of_optimizer: dict[int, Place] = {}  # by identity
-        self.met: list[Place] = []  # since the last step of an optimizer
+        self.of_optimizer: dict[int, ModelGroup] = {}  # by identity
         self.stamp = 0  # steps of optimizers so far
-        self.last: Place | None = None  # of the last event
-        self.last_number = 0
-        self.last_time = 0.0
-        self.last_compiling = 0.0
+        self.events = _Events()
         self.lock = threading.RLock()
 
     def is_on(self) -> bool:
@@ -127,49 +150,63 @@ class Bound:
 
     # -- events --------------------------------------------------------------------------------
 
-    def meet(self, module: torch.nn.Module) -> Place | None:
-        """The place of a model that is called for the first time; None if it has no tensors."""
-        if next(module.parameters(), None) is None and next(module.buffers(), None) is None:
+    def meet(self, module: torch.nn.Module) -> ModelGroup | None:
+        """The place of a model that is called for the first time; None if it has no tensors.
+
+        A part of a model is of the model's place; a model made of several joins their places.
+        """
+        held = set(map(id, (*module.parameters(), *module.buffers())))
+        if not held:
             return None
-        place = self._new(type(module).__name__)
-        place.modules.append(ref(module))
-        held = set(map(id, module.parameters()))
-        for optimizer in list(self.optimizers):
-            if id(optimizer) not in self.of_optimizer and _has_any(optimizer, held):
-                self._add(place, optimizer)
+        with self.lock:
+            here = [p for p in self.places if p.thread == threading.get_ident()]
+            known = [p for p in here if not held.isdisjoint(map(id, p.model_tensors()))]
+            place = known[0] if known else self._new(type(module).__name__)
+            self.events.met += known[1:]
+            place.modules = [r for r in place.modules if r() is not None] + [ref(module)]
+            for optimizer in list(self.optimizers):
+                if id(optimizer) not in self.of_optimizer and _has_any(optimizer, held):
+                    self._add(place, optimizer)
         return place
 
     def got_parameters(self, optimizer: Any) -> None:
         """An optimizer was made, or got more parameters: it will step."""
         self.optimizers.add(optimizer)
 
-    def _add(self, place: Place, optimizer: Any) -> None:
+    def _add(self, place: ModelGroup, optimizer: Any) -> None:
         number = id(optimizer)
         place.optimizers.append(ref(optimizer, lambda _: self.of_optimizer.pop(number, None)))
         self.of_optimizer[number] = place
 
-    def _new(self, name: str) -> Place:
+    def _new(self, name: str) -> ModelGroup:
         choice = Choice(self.clock(), self.limits)
         if _torch.is_distributed():
             choice.record_always()
-        place = Place(name, choice)
+        place = ModelGroup(name, choice)
         self.places.append(place)
         WORKER.idle = True
         return place
 
-    def before_call(self, place: Place, number: int) -> bool:
+    def before_call(self, place: ModelGroup, number: int) -> bool:
         """A model of `place` is called, by no other model; whether it is to be recorded."""
-        if place.thread != threading.get_ident():
-            place.is_shared = True
-        if place.stamp != self.stamp:
-            place.stamp = self.stamp
-            self.met.append(place)
+        self._is_here(place)
+        events = self.events
+        if place.stamp != events.stamp:
+            place.stamp = events.stamp
+            events.met.append(place)
         place.calls += 1
         if not place.optimizers or place.calls > CALLS_WITHOUT_STEP:
             self._step(place, number)
         elif place.choice.is_timing:
             self._event(place, number, False)
+        if torch.is_grad_enabled():
+            place.passes = _torch.backward_passes()
         return place.choice.is_recorded
+
+    def _is_here(self, place: ModelGroup) -> None:
+        if place.thread != threading.get_ident() and not place.is_shared:
+            with self.lock:  # not while it changes
+                place.is_shared = True
 
     def is_recorded(self, optimizer: Any) -> bool:
         """The place of an optimizer is recorded."""
@@ -179,19 +216,22 @@ class Bound:
     def after_step(self, optimizer: Any) -> None:
         """An optimizer has made a step."""
         place = self.of_optimizer.get(id(optimizer))
-        if place is None or any(other is not place for other in self.met):
+        events = self.events
+        if place is None or any(other is not place for other in events.met):
             place = self._joined(optimizer, place)
-        self.met.clear()
+        self._is_here(place)
+        events.met.clear()
         self.stamp += 1
+        events.stamp = self.stamp
         place.calls = 0
         self._step(place, id(optimizer))
         if TRACE.is_open() and not place.choice.is_recorded:
             self._stop_leak(place)
 
-    def _step(self, place: Place, number: int) -> None:
+    def _step(self, place: ModelGroup, number: int) -> None:
         if place.rest:
             place.rest -= 1
-            self.last = None  # the interval that ends now is unknown
+            self.events.last = None  # the interval that ends now is unknown
             return
         choice = place.choice
         if place.granted:
@@ -199,78 +239,86 @@ class Bound:
         self._event(place, number, True)
         place.rest = place.granted = place.choice.rests()
 
-    def _event(self, place: Place, number: int, is_step: bool) -> None:
-        choice = place.choice
+    def _event(self, place: ModelGroup, number: int, is_step: bool) -> None:
+        choice, events = place.choice, self.events
         if choice.drain and is_step:
             drain()
         elif choice.is_timing and not choice.is_recorded:
             _torch.finish_gpu()
         now = self.clock()
-        if choice.is_timing and self.last is place:
-            seconds = now - self.last_time - (TOTALS[COMPILING] - self.last_compiling)
-            choice.interval((self.last_number, number), seconds)
-        self.last, self.last_number, self.last_time = place, number, now
-        self.last_compiling = TOTALS[COMPILING]
+        if choice.is_timing and events.last is place:
+            seconds = now - events.last_time - (TOTALS[COMPILING] - events.last_compiling)
+            choice.interval((events.last_number, number), seconds)
+        events.last, events.last_number, events.last_time = place, number, now
+        events.last_compiling = TOTALS[COMPILING]
         if is_step:
             if choice.waits and is_worth_waiting(now - choice.began):
                 _wait_for_compiles()
-                now = self.last_time = self.clock()
+                now = events.last_time = self.clock()
             wish = choice.step(_facts(), now)
+            if choice.lost_by is not None:
+                _consider_capturing(place, choice.lost_by, now)
         else:  # a step may take very long
             wish = choice.is_overdrawn(now)
             if wish:
                 choice.fail()
         if wish and self._may_change(place):
             self._change(place, is_step and (not place.calls or not place.optimizers))
-            self.last_time = self.clock()
-            place.choice.pay(self.last_time - now)
+            events.last_time = self.clock()
+            place.choice.pay(events.last_time - now)
 
     # -- changes -------------------------------------------------------------------------------
 
-    def _may_change(self, place: Place) -> bool:
+    def _may_change(self, place: ModelGroup) -> bool:
         is_bound = place.is_shared or _torch.is_in_backward() or _torch.is_distributed()
         return not is_bound and may_switch()
 
-    def _change(self, place: Place, is_between: bool) -> None:
+    def _change(self, place: ModelGroup, is_between: bool) -> None:
         """Let a place run the other way, between two steps or in one."""
         choice = place.choice
+        is_finished = _torch.backward_passes() != place.passes  # what its last call has recorded
         with self.lock:
-            refusal = self._to_eager(place) if choice.is_recorded else _to_lazy(place)
+            change = self._to_eager if choice.is_recorded else _to_lazy
+            refusal = change(place, is_finished)
         if refusal:
             choice.refused(refusal, is_between)
         else:
             choice.changed(self.clock())
             metrics.count("BoundSwitch")
-            if not any(p.choice.is_recorded for p in self.places):
+            if not any(p.choice.is_recorded for p in list(self.places)):
                 _end_threads()
-        if choice.is_decided and not place.is_told:
-            place.is_told = True
+        if choice.is_decided and not place.is_announced:
+            place.is_announced = True
             tell(place)
 
-    def _to_eager(self, place: Place) -> str:
+    def _to_eager(self, place: ModelGroup, is_finished: bool = True) -> str:
         others = [p for p in self.places if p is not place and p.choice.is_recorded]
-        return to_plain(place.tensors(), () if others or ASKED.explicitly else loose_tensors())
+        extra = () if others or ASKED.explicitly else all_lazy_tensors()
+        return to_plain(place.tensors(), extra, is_finished)
 
-    def _joined(self, optimizer: Any, place: Place | None) -> Place:
+    def _joined(self, optimizer: Any, place: ModelGroup | None) -> ModelGroup:
         """All that was met since the last step of an optimizer, and this one, are of one place."""
         with self.lock:
             if place is None:
                 place = self._place_of(optimizer)
                 self._add(place, optimizer)
-            for other in self.met:
-                if other is not place:
-                    self._join(place, other)
+            place = place.whole()
+            for other in self.events.met:
+                if other.whole() is not place:
+                    self._join(place, other.whole())
+            if place not in self.places:  # it was forgotten
+                self.places.append(place)
         return place
 
-    def _place_of(self, optimizer: Any) -> Place:
-        if self.met:
-            return self.met[0]
+    def _place_of(self, optimizer: Any) -> ModelGroup:
+        if self.events.met:
+            return self.events.met[0].whole()
         for place in self.places:  # of several optimizers one may not have been seen yet
-            if _has_any(optimizer, set(map(id, place.tensors()))):
+            if _has_any(optimizer, set(map(id, place.model_tensors()))):
                 return place
         return self._new(type(optimizer).__name__)
 
-    def _join(self, place: Place, other: Place) -> None:
+    def _join(self, place: ModelGroup, other: ModelGroup) -> None:
         """`other` becomes a part of `place`, which starts anew, eagerly."""
         recorded = [p for p in (place, other) if p.choice.is_recorded]
         if any(map(self._to_eager, recorded)):
@@ -279,18 +327,19 @@ class Bound:
         place.optimizers += other.optimizers
         for optimizer in _alive(other.optimizers):
             self.of_optimizer[id(optimizer)] = place
-        place.is_shared |= other.is_shared
+        place.is_shared |= other.is_shared or other.thread != place.thread
         place.choice, other.joined = Choice(self.clock(), self.limits), place
         place.rest = place.granted = 0
-        self.places.remove(other)
+        if other in self.places:  # the oldest are forgotten
+            self.places.remove(other)
 
-    def _stop_leak(self, place: Place) -> None:
+    def _stop_leak(self, place: ModelGroup) -> None:
         """Something lazy is left that an eager loop goes on with: it becomes plain if it can."""
         if ASKED.explicitly or any(p.choice.is_recorded for p in self.places):
             return
         place.leaks += 1
         if place.leaks & (place.leaks - 1) == 0 and may_switch():  # ever more seldom
-            to_plain((), loose_tensors())
+            to_plain((), all_lazy_tensors())
         else:
             sync.cut()
 
@@ -299,12 +348,12 @@ def _has_any(optimizer: Any, tensors: set[int]) -> bool:
     return any(id(p) in tensors for group in optimizer.param_groups for p in group["params"])
 
 
-def _to_lazy(place: Place) -> str:
+def _to_lazy(place: ModelGroup, is_finished: bool) -> str:
     """Make what is plain in a place lazy; why that cannot be, "" if it is done.
 
     Tensors whose memory is shared stay plain, as `enable` leaves them.
     """
-    refusal = held_by_graph(place.tensors())
+    refusal = held_by_graph(place.tensors(), is_finished)
     if refusal:
         return refusal
     for module in _alive(place.modules):
@@ -314,6 +363,18 @@ def _to_lazy(place: Place) -> str:
             convert(group["params"], running=True)
         convert((tensor for tensor in state_of(optimizer) if tensor.dim()), running=True)
     return ""
+
+
+def _consider_capturing(place: ModelGroup, ratio: float, now: float) -> None:
+    """A place may have lost only by what recording it takes: then its models are captured."""
+    choice, modules = place.choice, _alive(place.modules)
+    choice.lost_by = None
+    if config.capture != "auto" or not choice.eager_step:
+        return
+    captured = ratio - (1.0 - FOUND) * recording_cost(modules) / choice.eager_step
+    gain = (now - choice.began) * (1.0 - captured)  # in as long a time again
+    if captured < choice.limits.worth_capturing and capture_soon(modules, gain):
+        choice.try_again()
 
 
 def _wait_for_compiles() -> None:
@@ -339,8 +400,8 @@ def drain() -> None:
     _torch.finish_gpu()
 
 
-def _facts() -> Facts:
-    return Facts(
+def _facts() -> ProcessFacts:
+    return ProcessFacts(
         sync.PLANS.serial,
         metrics.counted("InterpretedGraph"),
         metrics.counted("UncachedCompile"),
@@ -348,7 +409,7 @@ def _facts() -> Facts:
     )
 
 
-def tell(place: Place) -> None:
+def tell(place: ModelGroup) -> None:
     """Warn that a place runs eagerly, or should and cannot: where, why, and what to change."""
     choice = place.choice
     if choice.is_recorded:

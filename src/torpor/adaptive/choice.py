@@ -48,6 +48,7 @@ class Limits:
     settled: int = 3  # steps in a row whose graphs came back compiled
     warming: int = 32  # steps at most until graphs come back compiled
     margin: float = 1.02  # recorded wins up to so much of eager's time
+    worth_capturing: float = 0.95  # of eager's time, which a captured step is expected to take
     lost: float = 0.2  # seconds that the first attempt may lose, or ...
     lost_steps: int = 20  # ... so many of eager's steps
     share: float = 0.05  # of all time that attempts may lose
@@ -57,13 +58,13 @@ class Limits:
     new_graphs: int = 6  # of a winner, more than come back: it has to warm up again
 
 
-class Facts(NamedTuple):
+class ProcessFacts(NamedTuple):
     """What happened since the process began."""
 
     new_graphs: int
     interpreted: int  # runs of graphs that are not compiled
     compiles: int
-    compiling: bool  # beside the program, now
+    compiling: bool  # in the background, now
 
 
 class Choice:
@@ -81,6 +82,7 @@ class Choice:
         self.attempts = 0
         self.lost = 0.0  # seconds by all attempts
         self.attempt_lost = 0.0  # by the latest
+        self.lost_by: float | None = None  # a comparison that was lost just now: recorded / eager
         self.eager: dict[Kind, deque[float]] = {}
         self.eager_step = 0.0
         self._times: list[float] = []  # of eager's steps, measured now
@@ -89,7 +91,7 @@ class Choice:
         self._cold: set[Kind] = set()  # kinds that were met while warming up
         self._rivals: list[tuple[dict[Kind, int], float]] = []  # windows: intervals, seconds
         self._due = 0  # step of this phase at which to try, or to time again
-        self._waits = False  # for a compile beside the program
+        self._waits = False  # for a compile in the background
         self._row = 0  # steps in a row that came back compiled
         self._came_back = 0
         self._new = 0.0  # graphs of a winner that did not come back
@@ -97,7 +99,7 @@ class Choice:
         self._refusals = 0
         self._asks = False  # it wants to change, and could not yet
         self._patience = 0  # steps for which a winner, or who cannot change, is let alone
-        self._before = Facts(0, 0, 0, False)
+        self._before = ProcessFacts(0, 0, 0, False)
 
     @property
     def is_recorded(self) -> bool:
@@ -170,7 +172,7 @@ class Choice:
 
     # -- what is chosen ------------------------------------------------------------------------
 
-    def step(self, facts: Facts, now: float) -> bool:
+    def step(self, facts: ProcessFacts, now: float) -> bool:
         """A step is over: whether the place is to change to the other way."""
         self.here += 1
         self.steps[self.is_recorded] += 1
@@ -235,7 +237,7 @@ class Choice:
 
     # -- eagerly -------------------------------------------------------------------------------
 
-    def _eager_step(self, facts: Facts, now: float) -> bool:
+    def _eager_step(self, facts: ProcessFacts, now: float) -> bool:
         if self.is_timing and self.here > self._skipped_until:
             self._times.append(self._step)
             self.eager_step = median(self._times[-2 * self.limits.measured :])
@@ -270,12 +272,18 @@ class Choice:
         self.reason = "a recorded step takes longer than eager's"
         if ratio is not None:
             self.reason = f"a recorded step takes {ratio:.2f} times as long as eager's"
+        self.lost_by = ratio
         self._rivals = []
         self.attempt_lost = 0.0  # the next one finds its graphs compiled
         self._rest()
 
     def _rest(self) -> None:
         self._due = self.here + self.limits.rest * 2 ** max(0, self.attempts - 1)
+
+    def try_again(self) -> None:
+        """Recording takes less from now on than it did in the attempt that has just been lost."""
+        self.lost_by = None
+        self._due = self.here
 
     def _budget(self, now: float) -> float:
         """Seconds that attempts may still lose."""
@@ -287,7 +295,7 @@ class Choice:
 
     # -- recorded ------------------------------------------------------------------------------
 
-    def _recorded_step(self, facts: Facts, came_back: bool, now: float) -> bool:
+    def _recorded_step(self, facts: ProcessFacts, came_back: bool, now: float) -> bool:
         self._row = self._row + 1 if came_back else 0
         self._came_back += came_back
         if self.phase == RECORDED:

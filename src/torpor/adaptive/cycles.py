@@ -12,10 +12,13 @@ nothing new behind; a read in the middle of a step is not met twice in it. Both 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
+from weakref import WeakSet
 
 from torpor import config
+from torpor.backend.registry import get_backend
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.observe.events import place_of_read
 
@@ -24,6 +27,38 @@ _ENDS: Final = 0  # stands for what is pending after a read that ended a step: n
 
 _reads: dict[int, tuple[int, int]] = {}
 """For each place that reads: the trace it left, and what was pending in it then."""
+
+
+_due = -1
+"""The trace that holds the whole step of an optimizer: it is cut before anything is added to it."""
+
+
+_stepped: Any = None  # the optimizer that has made that step
+_read_early: WeakSet[Any] = WeakSet()  # optimizers after whose steps something is read
+
+
+def cut_later(optimizer: Any) -> bool:
+    """An optimizer has made its step: whether the trace is cut when its gradients are gone.
+
+    Not where the program reads something before that: the same step would be two graphs.
+    """
+    global _due, _stepped
+    if not get_backend().cuts_at_zero_grad or optimizer in _read_early:
+        return False
+    _due, _stepped = TRACE.epoch, weakref.ref(optimizer)
+    return True
+
+
+def is_cut_due() -> bool:
+    """The trace is to be cut before it is read or goes on."""
+    return _due == TRACE.epoch
+
+
+def note_early_read() -> None:
+    """Something is read before the trace was cut."""
+    optimizer = _stepped()
+    if optimizer is not None:
+        _read_early.add(optimizer)
 
 
 def ends_step() -> bool:

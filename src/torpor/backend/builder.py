@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from torpor.inference.infer import infer
-from torpor.ir.node import TABLE, Node, Value, leaf, scalar
+from torpor.ir.node import Node, Value, intern, leaf, scalar
 from torpor.ir.types import TensorType
 from torpor.ops.keys import key_of
 from torpor.ops.spec import spec_of
@@ -53,11 +54,8 @@ class IrBuilder:
         """The node of any op on `bound`, its arguments in schema order: found or made."""
         spec = spec_of(target)
         key = key_of(spec, bound)
-        node = TABLE.find(spec.kind, key)
-        if node is None:
-            types = infer(spec, key, bound, {}, self._physical)
-            node = TABLE.add(spec.kind, key, tuple(bound), types, site)  # type: ignore[arg-type]  # None: no tensor
-        return node
+        types = partial(infer, spec, key, bound, {}, self._physical)
+        return intern(spec.kind, key, lambda: (tuple(bound), types(), site))
 
     def size(self, value: Value, dim: int) -> int:
         """The size of `value` along `dim`. Sizes are numbers, and so is what is made of them."""

@@ -15,51 +15,51 @@ from torpor.backend.native_library import NATIVE
 from torpor.errors import StepError
 from torpor.ir.types import TensorType
 
-_TELLING = threading.Lock()  # a failure is told, or grows, one after the other
+_TELLING = threading.Lock()  # a failure is reported, or grows, one at a time
 
 
 class Failure:
-    """What went wrong in a job, and whether somebody was told."""
+    """What went wrong in a job, and whether it was reported."""
 
-    __slots__ = ("error", "known", "rolled_back", "told", "told_at", "undo")
+    __slots__ = ("error", "known", "reported", "reported_at", "rolled_back", "undo")
 
     def __init__(self, error: BaseException, undo: Sequence[Callable[[], None]] = ()) -> None:
         self.error = error
-        self.told = False
-        self.told_at = 0.0
-        self.known = False  # who records has been told of the error, by the job that it came from
+        self.reported = False
+        self.reported_at = 0.0
+        self.known = False  # the job it came from has reported it to the recording thread
         self.rolled_back: frozenset[int] = frozenset()  # ids of handles that hold old contents
-        self.undo = tuple(undo)  # what goes back when it is told, on the thread that is told
+        self.undo = tuple(undo)  # rolled back when it is reported, on that thread
 
     def tell(self) -> None:
         """Raise the error, unless it is known: from now on somebody knows."""
-        self.note_told()
+        self.mark_reported()
         if not self.known:
             raise self.error.with_traceback(None)
 
-    def note_told(self) -> None:
-        """Somebody is told by other means."""
+    def mark_reported(self) -> None:
+        """It is reported by other means."""
         with Shield():  # an interrupt waits until all has gone back
             with _TELLING:
-                undo, self.undo, self.told = self.undo, (), True
-                self.told_at = time.perf_counter()
+                undo, self.undo, self.reported = self.undo, (), True
+                self.reported_at = time.perf_counter()
             for step in undo:
                 self._run(step)
 
     def _run(self, undo: Callable[[], None]) -> None:
         try:
             undo()
-        except Exception as error:  # others go back all the same, and the user is told
+        except Exception as error:  # others go back all the same, and the user learns of it
             self.error.add_note(f"  and not all went back to what it was: {error!r}")
 
     def spread(self, other: Failure, since: float) -> Failure:
         """The failure of a job that was submitted at `since` and failed for the same reason.
 
-        Both are told at once. If this one was told meanwhile, the other goes back without a word.
+        Both are reported at once. If this one was reported meanwhile, the other goes back silently.
         """
         with _TELLING:
-            if self.told:
-                other.known = self.told_at > since
+            if self.reported:
+                other.known = self.reported_at > since
                 return other
             self.undo = tuple(dict.fromkeys((*self.undo, *other.undo)))
             self.rolled_back |= other.rolled_back
@@ -113,7 +113,7 @@ class BackendData:
     A placeholder has a `done` event and no tensor until the graph that makes it has run. If that
     fails, a placeholder for new contents of a storage takes over the old ones, and any other one
     carries the error. A backend whose data are not torch tensors derives from this class and
-    overrides `assign`.
+    overrides `filled` and `assign`; `tensor` stays None.
     """
 
     __slots__ = ("__weakref__", "device", "done", "error", "info", "tensor", "type")
@@ -131,14 +131,15 @@ class BackendData:
     @property
     def has_value(self) -> bool:
         """The numbers are there."""
-        return self.done is None and self.error is None and self._filled()
+        return self.done is None and self.error is None and self.filled()
 
     def is_over(self) -> bool:
-        """Nobody has to wait for it or be told of what went wrong."""
+        """It is done, and what went wrong in it, if anything, was reported."""
         done = self.done
-        return done is None or (done.failure is not None and done.failure.told)
+        return done is None or (done.failure is not None and done.failure.reported)
 
-    def _filled(self) -> bool:
+    def filled(self) -> bool:
+        """It holds a buffer."""
         return self.tensor is not None
 
     def assign(self, other: BackendData) -> None:
@@ -160,21 +161,29 @@ class BackendData:
                 self._tell(done.failure)
         if self.error is not None:
             raise self.error.with_traceback(None)
-        if not self._filled():
+        if not self.filled():
             raise StepError("this buffer was never computed: its graph was dropped before it ran")
         return self
 
     def _tell(self, failure: Failure) -> None:
-        if failure.told:
+        if failure.reported:
             return
         if id(self) in failure.rolled_back:
             failure.tell()
         if self.error is not None:
-            failure.note_told()
+            failure.mark_reported()
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "ready" if self.has_value else "pending"
         return f"<{type(self).__name__} {self.type!r} {state}>"
+
+
+_WIDEST = {float: torch.float64, complex: torch.complex128}
+
+
+def number_dtype(number: Any) -> torch.dtype:
+    """The dtype that holds all of a Python number."""
+    return _WIDEST.get(type(number)) or torch.result_type(number, number)
 
 
 def tensors_of(arguments: Sequence[Any]) -> list[Any] | None:

@@ -10,9 +10,19 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class BackendDeviceType:
-    """A kind of device a backend can use, named as torch names it ("cpu", "cuda")."""
+    """A kind of device a backend can use: named as torch names it ("cpu", "cuda"), or as its own.
+
+    `torch_type` is the torch device behind a name of its own: where tensors are that become data,
+    where ops fall back to, and which kernels eager would choose.
+    """
 
     name: str
+    torch_type: str = ""  # the name itself
+
+    @property
+    def physical(self) -> str:
+        """The type of the torch device behind it."""
+        return self.torch_type or self.name
 
     def __str__(self) -> str:
         return self.name
@@ -28,9 +38,9 @@ class BackendDevice:
     @property
     def torch_device(self) -> torch.device:
         """The physical torch device; the CPU has no number."""
-        if self.type.name == "cpu":
+        if self.type.physical == "cpu":
             return torch.device("cpu")
-        return torch.device(self.type.name, self.ordinal)
+        return torch.device(self.type.physical, self.ordinal)
 
     def __hash__(self) -> int:  # part of the key of every graph, and there are few devices
         return self.ordinal

@@ -13,7 +13,7 @@ from torpor.symbols.expressions import Symbol
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Failure:
+class CompileFailure:
     """A graph, or a piece of one, that was not compiled."""
 
     graph: Graph
@@ -23,7 +23,7 @@ class Failure:
     sizes: Mapping[Symbol, int]  # of the symbols, when it failed
 
 
-Write = Callable[[Failure], Path]
+Write = Callable[[CompileFailure], Path]
 """Writes a program that shows a failure, and says where it is."""
 
 _writers: list[Write] = []
@@ -34,7 +34,7 @@ def on_failure(write: Write) -> None:
     _writers.append(write)
 
 
-def reproduction(failure: Failure) -> str:
+def reproduction(failure: CompileFailure) -> str:
     """Have `failure` written down; the line of a message that says where, or why it is nowhere."""
     try:
         paths = [write(failure) for write in _writers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,9 +11,9 @@ from typing import Any
 
 import torch
 
-from torpor import config
+from torpor import _torch
 from torpor.backend.builder import IrBuilder
-from torpor.backend.data import BackendData
+from torpor.backend.data import BackendData, number_dtype
 from torpor.backend.device import BackendDevice, BackendDeviceType
 from torpor.backend.lowering import Computation, LoweringContext
 from torpor.backend.native_library import NATIVE
@@ -22,6 +23,8 @@ from torpor.ir.types import TensorType
 from torpor.passes import Pass
 from torpor.symbols.expressions import Symbol
 
+_SOLE_REFERENCES = 3  # the handle, a name in `is_shared`, the count itself
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
@@ -29,6 +32,12 @@ class MemoryInfo:
 
     used: int | None
     total: int | None
+
+
+def draw_seed() -> int:
+    """A seed for one run of a graph, from torch's generator."""
+    with _torch.without_modes():
+        return int(torch.randint(1 << 62, (), device="cpu"))
 
 
 class Backend(abc.ABC):
@@ -53,6 +62,11 @@ class Backend(abc.ABC):
     """Random ops are recorded as nodes and drawn when a graph runs, by the backend: not eager's
     numbers. Otherwise they are drawn when they are recorded, and enter graphs as data."""
 
+    draws_from_seed: bool = False
+    """With `draws`: a graph with random nodes is given a number after all other arguments, drawn
+    from torch's generator when the step was cut: a seed of its own for every run. The offsets of
+    its random nodes are `Computation.offsets`."""
+
     exact: bool = False
     """Runs eager's own kernels: its results are eager's to the last bit."""
 
@@ -64,9 +78,16 @@ class Backend(abc.ABC):
     others, and the arguments of nodes hold expressions of them
     (`torpor.symbols.expressions.Expr`)."""
 
-    compiles_beside: bool = True
+    compiles_in_background: bool = True
     """`compile` may run on a thread of its own while the program goes on (`config.compile_async`):
     it draws no random numbers and changes nothing that others see."""
+
+    cuts_at_zero_grad: bool = False
+    """Gradients that die at `zero_grad` are no results of a step: the cut after an optimizer's step
+    waits for `zero_grad`, the next module call or a read. Until then the step has not begun."""
+
+    host_devices: int = 1
+    """How many devices there are where torch does not count them: `lazy:0`, `lazy:1`, ..."""
 
     takes_donations: bool = False
     """Writes results over donated parameters (`Computation.aliases`); the core gives it some."""
@@ -96,9 +117,12 @@ class Backend(abc.ABC):
         return BackendData(device, type_, tensor.to(device.torch_device))
 
     def data_from_scalar(self, scalar: Any, device: BackendDevice) -> BackendData:
-        """Data that hold one number, as a 0-dim tensor of torch's default type for it."""
-        tensor = torch.tensor(scalar, device=device.torch_device)
-        return BackendData(device, TensorType.of_tensor(tensor), tensor)
+        """Data that hold one number, as a 0-dim tensor that holds all of it (a float in float64).
+
+        In a node it is a number all the same: it does not widen the dtype of tensors it meets.
+        """
+        tensor = torch.tensor(scalar, dtype=number_dtype(scalar), device=device.torch_device)
+        return self.data_from_tensor(tensor, TensorType.of_tensor(tensor), device)
 
     def placeholder(self, device: BackendDevice, type_: TensorType) -> BackendData:
         """A handle for data that do not exist yet."""
@@ -111,17 +135,48 @@ class Backend(abc.ABC):
     def tensor_from_data(
         self, data: BackendData, logical_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """A torch tensor with the contents of `data`, which are there. Never write to it."""
+        """A torch tensor with the contents of `data`, which are there, and the strides of its type.
+
+        Never write to it: it may be on the buffer itself.
+        """
         tensor = data.tensor
         if tensor is None:
             raise BackendError(f"{self.name}: {data!r} has no value yet")
         return tensor if logical_dtype is None else tensor.to(logical_dtype)
+
+    def copy_data(self, data: BackendData) -> BackendData:
+        """A copy of `data`, which are there, in a buffer of its own on the same device."""
+        tensor = self.tensor_from_data(data).clone()
+        return self.data_from_tensor(tensor, data.type, data.device)
+
+    def is_shared(self, data: BackendData) -> bool:
+        """Somebody besides `data` holds its buffer or a part of it: it must not be written over.
+
+        Asked about donated arguments; others that hold `data` itself are counted by the core.
+        """
+        tensor = data.tensor
+        return tensor is not None and (
+            sys.getrefcount(tensor) > _SOLE_REFERENCES or _torch.shares_memory(tensor)
+        )
 
     # -- graphs --------------------------------------------------------------------------------
 
     def ir_builder(self) -> IrBuilder:
         """Builds the nodes the core itself needs."""
         return IrBuilder(lambda device: self.backend_device(device).torch_device)
+
+    functional: bool = False
+    """Its graphs hold functional ops alone: ops that write become their functional twins (`add_`
+    becomes `add`), ops on lists (`_foreach_add`) one op for each tensor. Views stay views."""
+
+    def decompositions(self) -> Mapping[str, Callable[..., Any]]:
+        """Ops that are taken apart before the backend sees them, by name ("aten.gelu.default").
+
+        Each is a function on tensors with the op's own arguments and defaults, which does what the
+        op does by other ops; it may return NotImplemented. `torpor.backends.decompositions.core`
+        has torch's.
+        """
+        return MappingProxyType({})
 
     def passes(self, device: BackendDevice) -> tuple[Pass, ...]:
         """What `compile` does to a graph for `device` before there is code, in order.
@@ -168,11 +223,13 @@ class Backend(abc.ABC):
         The list of tensors is the function's, which may clear it. Results have the strides that are
         promised, but there may be gaps between their rows.
         """
-        types = computation.parameter_types
+        types, seeded = computation.parameter_types, self.draws_from_seed and computation.offsets
 
         def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             pairs = zip(types, tensors, strict=True)
-            data = [BackendData(device, type_, tensor) for type_, tensor in pairs]
+            data: list[Any] = [self.data_from_tensor(t, type_, device) for type_, t in pairs]
+            if seeded:
+                data.append(draw_seed())
             results = self.execute(computation, data, device)
             return [self.tensor_from_data(result.wait()) for result in results]
 
@@ -190,29 +247,29 @@ class Backend(abc.ABC):
         """
         return in_turn
 
-    def runs_beside(self, computation: Computation) -> bool:
+    def runs_on_one_core(self, computation: Computation) -> bool:
         """`computation` runs on one core, without Python's lock, while the program goes on.
 
         Its results may depend on the number of cores: the answer has to be the same for every run.
         """
         return False
 
-    def fits(self, computation: Computation, sizes: Mapping[Symbol, int]) -> bool:
+    def accepts_sizes(self, computation: Computation, sizes: Mapping[Symbol, int]) -> bool:
         """A compiled graph with symbols may run with these sizes; if not, it is compiled again."""
         return True
 
     # -- graphs kept on disk -------------------------------------------------------------------
 
     def cache_key(self) -> str | None:
-        """All that changes what `compile` makes of a graph, beside the graph: options, versions of
+        """All that changes what `compile` makes of a graph, but the graph: options, versions of
         compilers, the machine. Compiled graphs are kept under it; None: they are not kept."""
         return None
 
     def dump(self, computation: Computation) -> bytes | None:
         """A compiled graph as bytes, for `load` in another process; None if that cannot be.
 
-        What `fits` needs is part of it; symbols have other names there, and the same places in
-        `Graph.symbols`.
+        What `accepts_sizes` needs is part of it; symbols have other names there, and the same
+        places in `Graph.symbols`.
         """
         return None
 
@@ -230,7 +287,9 @@ class Backend(abc.ABC):
 
     @default_device_type.setter
     def default_device_type(self, type_: BackendDeviceType | str) -> None:
-        self._default_type = BackendDeviceType(str(type_))
+        if not isinstance(type_, BackendDeviceType):
+            type_ = BackendDeviceType(type_)
+        self._default_type = type_
         NATIVE.forget_choices()
 
     @property
@@ -249,9 +308,8 @@ class Backend(abc.ABC):
 
     def device_count(self) -> int:
         """How many devices of the default kind there are."""
-        if self.default_device_type.name == "cuda":
-            return torch.cuda.device_count()
-        return config.cpu_devices
+        is_cuda = self.default_device_type.name == "cuda"
+        return torch.cuda.device_count() if is_cuda else self.host_devices
 
     def backend_device(self, device: torch.device) -> BackendDevice:
         """The device behind a torch device; a concrete device is itself."""
@@ -263,15 +321,26 @@ class Backend(abc.ABC):
                     f"no device lazy:{ordinal}: the devices of backend {self.name!r} are {known}"
                 )
             return BackendDevice(self.default_device_type, ordinal)
-        return BackendDevice(BackendDeviceType(device.type), device.index or 0)
+        kind = self.default_device_type
+        if kind.physical != device.type:
+            kind = BackendDeviceType(device.type)
+        return BackendDevice(kind, device.index or 0)
 
     def eager_fallback_device_type(self) -> str:
         """The torch device type on which a single op falls back to eager."""
-        return self.default_device_type.name
+        return self.default_device_type.physical
 
     def compilation_devices(self, device: str, devices: Sequence[str]) -> list[str]:
-        """The devices a graph for `device` is compiled for."""
-        return list(devices) or [device]
+        """The devices among all `devices` that a graph compiled for `device` may run on.
+
+        If these are several, it is compiled once: `execute` gets the same computation with each.
+        """
+        return [device]
+
+    def bucket_sizes(self, sizes: Sequence[int]) -> list[int]:
+        """The sizes that `torpor.pad` pads dimensions of `sizes` to: few, as each is a graph of its
+        own where graphs have no symbols. The next powers of two, unless told."""
+        return [1 << max(size - 1, 0).bit_length() for size in sizes]
 
     # -- insight -------------------------------------------------------------------------------
 
@@ -285,7 +354,7 @@ class Backend(abc.ABC):
 
     def memory_info(self, device: BackendDevice) -> MemoryInfo:
         """Memory in use and in all on `device`."""
-        if device.type.name == "cuda":
+        if device.type.physical == "cuda":
             free, total = torch.cuda.mem_get_info(device.ordinal)
             return MemoryInfo(total - free, total)
         return MemoryInfo(None, None)

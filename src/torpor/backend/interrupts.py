@@ -9,7 +9,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # `signal` looks handlers up among enums: 10 times slower
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGBREAK")
@@ -62,12 +62,7 @@ class Shield:
             self._take_down()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._take_down()
         received, self._received = self._received, []
         for number in received:

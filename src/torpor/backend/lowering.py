@@ -12,6 +12,7 @@ from torpor.errors import BackendError
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value
 from torpor.ir.types import type_at
+from torpor.ops.spec import spec_of
 from torpor.symbols.expressions import Symbol
 from torpor.text.printer import print_graph
 
@@ -38,6 +39,12 @@ class Computation:
     @property
     def result_types(self) -> tuple[Any, ...]:
         return self.graph.types
+
+    @property
+    def offsets(self) -> dict[Node, int]:
+        """The random nodes of the graph, numbered: with the seed of a run, streams of their own."""
+        nodes = [n for n in self.graph.nodes if spec_of(n.op.target).draws(n.args)]
+        return {node: offset for offset, node in enumerate(nodes)}
 
     def sizes_in(self, arguments: Sequence[Any]) -> dict[Symbol, int]:
         """The sizes of one run, which come after all other arguments."""
@@ -80,7 +87,7 @@ class LoweringContext:
         self.parameter_names: list[str] = []
         self.results: list[Value] = []
         self.aliases: dict[int, int] = {}
-        self.loose: frozenset[int] = frozenset()  # results: any strides will do
+        self.free_strides: frozenset[int] = frozenset()  # results: any strides will do
         self.devices: tuple[str, ...] = ()
         self.hints: dict[Symbol, int] = {}  # sizes that occur, for compilers that choose by them
 
@@ -93,7 +100,7 @@ class LoweringContext:
         return position
 
     def emit_parameter(self, value: Value, position: int) -> Any:
-        """What stands for an input in the backend's program."""
+        """An input as the backend's program has it."""
         return position
 
     def lower(self, node: Node) -> None:

@@ -1,4 +1,4 @@
-"""The native library, for backends: whoever loads it puts it here (`native/recorder.py`)."""
+"""The native library, for backends: whoever loads it puts it here (`native/attach.py`)."""
 
 from __future__ import annotations
 

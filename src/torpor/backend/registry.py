@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from weakref import WeakSet
 
 from torpor import metrics
 from torpor.backend.interface import Backend
-from torpor.errors import BackendError, TorporWarning
+from torpor.errors import BackendError, TorporWarning, did_you_mean
 
 Factory = Callable[..., Backend]
 Available = Callable[[], str | None]  # None, or why the backend cannot be used here
@@ -29,7 +28,7 @@ _listeners: list[Callable[[Backend | None, Backend], None]] = []
 def register(name: str, factory: Factory, available: Available | None = None) -> None:
     """Make `factory(**options)` the maker of the backend `name`.
 
-    A name like "dynamo:NAME" stands for a family: `factory("x", **options)` makes "dynamo:x".
+    A name like "dynamo:NAME" names a family: `factory("x", **options)` makes "dynamo:x".
     `available()` says None where the backend can be used, else why not; without it the attribute
     `available` of the factory is asked, if it has one.
     """
@@ -94,8 +93,7 @@ def make(name: str, **options: Any) -> Backend:
         found = _found()
         listed, member = _listed(name, found)
     if listed not in found:
-        close = difflib.get_close_matches(name, found, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, found)
         raise BackendError(f"no backend {name!r}: there are {', '.join(sorted(found))}{hint}")
     reason = _why_not(listed, found[listed])
     if reason is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 from torpor.backend.interface import Backend
@@ -38,7 +39,20 @@ def _dynamo(name: str, **options: Any) -> Backend:
     return DynamoBackend(name, **options)
 
 
+def _xla(**options: Any) -> Backend:
+    from torpor.backends.xla import XlaBackend
+
+    return XlaBackend(**options)
+
+
+def _xla_available() -> str | None:
+    if importlib.util.find_spec("jax") is None:
+        return "jax is not installed (pip install 'torpor[xla]')"
+    return None
+
+
 register("reference", _reference)
 register("inductor", _inductor, _inductor_available)
 register("dynamo:NAME", _dynamo)
 register("torchscript", _torchscript)
+register("xla", _xla, _xla_available)

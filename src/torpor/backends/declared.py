@@ -43,7 +43,7 @@ EAGER: Final = Eager()
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoweredNode:
     """One node, and what was made of it."""
 
     node: Node
@@ -52,11 +52,17 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class DeclaredProgram:
     """Steps in order, and after each the values that nobody needs any more."""
 
-    steps: list[Step]
+    steps: list[LoweredNode]
     dead: list[list[Value]]
+
+
+def copy_name(name: str) -> str:
+    """The form of a view op that makes a copy: as values they are the same."""
+    namespace, op, overload = name.split(".", 2)
+    return f"{namespace}.{op}_copy.{overload}"
 
 
 class DeclaredLowering(LoweringContext):
@@ -64,7 +70,8 @@ class DeclaredLowering(LoweringContext):
 
     A method is given the node and its arguments in the order of the op's schema: a `Value` for each
     tensor, a tuple for a list. A node that writes to its argument (`add_`) goes to the method of
-    its functional form (`add`), if only that is declared.
+    its functional form (`add`), if only that is declared, and a view (`view`) to the method of the
+    form that makes a copy (`view_copy`).
     """
 
     METHODS: ClassVar[Mapping[str, str]] = {}  # the method of each declared op
@@ -72,7 +79,7 @@ class DeclaredLowering(LoweringContext):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.steps: list[Step] = []
+        self.steps: list[LoweredNode] = []
 
     @classmethod
     def written(cls) -> list[str]:
@@ -83,14 +90,14 @@ class DeclaredLowering(LoweringContext):
 
     def lower(self, node: Node) -> None:
         name = node.op.name
-        method = self.METHODS.get(name)
+        method = self.METHODS.get(name) or self.METHODS.get(copy_name(name))
         twin = self.TWINS.get(name) if method is None else None
         chosen = method or twin
         if chosen is None:
             lowered = self.lower_other(node)
         else:
             lowered = getattr(self, chosen)(node, *node.args)
-        self.steps.append(Step(node, lowered, twin is not None))
+        self.steps.append(LoweredNode(node, lowered, twin is not None))
         super().lower(node)
 
     def lower_other(self, node: Node) -> Any:
@@ -119,22 +126,24 @@ class DeclaredBackend(Backend):
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
         for computation in computations:
             steps = computation.program
-            computation.program = Program(steps, _last_uses(steps, computation.graph.outputs))
+            computation.program = DeclaredProgram(
+                steps, _last_uses(steps, computation.graph.outputs)
+            )
         return list(computations)
 
     def execute(
         self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
     ) -> list[BackendData]:
         graph, program = computation.graph, computation.program
-        env: dict[Value, Any] = dict(zip(graph.inputs, kernels.load(arguments), strict=True))
+        env: dict[Value, Any] = dict(zip(graph.inputs, kernels.load(arguments, self), strict=True))
         for step, dead in zip(program.steps, program.dead, strict=True):
             env.update(zip(step.node.outputs, self.run_step(step, env, device), strict=True))
             for value in dead:
                 env.pop(value, None)
-        return kernels.store([env[value] for value in graph.outputs], computation, arguments)
+        return kernels.store([env[value] for value in graph.outputs], computation, arguments, self)
 
     def run_step(
-        self, step: Step, env: Mapping[Value, Any], device: BackendDevice
+        self, step: LoweredNode, env: Mapping[Value, Any], device: BackendDevice
     ) -> list[torch.Tensor]:
         """The outputs of one step."""
         node = step.node
@@ -157,12 +166,12 @@ class DeclaredBackend(Backend):
         )
 
 
-def _steps(computation: Computation) -> list[Step]:
+def _steps(computation: Computation) -> list[LoweredNode]:
     program = computation.program
-    return program.steps if isinstance(program, Program) else program
+    return program.steps if isinstance(program, DeclaredProgram) else program
 
 
-def _last_uses(steps: Sequence[Step], kept: Sequence[Value]) -> list[list[Value]]:
+def _last_uses(steps: Sequence[LoweredNode], kept: Sequence[Value]) -> list[list[Value]]:
     """For each step the values that it is the last to need."""
     last: dict[Value, int] = {}
     for position, step in enumerate(steps):
@@ -189,7 +198,7 @@ def _listed(made: Any) -> list[Any]:
     return [made]
 
 
-def _promised(step: Step, made: list[Any]) -> list[torch.Tensor]:
+def _promised(step: LoweredNode, made: list[Any]) -> list[torch.Tensor]:
     """What a kernel returned, with the types that were promised."""
     outputs = step.node.outputs
     if len(made) != len(outputs):

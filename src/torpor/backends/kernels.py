@@ -1,12 +1,13 @@
 """One node by eager's kernels: what a backend falls back to for an op it does not know.
 
-For backends whose data are torch tensors. A node changes none of its operands: an op that writes
-to an argument writes to a copy, and the copy is an output of the node.
+`load` and `store` take the backend whose arguments and results they are: it makes torch tensors of
+its data, and data of tensors. Without it data have to be torch tensors. A node changes none of its
+operands: an op that writes to an argument writes to a copy, which is an output of the node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,18 +15,26 @@ import torch
 from torpor import _torch
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
+from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backends.layout import clone_strided, own_memory, storages_of, with_layout
-from torpor.errors import annotate
+from torpor.errors import BackendError, annotate
 from torpor.ir.node import Node, Value
 from torpor.ir.types import TensorType
 from torpor.ops.spec import OpSpec, ReturnKind, spec_of
 from torpor.text.printer import print_node
 
 
-def load(arguments: Sequence[Any]) -> list[Any]:
-    """The tensors and numbers among the arguments of `Backend.execute`."""
-    return [a.wait().tensor if isinstance(a, BackendData) else a for a in arguments]
+def load(arguments: Sequence[Any], backend: Backend | None = None) -> list[Any]:
+    """The arguments of `Backend.execute` as tensors and numbers."""
+    read = _held if backend is None else backend.tensor_from_data
+    return [read(a.wait()) if isinstance(a, BackendData) else a for a in arguments]
+
+
+def _held(data: BackendData) -> torch.Tensor:
+    if data.tensor is None:
+        raise BackendError(f"{data!r} is no torch tensor: pass the backend to load() and store()")
+    return data.tensor
 
 
 def run_node(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> list[Any]:
@@ -45,15 +54,42 @@ def run_node(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> lis
     return [as_promised(tensor, v.type) for tensor, v in zip(outputs, node.outputs, strict=True)]
 
 
+def run_converted(
+    node: Node,
+    env: Mapping[Value, Any],
+    device: BackendDevice,
+    to_tensor: Callable[[Any, TensorType], torch.Tensor],
+    from_tensor: Callable[[torch.Tensor], Any],
+) -> list[Any]:
+    """`run_node` where `env` holds buffers of another kind, which become tensors and back."""
+    given = {
+        value: to_tensor(env[value], value.type) if type(value.type) is TensorType else env[value]
+        for value in node.operands
+    }
+    outputs = run_node(node, given, device)
+    return [None if tensor is None else from_tensor(tensor) for tensor in outputs]
+
+
 def store(
-    tensors: Sequence[torch.Tensor], computation: Computation, arguments: Sequence[Any]
+    tensors: Sequence[torch.Tensor],
+    computation: Computation,
+    arguments: Sequence[Any],
+    backend: Backend | None = None,
 ) -> list[BackendData]:
     """Results as `Backend.execute` returns them: as promised, and sharing memory with nothing."""
     taken = storages_of(arguments)
-    return [
-        BackendData(computation.device, type_, own_memory(tensor, type_, taken))
-        for tensor, type_ in zip(tensors, computation.result_types, strict=True)
-    ]
+    keep = _kept if backend is None else backend.data_from_tensor
+    foreign = any(isinstance(a, BackendData) and a.tensor is None for a in arguments)
+    made = []
+    for tensor, type_ in zip(tensors, computation.result_types, strict=True):
+        # a tensor on a buffer of another kind does not show whose memory it is
+        own = with_layout(tensor, type_) if foreign else own_memory(tensor, type_, taken)
+        made.append(keep(own, type_, computation.device))
+    return made
+
+
+def _kept(tensor: torch.Tensor, type_: TensorType, device: BackendDevice) -> BackendData:
+    return BackendData(device, type_, tensor)
 
 
 def arguments_of(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> list[Any]:
@@ -96,6 +132,8 @@ def as_promised(tensor: Any, type_: Any) -> Any:
     """`tensor` with the strides its type promises; anything else as it is."""
     if not isinstance(tensor, torch.Tensor) or not isinstance(type_, TensorType):
         return tensor
-    if tensor.stride() == type_.stride or tensor.numel() < 2:
+    if tensor.stride() == type_.stride:
         return tensor
+    if tensor.numel() < 2:  # any strides are its own
+        return tensor.as_strided(type_.shape, type_.stride)
     return with_layout(tensor, type_)

@@ -45,7 +45,7 @@ def own_memory(tensor: torch.Tensor, type_: TensorType, taken: set[int]) -> torc
 
     `taken` are the storages in use (see `storages_of`); the one of the result is added.
     """
-    if _storage(tensor) in taken or not _fits(tensor, type_):
+    if _storage(tensor) in taken or not _has_layout(tensor, type_):
         tensor = with_layout(tensor, type_)
     taken.add(_storage(tensor))
     return tensor
@@ -64,7 +64,7 @@ def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _fits(tensor: torch.Tensor, type_: TensorType) -> bool:
+def _has_layout(tensor: torch.Tensor, type_: TensorType) -> bool:
     return (
         tensor.stride() == type_.stride
         and tensor.storage_offset() == 0

@@ -72,8 +72,8 @@ def _precision() -> tuple[str, ...]:
 @functools.cache
 def processor() -> str:
     """The CPU: code is compiled for what this very one can do."""
-    told = torch.backends.cpu.get_cpu_capability()
-    return f"{platform.system()} {platform.machine()} {told} {_features()}"
+    answer = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.system()} {platform.machine()} {answer} {_features()}"
 
 
 def _features() -> str:
@@ -117,6 +117,6 @@ def compiler() -> str:
     for name in (chosen, *_COMPILERS):
         found = shutil.which(name) if name else None
         if found is not None:
-            told = subprocess.run([found, "--version"], capture_output=True, text=True)
-            return f"{chosen} {told.stdout or told.stderr}"
+            answer = subprocess.run([found, "--version"], capture_output=True, text=True)
+            return f"{chosen} {answer.stdout or answer.stderr}"
     return f"{chosen} none"

@@ -14,6 +14,12 @@ from pathlib import Path
 from types import ModuleType
 
 
+def forget() -> None:
+    """Let `import torpor` find the whole of it."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "torpor"]:
+        del sys.modules[name]
+
+
 def main() -> None:
     """Run the module that the first argument names, with the rest as its arguments."""
     package = ModuleType("torpor")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torpor.bench.processes import Worker, WorkerError, command, environment, fresh_folder
-from torpor.bench.report import Table, shortened
-from torpor.bench.results import facts
+from torpor.bench.measurements import facts
+from torpor.bench.report import Table, shortened, tabled
 from torpor.bench.runners import Spec
-from torpor.bench.worker import Limits
+from torpor.bench.worker import WarmUpLimits
+from torpor.bench.worker_processes import Worker, WorkerError, command, environment, fresh_folder
 
 FEW, MANY = 2, 24  # layers
 MOST_FOR_MANY = 2.0  # times what few layers take
@@ -19,7 +19,7 @@ WORKLOADS = {"cpu": "gpt", "cuda": "gpt2"}
 
 
 @dataclass(frozen=True)
-class Plan:
+class ColdPlan:
     """What is measured, and how."""
 
     device: str
@@ -85,7 +85,7 @@ def _ratio(one: Start, other: Start) -> float | None:
     return one.compile_s / other.compile_s
 
 
-def measure(plan: Plan, advance: Callable[[str], None]) -> Starts:
+def measure(plan: ColdPlan, advance: Callable[[str], None]) -> Starts:
     """Each in a process of its own with empty caches; one that fails costs its row."""
     starts = Starts(plan.starts)
     for start in starts.rows:
@@ -97,7 +97,7 @@ def measure(plan: Plan, advance: Callable[[str], None]) -> Starts:
     return starts
 
 
-def _measure(plan: Plan, start: Start) -> None:
+def _measure(plan: ColdPlan, start: Start) -> None:
     ours = start.runner != "compile"
     spec = Spec("torpor", plan.device, plan.backend, plan.options) if ours else Spec(
         "compile", plan.device
@@ -108,33 +108,31 @@ def _measure(plan: Plan, start: Start) -> None:
         with Worker(run, variables, plan.timeout) as worker:
             what = {"workload": plan.workload, "scale": plan.scale, "layers": start.layers}
             worker.ask("build", spec=asdict(spec), **what)
-            warm = worker.ask("warm_up", **asdict(Limits(seconds=plan.timeout / 2)))
+            warm = worker.ask("warm_up", **asdict(WarmUpLimits(seconds=plan.timeout / 2)))
     start.compile_s, start.cold_s, start.cpu_s = warm["compile_s"], warm["cold_s"], warm["cpu_s"]
     start.step_ms, start.graphs = warm["step_s"][-1] * 1e3, warm["compiles"]
 
 
 def table(starts: Starts) -> Table:
     """A row for each start."""
-    columns = ["program", "runner", "compile s", "cold s", "CPU s", "step ms", "graphs", "note"]
-    return columns, [_cells(start) for start in starts.rows]
+    return tabled(map(_cells, starts.rows))
 
 
-def _cells(start: Start) -> list[str]:
-    if start.error:
-        return [start.program, start.runner, *[""] * 5, shortened(start.error)]
-    return [
-        start.program,
-        start.runner,
-        f"{start.compile_s:.1f}",
-        f"{start.cold_s:.1f}",
-        f"{start.cpu_s:.1f}",
-        f"{start.step_ms:.1f}",
-        str(start.graphs),
-        "",
-    ]
+def _cells(start: Start) -> dict[str, str]:
+    numbers = {
+        "compile s": start.compile_s, "cold s": start.cold_s, "CPU s": start.cpu_s,
+        "step ms": start.step_ms,
+    }  # fmt: skip
+    return {
+        "program": start.program,
+        "runner": start.runner,
+        **{name: "" if start.error else f"{found:.1f}" for name, found in numbers.items()},
+        "graphs": "" if start.error else str(start.graphs),
+        "note": shortened(start.error),
+    }
 
 
-def checks(plan: Plan, starts: Starts) -> Table:
+def checks(plan: ColdPlan, starts: Starts) -> Table:
     """What is promised."""
     rows = [
         (f"compile, {plan.many} layers against {plan.few}", starts.growth, MOST_FOR_MANY),
@@ -146,7 +144,7 @@ def checks(plan: Plan, starts: Starts) -> Table:
     ]
 
 
-def as_json(plan: Plan, starts: Starts) -> dict[str, Any]:
+def as_json(plan: ColdPlan, starts: Starts) -> dict[str, Any]:
     """All of it."""
     return {
         **facts(plan.device, plan.threads),

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torpor.bench.processes import Worker, WorkerError, command, environment, fresh_folder
-from torpor.bench.report import Table, shortened
-from torpor.bench.results import facts
+from torpor.bench.measurements import facts
+from torpor.bench.report import Table, in_mib, shortened, tabled
+from torpor.bench.worker_processes import Worker, WorkerError, command, environment, fresh_folder
 
 NODES = (1_000, 10_000)
 STEPS = 200
@@ -30,7 +30,7 @@ class Growth:
 
 
 @dataclass
-class Costs:
+class GrowthCosts:
     """All that was measured."""
 
     points: list[Growth] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GrowthPlan:
     """What is measured, and how."""
 
     device: str
@@ -70,14 +70,14 @@ class Plan:
         return [1 << power for power in range(self.most_layers.bit_length())]
 
 
-def turns(plan: Plan) -> int:
+def turns(plan: GrowthPlan) -> int:
     """How often `measure` calls `advance`."""
     return len(plan.sizes) + 2
 
 
-def measure(plan: Plan, advance: Callable[[str], None]) -> Costs:
+def measure(plan: GrowthPlan, advance: Callable[[str], None]) -> GrowthCosts:
     """Each size in a process of its own; one that fails costs its row."""
-    costs = Costs()
+    costs = GrowthCosts()
     for layers in plan.sizes:
         costs.points.append(_point(plan, layers))
         advance(f"{layers} layers")
@@ -88,7 +88,7 @@ def measure(plan: Plan, advance: Callable[[str], None]) -> Costs:
     return costs
 
 
-def _point(plan: Plan, layers: int) -> Growth:
+def _point(plan: GrowthPlan, layers: int) -> Growth:
     try:
         with _worker(plan) as worker:
             answer = worker.ask(
@@ -100,7 +100,7 @@ def _point(plan: Plan, layers: int) -> Growth:
     return Growth(layers, **answer)
 
 
-def _measure_sync(plan: Plan, costs: Costs) -> None:
+def _measure_sync(plan: GrowthPlan, costs: GrowthCosts) -> None:
     """On the reference backend: a compiler would need minutes for the longest graph."""
     question = {"nodes": list(plan.nodes), "device": plan.device, "backend": "reference"}
     try:
@@ -110,7 +110,7 @@ def _measure_sync(plan: Plan, costs: Costs) -> None:
         costs.sync_error = str(error)
 
 
-def _measure_recompiles(plan: Plan, costs: Costs) -> None:
+def _measure_recompiles(plan: GrowthPlan, costs: GrowthCosts) -> None:
     question = {"steps": plan.steps, "layers": 4, "device": plan.device, "backend": plan.backend}
     try:
         with _worker(plan) as worker:
@@ -121,7 +121,7 @@ def _measure_recompiles(plan: Plan, costs: Costs) -> None:
 
 
 @contextmanager
-def _worker(plan: Plan) -> Iterator[Worker]:
+def _worker(plan: GrowthPlan) -> Iterator[Worker]:
     with fresh_folder() as folder:
         caches = "" if plan.keep_caches else folder
         variables = environment(plan.threads, plan.device, caches)
@@ -130,28 +130,25 @@ def _worker(plan: Plan) -> Iterator[Worker]:
             yield worker
 
 
-def table(costs: Costs) -> Table:
+def table(costs: GrowthCosts) -> Table:
     """A row for each size."""
-    columns = ["layers", "trace ms", "sync ms", "step ms", "compile s", "compiles", "MiB", "note"]
-    return columns, [_cells(point) for point in costs.points]
+    return tabled(map(_cells, costs.points))
 
 
-def _cells(point: Growth) -> list[str]:
-    if point.error:
-        return [str(point.layers), *[""] * 6, shortened(point.error)]
-    return [
-        str(point.layers),
-        f"{point.trace_ms:.2f}",
-        f"{point.sync_ms:.3f}",
-        f"{point.step_ms:.2f}",
-        f"{point.compile_s:.1f}",
-        str(point.compiles),
-        f"{point.memory / 2**20:,.0f}",
-        "",
-    ]
+def _cells(point: Growth) -> dict[str, str]:
+    numbers = {
+        "trace ms": f"{point.trace_ms:.2f}",
+        "sync ms": f"{point.sync_ms:.3f}",
+        "step ms": f"{point.step_ms:.2f}",
+        "compile s": f"{point.compile_s:.1f}",
+        "compiles": str(point.compiles),
+        "MiB": in_mib(point.memory),
+    }
+    shown = dict.fromkeys(numbers, "") if point.error else numbers
+    return {"layers": str(point.layers), **shown, "note": shortened(point.error)}
 
 
-def checks(plan: Plan, costs: Costs) -> Table:
+def checks(plan: GrowthPlan, costs: GrowthCosts) -> Table:
     """The two figures that are no curve."""
     columns = ["what", "measured", "at most", "note"]
     few, many = plan.nodes[0], plan.nodes[-1]
@@ -176,14 +173,14 @@ def checks(plan: Plan, costs: Costs) -> Table:
     ]
 
 
-def _compared(costs: Costs, clock: int, ratio: float | None) -> str:
+def _compared(costs: GrowthCosts, clock: int, ratio: float | None) -> str:
     if ratio is None:
         return ""
     times = [found[clock] for found in costs.sync_ms.values()]
     return f"{times[-1]:.3f} / {times[0]:.3f} = {ratio:.2f} ×"
 
 
-def as_json(plan: Plan, costs: Costs) -> dict[str, Any]:
+def as_json(plan: GrowthPlan, costs: GrowthCosts) -> dict[str, Any]:
     """All of it."""
     return {
         **facts(plan.device, plan.threads),

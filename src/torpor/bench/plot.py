@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torpor.bench.growth import Growth
-from torpor.bench.results import Outcome, Results, machine
+from torpor.bench.measurements import Results, WorkloadOutcome, machine
 from torpor.bench.wild.outcome import Wild
 
 COLOURS = {
@@ -16,6 +16,7 @@ COLOURS = {
     "compile-reduce-overhead": "#9ecae9",
     "torch-lazy": "#e8a33d",
     "torpor": "#b5304b",
+    "torpor-capture": "#8f1d3f",
     "torpor-lazy": "#dd7f8f",
     "torpor-compile": "#6d3a7c",
 }
@@ -57,11 +58,11 @@ def race(results: Results, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _has_bars(outcome: Outcome) -> bool:
+def _has_bars(outcome: WorkloadOutcome) -> bool:
     return bool(_bars(outcome))
 
 
-def _bars(outcome: Outcome) -> list[tuple[str, float, float]]:
+def _bars(outcome: WorkloadOutcome) -> list[tuple[str, float, float]]:
     """Runner, ratio to eager, milliseconds."""
     found = ((row.runner, outcome.ratio(row, "eager"), row.ms) for row in outcome.rows)
     return [(runner, ratio, ms) for runner, ratio, ms in found if ratio is not None and ms]
@@ -72,7 +73,7 @@ def _colours(runners: list[str]) -> dict[str, str]:
     return {runner: COLOURS.get(runner) or next(rest) for runner in runners}
 
 
-def _draw_bars(axes: Any, outcomes: list[Outcome], colours: dict[str, str]) -> None:
+def _draw_bars(axes: Any, outcomes: list[WorkloadOutcome], colours: dict[str, str]) -> None:
     place = 0.0
     labels: list[tuple[float, str]] = []
     for outcome in outcomes:
@@ -86,7 +87,7 @@ def _draw_bars(axes: Any, outcomes: list[Outcome], colours: dict[str, str]) -> N
     axes.set_yticks([at for at, _ in labels], [text for _, text in labels])
 
 
-def _two_lines(outcome: Outcome) -> str:
+def _two_lines(outcome: WorkloadOutcome) -> str:
     name, _, rest = outcome.title.partition(", ")
     return f"{name}\n{rest}" if rest else name
 

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
-from torpor.bench.processes import Worker, WorkerError, command, environment, fresh_folder
-from torpor.bench.results import Outcome, Row
+from torpor.bench.measurements import Row, WorkloadOutcome
 from torpor.bench.runners import Spec
-from torpor.bench.worker import Limits
+from torpor.bench.worker import WarmUpLimits
+from torpor.bench.worker_processes import Worker, WorkerError, command, environment, fresh_folder
 from torpor.bench.workloads import SCALES
 
 SLOW_MS = 1000.0  # a runner whose step takes longer has its turn in every fifth round only
@@ -28,7 +28,7 @@ class Settings:
     rounds: int = 15
     scale: str = "full"
     timeout: float = 600.0  # seconds, for one answer of a worker
-    limits: Limits = Limits()  # noqa: RUF009  # frozen
+    limits: WarmUpLimits = WarmUpLimits()  # noqa: RUF009  # frozen
     keep_caches: bool = False  # compilers may find what an earlier run left on disk
     warm_jobs: int = 1  # runners that warm up at once; their cold starts are then not comparable
 
@@ -38,9 +38,9 @@ def turns(specs: list[Spec], settings: Settings) -> int:
     return len(specs) + settings.rounds
 
 
-def race(workload: str, specs: list[Spec], settings: Settings, advance: Advance) -> Outcome:
+def race(workload: str, specs: list[Spec], settings: Settings, advance: Advance) -> WorkloadOutcome:
     """Run one workload with every runner."""
-    outcome = Outcome(workload, SCALES[settings.scale][workload].title)
+    outcome = WorkloadOutcome(workload, SCALES[settings.scale][workload].title)
     with ExitStack() as stack:
         entrants: list[Entrant] = []
         jobs = stack.enter_context(ThreadPoolExecutor(settings.warm_jobs))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
-from torpor.bench.results import COMPILED, OFF, Outcome, Results, Row, facts
+from torpor.bench.measurements import COMPILED, OFF, Results, Row, WorkloadOutcome, facts
 
 Table = tuple[list[str], list[list[str]]]  # columns, rows
 
@@ -27,29 +28,36 @@ def described(known: dict[str, Any], date: str, rounds: int, load: list[float]) 
     )
 
 
-def table(outcome: Outcome) -> Table:
+def table(outcome: WorkloadOutcome) -> Table:
     """One workload: a row for each runner."""
     rows = [_cells(outcome, row) for row in outcome.rows]
-    columns = [name for name in rows[0] if name in ALWAYS or any(row[name] for row in rows)]
-    return columns, [[row[name] for name in columns] for row in rows]
+    return tabled(
+        {n: row[n] for n in row if n in ALWAYS or any(row[n] for row in rows)} for row in rows
+    )
+
+
+def tabled(rows: Iterable[dict[str, str]]) -> Table:
+    """Rows with the names of their columns, which all of them have, as a table."""
+    listed = list(rows)
+    return list(listed[0]) if listed else [], [list(row.values()) for row in listed]
 
 
 ALWAYS = ("runner", "ms", "/eager", "note")  # other columns are left out where they are empty
 
 
-def _cells(outcome: Outcome, row: Row) -> dict[str, str]:
+def _cells(outcome: WorkloadOutcome, row: Row) -> dict[str, str]:
     both = all(outcome.row(name) is not None for name in COMPILED)
     ran = bool(row.samples)
     return {
         "runner": row.runner,
-        "ms": _number(row.ms),
+        "ms": number(row.ms),
         "±": f"{row.spread:.0%}" if ran else "",
-        "/eager": _ratio(outcome.ratio(row, "eager")),
-        "/compile": _ratio(outcome.ratio(row, "compile")),
-        "/best compile": _ratio(outcome.ratio(row, *COMPILED)) if both else "",
-        "recording ms": _number(row.recording_ms) if row.records else "",
-        "MiB": f"{row.memory / 2**20:,.0f}" if row.memory else "",
-        "reserved MiB": f"{row.reserved / 2**20:,.0f}" if row.reserved else "",
+        "/eager": ratio(outcome.ratio(row, "eager")),
+        "/compile": ratio(outcome.ratio(row, "compile")),
+        "/best compile": ratio(outcome.ratio(row, *COMPILED)) if both else "",
+        "recording ms": number(row.recording_ms) if row.records else "",
+        "MiB": in_mib(row.memory),
+        "reserved MiB": in_mib(row.reserved),
         "faults": f"{median(row.faults):,.0f}" if row.faults else "",
         "first s": f"{row.first_s:.1f}" if ran else "",
         "cold s": f"{row.cold_s:.1f}" if ran else "",
@@ -58,7 +66,7 @@ def _cells(outcome: Outcome, row: Row) -> dict[str, str]:
     }
 
 
-def notes(outcome: Outcome, row: Row) -> list[str]:
+def notes(outcome: WorkloadOutcome, row: Row) -> list[str]:
     """What a reader of the row has to know."""
     if row.error:
         return [shortened(row.error)]
@@ -81,11 +89,15 @@ def shortened(text: str, most: int = 100) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None, none: str = "") -> str:
     if value is None:
-        return ""
+        return none
     return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def ratio(value: float | None, none: str = "") -> str:
+    return none if value is None else f"{value:.2f}"
+
+
+def in_mib(nbytes: float | None) -> str:
+    return f"{nbytes / 2**20:,.0f}" if nbytes else ""

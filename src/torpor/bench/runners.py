@@ -6,7 +6,6 @@ process holds one runner, which is imported where it is chosen.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from torpor.errors import did_you_mean
 
 Function = Callable[..., Tensor]
 
@@ -46,6 +47,7 @@ class Runner:
     read: Callable[[Tensor], Tensor] = _plain  # a result as a plain tensor
     compiles: Callable[[], int] = _none  # so far
     waited: Callable[[], float] = _none  # seconds for runs on the thread that records, so far
+    memory: Callable[[], int] = _none  # the most bytes on a GPU that torch has not allocated
     unsettled: Callable[[], int] = _none  # grows while steps are not yet what they will be
 
 
@@ -71,7 +73,7 @@ class Spec:
     @property
     def records(self) -> bool:
         """Python's part of a step is recording it."""
-        return self.name in ("torch-lazy", "torpor", "torpor-lazy")
+        return self.name in ("torch-lazy", "torpor", "torpor-capture", "torpor-lazy")
 
 
 def make(spec: Spec) -> Runner:
@@ -125,6 +127,14 @@ def torpor_concrete(spec: Spec) -> Runner:
     return _torpor(spec, lambda thing: torpor.lazy(move(thing)))
 
 
+def torpor_captured(spec: Spec) -> Runner:
+    """The same, with what is called again and again captured."""
+    import torpor
+
+    torpor.config.capture = "on"
+    return torpor_concrete(spec)
+
+
 def torpor_virtual(spec: Spec) -> Runner:
     """`model.to("lazy")`."""
     return _torpor(spec, _to("lazy"))
@@ -144,6 +154,7 @@ def _torpor(spec: Spec, place: Callable[[Any], Any]) -> Runner:
         read=lambda tensor: torpor.eager(tensor.detach()).cpu(),
         compiles=lambda: counted("UncachedCompile"),
         waited=lambda: torpor.metrics.timers().get("ExecuteHere", {}).get("total", 0.0),
+        memory=lambda: int(chosen.metrics().get("peak_bytes_in_use", 0)),
         unsettled=torpor_unsettled,
     )
 
@@ -158,7 +169,7 @@ def counted(*names: str) -> int:
 
 def torpor_unsettled() -> int:
     """Grows while torpor's steps are not yet what they will be."""
-    return counted("UncachedCompile", "InterpretedGraph", "ScalarsPromoted")
+    return counted("UncachedCompile", "InterpretedGraph", "ScalarsPromoted", "RegionMisses")
 
 
 def torpor_compiled(spec: Spec) -> Runner:
@@ -187,12 +198,20 @@ RUNNERS: dict[str, Callable[[Spec], Runner]] = {
     "compile-reduce-overhead": compiled_reduce_overhead,
     "torch-lazy": torch_lazy,
     "torpor": torpor_concrete,
+    "torpor-capture": torpor_captured,
     "torpor-lazy": torpor_virtual,
     "torpor-compile": torpor_compiled,
 }
 BY_DEVICE = {
     "cpu": ("eager", "compile", "torch-lazy", "torpor", "torpor-lazy"),
-    "cuda": ("eager", "compile", "compile-reduce-overhead", "torpor", "torpor-compile"),
+    "cuda": (
+        "eager",
+        "compile",
+        "compile-reduce-overhead",
+        "torpor",
+        "torpor-capture",
+        "torpor-compile",
+    ),
 }
 
 
@@ -230,8 +249,6 @@ def option(said: str) -> tuple[str, Any]:
 
 
 def _check_name(name: str) -> None:
-    if name in RUNNERS:
-        return
-    close = difflib.get_close_matches(name, RUNNERS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"no runner {name!r}: there are {', '.join(RUNNERS)}{hint}")
+    if name not in RUNNERS:
+        hint = did_you_mean(name, RUNNERS)
+        raise ValueError(f"no runner {name!r}: there are {', '.join(RUNNERS)}{hint}")

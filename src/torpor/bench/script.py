@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from torpor.bench.processes import command, environment, fresh_folder
-from torpor.bench.report import Table, shortened
-from torpor.bench.results import facts
+from torpor.bench.measurements import facts
+from torpor.bench.report import Table, in_mib, shortened, tabled
 from torpor.bench.script_worker import Course
+from torpor.bench.worker_processes import command, environment, fresh_folder, run_to_end
 
 RUNNERS = ("eager", "compile", "torpor")
 WARM_STEPS = 20
@@ -45,38 +42,16 @@ def run(script: Script, runners: list[str], advance: Callable[[str], None]) -> d
 
 
 def _run_once(script: Script, runner: str) -> Course:
+    settings = {"runner": runner, "backend": script.backend, "steps": script.steps}
+    module = command("torpor.bench.script_worker", with_torpor=runner == "torpor")
+    arguments = [str(script.path), *script.arguments]
     with fresh_folder() as folder:
-        answer, output = Path(folder) / "answer.json", Path(folder) / "output.txt"
-        settings = {
-            "answer": str(answer),
-            "runner": runner,
-            "backend": script.backend,
-            "steps": script.steps,
-        }
-        run = command("torpor.bench.script_worker", with_torpor=runner == "torpor")
-        run += [json.dumps(settings), str(script.path), *script.arguments]
         caches = "" if script.keep_caches else folder
         variables = environment(script.threads, script.device, caches)
-        error = _await(run, variables, output, script)
-        if not answer.exists():
-            return Course(error=error or _last_line(output))
-        return Course(**json.loads(answer.read_text()))
-
-
-def _await(run: list[str], variables: dict[str, str], output: Path, script: Script) -> str:
-    """Run a process to its end; returns what kept it from ending by itself."""
-    with output.open("w") as hidden:
-        stream: Any = sys.stderr.fileno() if script.verbose else hidden
-        try:
-            subprocess.run(run, env=variables, stdout=stream, stderr=stream, timeout=script.timeout)
-        except subprocess.TimeoutExpired:
-            return f"not done within {script.timeout:g} s"
-    return ""
-
-
-def _last_line(output: Path) -> str:
-    lines = [line.strip() for line in output.read_text().splitlines() if line.strip()]
-    return lines[-1] if lines else "it ended without a word"
+        found = run_to_end(
+            module, settings, arguments, variables, Path(folder), script.timeout, script.verbose
+        )
+    return Course(error=found) if isinstance(found, str) else Course(**found)
 
 
 def step_ms(course: Course) -> float | None:
@@ -88,23 +63,22 @@ def step_ms(course: Course) -> float | None:
 
 def table(courses: dict[str, Course]) -> Table:
     """A row for each runner."""
-    columns = ["runner", "step ms", "/eager", "first step s", "total s", "steps", "MiB", "note"]
     eager = step_ms(courses["eager"]) if "eager" in courses else None
-    return columns, [_cells(runner, course, eager) for runner, course in courses.items()]
+    return tabled(_cells(runner, course, eager) for runner, course in courses.items())
 
 
-def _cells(runner: str, course: Course, eager: float | None) -> list[str]:
+def _cells(runner: str, course: Course, eager: float | None) -> dict[str, str]:
     ms = step_ms(course)
-    return [
-        runner,
-        "" if ms is None else f"{ms:,.2f}",
-        "" if ms is None or eager is None else f"{ms / eager:.2f}",
-        f"{course.first_s:.2f}" if course.steps else "",
-        f"{course.total_s:.2f}" if course.total_s else "",
-        str(course.steps) if course.steps else "",
-        f"{course.memory / 2**20:,.0f}" if course.memory else "",
-        _note(course),
-    ]
+    return {
+        "runner": runner,
+        "step ms": "" if ms is None else f"{ms:,.2f}",
+        "/eager": "" if ms is None or eager is None else f"{ms / eager:.2f}",
+        "first step s": f"{course.first_s:.2f}" if course.steps else "",
+        "total s": f"{course.total_s:.2f}" if course.total_s else "",
+        "steps": str(course.steps) if course.steps else "",
+        "MiB": in_mib(course.memory),
+        "note": _note(course),
+    }
 
 
 def _note(course: Course) -> str:

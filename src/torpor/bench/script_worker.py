@@ -22,6 +22,7 @@ from weakref import WeakSet
 import torch
 
 from torpor._torch import register_step_hook, wrap_module_call
+from torpor.bench import bare
 from torpor.bench.worker import one_line, peak
 
 GROUP = 5  # steps between two waits for the device: it may lag behind as it does without a clock
@@ -182,7 +183,7 @@ def run_script(path: str, runner: str, backend: str, steps: int) -> Course:
     watched.watch()
     sys.path.insert(0, str(Path(path).resolve().parent))
     if runner != "torpor":
-        _forget_torpor()
+        bare.forget()  # a script that imports torpor gets the whole of it
     clock.start = time.perf_counter()
     error = _run(path, clock)
     total = time.perf_counter() - clock.start
@@ -190,12 +191,6 @@ def run_script(path: str, runner: str, backend: str, steps: int) -> Course:
     first = clock.ends[0][1] if clock.ends else 0.0
     groups = clock.groups()
     return Course(watched.kind, clock.steps, first, groups, total, peak(device), error)
-
-
-def _forget_torpor() -> None:
-    """What `bare` put in torpor's place; a script that imports torpor gets the whole of it."""
-    for name in [name for name in sys.modules if name.split(".")[0] == "torpor"]:
-        del sys.modules[name]
 
 
 def _run(path: str, clock: Clock) -> str:

@@ -22,7 +22,7 @@ import torch
 
 from torpor.bench import runners
 from torpor.bench.runners import Runner, Spec
-from torpor.bench.workloads import SCALES, Program, Workload
+from torpor.bench.workloads import SCALES, BenchProgram, Workload
 
 MOST_STEPS = 1000  # in one round
 QUIET_STEPS = 3  # without a compile: warm
@@ -30,7 +30,7 @@ CALIBRATIONS = 10  # at most
 
 
 @dataclass(frozen=True)
-class Limits:
+class WarmUpLimits:
     """How long a warm-up may last, and how long a round should."""
 
     least_steps: int = 10
@@ -71,7 +71,7 @@ class Racer:
         start = time.perf_counter()
         self.device = spec.device
         self.runner: Runner = runners.make(spec)
-        self.program: Program = workload.build(self.runner.place, spec.device)
+        self.program: BenchProgram = workload.build(self.runner.place, spec.device)
         self.program.function = self.runner.prepare(self.program.function)
         self.cuts = not (self.runner.cuts_by_itself and self.program.ends_step)
         self.finish()
@@ -92,7 +92,7 @@ class Racer:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def warm_up(self, limits: Limits) -> WarmUp:
+    def warm_up(self, limits: WarmUpLimits) -> WarmUp:
         """Step until nothing compiles any more, or it takes too long."""
         warm, start, quiet = self.warm, time.perf_counter(), 0
         last_compile, compiling = 1, []
@@ -167,7 +167,7 @@ class Racer:
         """What is known at the end."""
         reserved = torch.cuda.max_memory_reserved() if self.device == "cuda" else 0
         return {
-            "memory": peak(self.device),
+            "memory": peak(self.device) + self.runner.memory(),
             "reserved": reserved,
             "compiles": self.runner.compiles() - self.warm.compiles,
         }
@@ -248,7 +248,7 @@ class Session:
 
     def warm_up(self, **limits: Any) -> dict[str, Any]:
         assert self.racer is not None, "build comes first"
-        return asdict(self.racer.warm_up(Limits(**limits)))
+        return asdict(self.racer.warm_up(WarmUpLimits(**limits)))
 
     def round(self) -> dict[str, Any]:
         assert self.racer is not None, "build comes first"

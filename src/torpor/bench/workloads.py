@@ -7,7 +7,6 @@ is built.
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,14 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torpor.bench.models import GPT, MLP, ConvNet
+from torpor.errors import did_you_mean
 
 SEED = 1337
 CLASSES = 10
-Place = Callable[[Any], Any]
+ToDevice = Callable[[Any], Any]
 Precision = Callable[[], AbstractContextManager[Any]]
 
 
-class Program(ABC):
+class BenchProgram(ABC):
     """One model with one batch; `step` runs it once and leaves `result`, which nobody reads."""
 
     ends_step = True  # by an optimizer's step, or by a module call without gradients
@@ -45,7 +45,7 @@ class Program(ABC):
         """Run once."""
 
 
-class Training(Program):
+class Training(BenchProgram):
     """Forward, backward, optimizer step; `function` gives the loss."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Training(Program):
         self.result = loss.detach()
 
 
-class Inference(Program):
+class Inference(BenchProgram):
     """A model without gradients."""
 
     def step(self) -> None:
@@ -96,10 +96,10 @@ class Workload(ABC):
         """The program in words."""
 
     @abstractmethod
-    def make(self, place: Place, device: str) -> Program:
+    def make(self, place: ToDevice, device: str) -> BenchProgram:
         """The program; torch is seeded already."""
 
-    def build(self, place: Place, device: str, seed: int = SEED) -> Program:
+    def build(self, place: ToDevice, device: str, seed: int = SEED) -> BenchProgram:
         """The program from a seed: the same weights, batch and random numbers for every runner."""
         torch.manual_seed(seed)
         program = self.make(place, device)
@@ -116,7 +116,7 @@ class Chain(Workload):
     def title(self) -> str:
         return f"{self.ops} elementwise ops on {_short(self.elements)} floats"
 
-    def make(self, place: Place, device: str) -> Program:
+    def make(self, place: ToDevice, device: str) -> BenchProgram:
         turns = self.ops // 3
 
         def chain(x: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class Conv(Workload):
     def title(self) -> str:
         return f"conv net, {2 * self.stages} layers, training, batch {self.batch}"
 
-    def make(self, place: Place, device: str) -> Program:
+    def make(self, place: ToDevice, device: str) -> BenchProgram:
         model = place(ConvNet(self.stages, self.channels, CLASSES))
         images = place(torch.randn(self.batch, 3, self.size, self.size))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -160,7 +160,7 @@ class SmallGPT(Workload):
         rule = "AdamW" if self.adamw else "SGD"
         return f"{self.layers}-layer width-{self.width} GPT, training, {rule}"
 
-    def make(self, place: Place, device: str) -> Program:
+    def make(self, place: ToDevice, device: str) -> BenchProgram:
         model = place(GPT(self.layers, self.width, self.heads, self.length, self.vocabulary))
         tokens = torch.randint(self.vocabulary, (self.batch, self.length + 1))
         batch = place(tokens[:, :-1].contiguous()), place(tokens[:, 1:].flatten())
@@ -182,7 +182,7 @@ class MLPTraining(Workload):
     def title(self) -> str:
         return f"{self.layers}-layer width-{self.width} MLP, training, AdamW, batch {self.batch}"
 
-    def make(self, place: Place, device: str) -> Program:
+    def make(self, place: ToDevice, device: str) -> BenchProgram:
         model = place(MLP(self.layers, self.width))
         inputs, targets = (place(torch.randn(self.batch, self.width)) for _ in range(2))
 
@@ -201,15 +201,18 @@ class GPT2(Workload):
     layers: int = 0
     width: int = 0
     vocabulary: int = 0
+    dropout: float = 0.1
 
     @property
     def title(self) -> str:
-        return f"GPT-2 small, training, bf16, AdamW, {self.batch}×{self.length} tokens"
+        kind = "" if self.dropout else ", no dropout"
+        return f"GPT-2 small, training, bf16, AdamW{kind}, {self.batch}×{self.length} tokens"
 
-    def make(self, place: Place, device: str) -> Program:
+    def make(self, place: ToDevice, device: str) -> BenchProgram:
         transformers = _library("transformers")
         sizes = {"n_layer": self.layers, "n_embd": self.width, "vocab_size": self.vocabulary}
-        config = transformers.GPT2Config(use_cache=False, **_chosen(sizes))
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), self.dropout)
+        config = transformers.GPT2Config(use_cache=False, **dropout, **_chosen(sizes))
         model = place(transformers.GPT2LMHeadModel(config).train())
         tokens = place(torch.randint(config.vocab_size, (self.batch, self.length)))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -234,7 +237,7 @@ class Bert(Workload):
     def title(self) -> str:
         return f"BERT base, inference, bf16, {self.batch}×{self.length} tokens"
 
-    def make(self, place: Place, device: str) -> Program:
+    def make(self, place: ToDevice, device: str) -> BenchProgram:
         transformers = _library("transformers")
         sizes = {"num_hidden_layers": self.layers, "hidden_size": self.width}
         config = transformers.BertConfig(**_chosen(sizes))
@@ -257,7 +260,7 @@ class ResNet50(Workload):
     def title(self) -> str:
         return f"ResNet-50, training, bf16, SGD with momentum, batch {self.batch}"
 
-    def make(self, place: Place, device: str) -> Program:
+    def make(self, place: ToDevice, device: str) -> BenchProgram:
         model = place(_library("torchvision").models.resnet50().train())
         images = place(torch.randn(self.batch, 3, self.size, self.size))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -267,11 +270,11 @@ class ResNet50(Workload):
 def _classification(
     model: nn.Module,
     images: Tensor,
-    place: Place,
+    place: ToDevice,
     optimizer: torch.optim.Optimizer,
     classes: int,
     precision: Precision = nullcontext,
-) -> Program:
+) -> BenchProgram:
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(model(images), labels)
 
@@ -300,6 +303,7 @@ FULL: dict[str, Workload] = {
     "gpt": SmallGPT(6, 256, 4, batch=8, length=128, vocabulary=1024, adamw=True),
     "small-gpt": SmallGPT(),
     "gpt2": GPT2(),
+    "gpt2-no-dropout": GPT2(dropout=0.0),
     "resnet50": ResNet50(),
     "bert": Bert(),
     "mlp": MLPTraining(),
@@ -310,6 +314,7 @@ TINY: dict[str, Workload] = {
     "gpt": SmallGPT(2, 16, 2, batch=2, length=8, vocabulary=32, adamw=True),
     "small-gpt": SmallGPT(2, 16, 2, batch=2, length=8, vocabulary=32),
     "gpt2": GPT2(batch=2, length=16, layers=2, width=48, vocabulary=64),
+    "gpt2-no-dropout": GPT2(2, 16, layers=2, width=48, vocabulary=64, dropout=0.0),
     "resnet50": ResNet50(batch=2, size=64),
     "bert": Bert(batch=2, length=16, layers=2, width=48),
     "mlp": MLPTraining(layers=2, width=16, batch=4),
@@ -317,14 +322,12 @@ TINY: dict[str, Workload] = {
 SCALES = {"full": FULL, "tiny": TINY}
 BY_DEVICE = {
     "cpu": ("chain", "conv", "gpt", "small-gpt"),
-    "cuda": ("gpt2", "resnet50", "bert", "mlp"),
+    "cuda": ("gpt2", "gpt2-no-dropout", "resnet50", "bert", "mlp"),
 }
 
 
 def check_name(name: str) -> None:
     """Refuse a name that no workload has, with the nearest one."""
-    if name in FULL:
-        return
-    close = difflib.get_close_matches(name, FULL, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"no workload {name!r}: there are {', '.join(FULL)}{hint}")
+    if name not in FULL:
+        hint = did_you_mean(name, FULL)
+        raise ValueError(f"no workload {name!r}: there are {', '.join(FULL)}{hint}")

@@ -21,8 +21,8 @@ from torpor import metrics
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
-from torpor.cache.store import Store, key_of, store, tell_once
-from torpor.compiling.compilation import for_backend
+from torpor.cache.store import Store, key_of, store, warn_once
+from torpor.compiling.compilation import devices_for, for_backend
 from torpor.errors import CompileError, RegistrationError
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF
@@ -34,7 +34,7 @@ MOST_KINDS: Final = 7
 
 NO_SIZES: Final[Mapping[Symbol, int]] = MappingProxyType({})
 
-_FORMAT: Final = "compiled graph 2"
+_FORMAT: Final = "compiled graph 3"
 _NAMESPACES: Final = frozenset({"aten", "prims", "quantized", "torpor"})
 """Where ops come from that are the same in every process with the same torch and torpor."""
 
@@ -57,7 +57,11 @@ class DiskPlace:
 
 
 def place_of(
-    graph: Graph, backend: Backend, device: BackendDevice, donated: Mapping[int, int], told: str
+    graph: Graph,
+    backend: Backend,
+    device: BackendDevice,
+    donated: Mapping[int, int],
+    backend_key: str,
 ) -> DiskPlace | None:
     """The place of `graph` on disk, given the backend's key; None if it is not to be kept there."""
     where = store()
@@ -70,9 +74,10 @@ def place_of(
         text = canonical_text(graph)
     except (NotCanonical, RegistrationError):  # a lowering that is wrong: its compile says so
         return None
-    devices = backend.compilation_devices(str(device), [str(device)])
-    facts = repr((backend.name, str(device), devices, sorted(donated.items())))
-    return DiskPlace(where, key_of(_FORMAT, facts, told, text), graph.symbols)
+    facts = repr(
+        (backend.name, str(device), list(devices_for(backend, device)), sorted(donated.items()))
+    )
+    return DiskPlace(where, key_of(_FORMAT, facts, backend_key, text), graph.symbols)
 
 
 def means_the_same_everywhere(graph: Graph, backend: Backend) -> bool:
@@ -84,12 +89,14 @@ def means_the_same_everywhere(graph: Graph, backend: Backend) -> bool:
 
 
 def load(
-    place: DiskPlace, restore: Callable[[bytes], Computation], fits: Callable[[Computation], bool]
+    place: DiskPlace,
+    restore: Callable[[bytes], Computation],
+    accepts_sizes: Callable[[Computation], bool],
 ) -> Computation | None:
-    """What `restore` makes of bytes that are kept, and `fits`; None if there is no such thing."""
+    """What `restore` makes of bytes that are kept and is accepted; None if there is none."""
     for key in place.keys:
         computation = None if key in place.used else _restored(place, key, restore)
-        if computation is not None and fits(computation):
+        if computation is not None and accepts_sizes(computation):
             place.used.add(key)
             metrics.count("DiskCacheHit")
             return computation
@@ -127,7 +134,7 @@ def keep(
         saved = None if key is None else backend.dump(computation)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        tell_once(f"backend {backend.name!r} could not keep a compiled graph: {reason}")
+        warn_once(f"backend {backend.name!r} could not keep a compiled graph: {reason}")
         return
     about: dict[str, Any] = {}
     if sizes:
@@ -146,13 +153,13 @@ def keep_bytes(
     about: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Keep what the backend's `dump` has made of a graph."""
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "backend": backend.name,
         "nodes": nodes,
         "compile_seconds": round(seconds, 3),
         "made": round(time.time()),
     }
-    if place.store.write(key, told | dict(about), saved):
+    if place.store.write(key, described | dict(about), saved):
         place.used.add(key)
         metrics.count("DiskCacheWrite")
 
@@ -165,7 +172,7 @@ def _key_for(place: DiskPlace, computation: Computation, backend: Backend) -> st
     """
     for key in place.keys:
         there = _sizes_at(place, key)
-        if there is None or backend.fits(computation, there):
+        if there is None or backend.accepts_sizes(computation, there):
             return key
     return None
 

@@ -107,10 +107,10 @@ class Store:
             metrics.count("DiskCacheRefused")
             self.remove(key)
             if isinstance(problem, NotUsable):
-                tell_once(f"an entry of the cache of compiled graphs is not used: {problem}")
+                warn_once(f"an entry of the cache of compiled graphs is not used: {problem}")
             return None
         except OSError as error:
-            tell_once(f"the cache of compiled graphs cannot be read: {error}")
+            warn_once(f"the cache of compiled graphs cannot be read: {error}")
             return None
         with contextlib.suppress(OSError):  # a disk that cannot be written to keeps no order
             os.utime(path)
@@ -167,11 +167,11 @@ class Store:
             if len(data) > self._limit():
                 return False
             _make_directory(self._folder)
-            _place(self._path(key), data)
+            place(self._path(key), data)
             self.trim()
         except (OSError, NotUsable) as error:
             self.writable = False
-            tell_once(f"compiled graphs are not kept in {self.directory}: {error}")
+            warn_once(f"compiled graphs are not kept in {self.directory}: {error}")
             return False
         return True
 
@@ -280,7 +280,7 @@ def _read_ours(path: Path) -> bytes:
         return file.read()
 
 
-def _place(path: Path, data: bytes) -> None:
+def place(path: Path, data: bytes) -> None:
     """Let `path` have the contents `data`: all of them, or what it had before."""
     unfinished = path.parent / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(8)}"
     try:
@@ -345,7 +345,7 @@ def _publish(path: Path, data: bytes) -> None:
 # -- the store of this process ---------------------------------------------------------------------
 
 _stores: dict[Path, Store | None] = {}
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def directory() -> Path:
@@ -360,7 +360,7 @@ def store() -> Store | None:
     try:
         where = directory()
     except RuntimeError as error:  # a user without a home
-        tell_once(f"compiled graphs are neither kept nor looked up: {error}")
+        warn_once(f"compiled graphs are neither kept nor looked up: {error}")
         return None
     if where not in _stores:
         _stores[where] = _open(where)
@@ -373,13 +373,13 @@ def _open(where: Path) -> Store | None:
     except FileNotFoundError:
         return Store(where)  # made when something is written
     except (OSError, NotUsable) as error:
-        tell_once(f"compiled graphs are neither kept nor looked up: {error}")
+        warn_once(f"compiled graphs are neither kept nor looked up: {error}")
         return None
     return Store(where)
 
 
-def tell_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """Warn of something that the program can do without; once for each text."""
-    if text not in _told:
-        _told.add(text)
+    if text not in _warned:
+        _warned.add(text)
         warnings.warn(text, TorporWarning, stacklevel=2)

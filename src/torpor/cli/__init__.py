@@ -1,11 +1,13 @@
 """The command line: ``torpor <command>``, or ``python -m torpor <command>``.
 
 Each command is a module with ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``run(arguments)``.
+``ERRORS`` are those of its exceptions that are the user's to see, without a traceback.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol
@@ -23,6 +25,7 @@ from torpor.cli import (
     replay,
     view,
 )
+from torpor.debug.plain_text import printable
 
 __all__ = ["main"]
 
@@ -51,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         sub = subparsers.add_parser(command.NAME, help=command.HELP, description=command.HELP)
         command.add_arguments(sub)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, errors=getattr(command, "ERRORS", ()))
     return parser
 
 
@@ -60,7 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `torpor info | head`: who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left to write
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except arguments.errors as error:
+        print(printable(f"torpor {arguments.command}: {error}"), file=sys.stderr)
+        return 2
     return status

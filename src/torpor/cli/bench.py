@@ -10,26 +10,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torpor.bench import cold, growth, plot, report, runners, script, workloads
+from torpor.bench.measurements import Results, load
 from torpor.bench.race import Settings, race, turns
-from torpor.bench.results import Results, load
 from torpor.bench.wild import measure as wild
 from torpor.bench.wild import report as wild_report
 from torpor.bench.wild import soak
 from torpor.bench.wild.outcome import Wild
-from torpor.bench.wild.programs import PROGRAMS, SOAK, Program, check_names
-from torpor.bench.worker import Limits
+from torpor.bench.wild.programs import PROGRAMS, SOAK, WildProgram, check_names
+from torpor.bench.worker import WarmUpLimits
 from torpor.cli import terminal
 from torpor.cli.demo import physical_device, positive
 
 NAME = "bench"
 HELP = "race whole steps against eager, torch.compile and torch._lazy"
+ERRORS = (ValueError, plot.NoPicture)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,19 +109,15 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        if arguments.what and arguments.what[0].endswith(".py"):
-            return _run_script(arguments)
-        arguments = _workloads_first(arguments)
-        arguments.rounds = arguments.rounds or (1 if arguments.wild or arguments.soak else 15)
-        if arguments.wild or arguments.soak:
-            return _run_wild(arguments) if arguments.wild else _soak(arguments)
-        if arguments.cold:
-            return _start_cold(arguments)
-        return _grow(arguments) if arguments.growth else _race(arguments)
-    except (ValueError, plot.NoPicture) as error:
-        print(f"torpor bench: {error}", file=sys.stderr)
-        return 2
+    if arguments.what and arguments.what[0].endswith(".py"):
+        return _run_script(arguments)
+    arguments = _workloads_first(arguments)
+    arguments.rounds = arguments.rounds or (1 if arguments.wild or arguments.soak else 15)
+    if arguments.wild or arguments.soak:
+        return _run_wild(arguments) if arguments.wild else _soak(arguments)
+    if arguments.cold:
+        return _start_cold(arguments)
+    return _grow(arguments) if arguments.growth else _race(arguments)
 
 
 def _workloads_first(arguments: argparse.Namespace) -> argparse.Namespace:
@@ -165,14 +161,11 @@ def _grow(arguments: argparse.Namespace) -> int:
         raise ValueError("--growth has a workload of its own")
     if arguments.plot:
         plot.check()
-    plan = growth.Plan(
-        arguments.device,
-        arguments.threads,
-        arguments.backends[0],
-        arguments.max_layers,
+    plan = growth.GrowthPlan(
+        backend=arguments.backends[0],
+        most_layers=arguments.max_layers,
         repeat=arguments.rounds,
-        timeout=arguments.timeout,
-        keep_caches=arguments.keep_caches,
+        **_named(arguments, "device", "threads", "timeout", "keep_caches"),
     )
     with terminal.progress("bench", growth.turns(plan)) as advance:
         costs = growth.measure(plan, advance)
@@ -190,14 +183,12 @@ def _start_cold(arguments: argparse.Namespace) -> int:
     if arguments.workloads:
         raise ValueError("--cold has workloads of its own")
     sizes = (cold.FEW, cold.MANY) if arguments.scale == "full" else (1, 2)
-    plan = cold.Plan(
-        arguments.device,
-        arguments.threads,
-        arguments.backends[0],
-        tuple(arguments.backend_option),
-        arguments.scale,
-        *sizes,
-        timeout=arguments.timeout,
+    plan = cold.ColdPlan(
+        backend=arguments.backends[0],
+        options=tuple(arguments.backend_option),
+        few=sizes[0],
+        many=sizes[1],
+        **_named(arguments, "device", "threads", "scale", "timeout"),
     )
     with terminal.progress("bench", len(plan.starts)) as advance:
         starts = cold.measure(plan, advance)
@@ -238,20 +229,16 @@ def _soak(arguments: argparse.Namespace) -> int:
 
 
 def _measure_wild(
-    arguments: argparse.Namespace, programs: tuple[Program, ...], who: tuple[str, ...], steps: int
+    arguments: argparse.Namespace,
+    programs: tuple[WildProgram, ...],
+    who: tuple[str, ...],
+    steps: int,
 ) -> Wild:
     """Run the programs; JSON is written after each, the headline is shown at the end."""
     if arguments.workloads:
         raise ValueError("--wild and --soak have programs of their own; --only chooses some")
-    plan = wild.Plan(
-        programs,
-        who,
-        arguments.threads,
-        arguments.rounds,
-        steps,
-        arguments.keep_caches,
-        arguments.timeout,
-    )
+    chosen = _named(arguments, "threads", "rounds", "keep_caches", "timeout")
+    plan = wild.WildPlan(programs, who, steps=steps, **chosen)
 
     def note(found: Wild) -> None:
         final = len(found.outcomes) == len(programs)
@@ -290,13 +277,8 @@ def _run_script(arguments: argparse.Namespace) -> int:
     plan = script.Script(
         path,
         tuple(arguments.what[1:]),
-        arguments.device,
-        arguments.threads,
-        arguments.backends[0],
-        arguments.steps,
-        arguments.timeout,
-        arguments.verbose,
-        arguments.keep_caches,
+        backend=arguments.backends[0],
+        **_named(arguments, "device", "threads", "steps", "timeout", "verbose", "keep_caches"),
     )
     with terminal.progress("bench", len(chosen)) as advance:
         courses = script.run(plan, chosen, advance)
@@ -309,16 +291,14 @@ def _run_script(arguments: argparse.Namespace) -> int:
 
 def _settings(arguments: argparse.Namespace) -> Settings:
     seconds = arguments.timeout / 2  # warm or not, the race starts before a worker is given up
-    return Settings(
-        arguments.device,
-        arguments.threads,
-        arguments.rounds,
-        arguments.scale,
-        arguments.timeout,
-        Limits(seconds=seconds, round_ms=arguments.round_ms),
-        arguments.keep_caches,
-        arguments.warm_jobs,
-    )
+    names = ("device", "threads", "rounds", "scale", "timeout", "keep_caches", "warm_jobs")
+    limits = WarmUpLimits(seconds=seconds, round_ms=arguments.round_ms)
+    return Settings(limits=limits, **_named(arguments, *names))
+
+
+def _named(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Arguments that a plan has under the same names."""
+    return {name: getattr(arguments, name) for name in names}
 
 
 def _write_json(target: str | None, content: dict[str, Any], final: bool = True) -> None:

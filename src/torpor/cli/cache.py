@@ -16,9 +16,11 @@ from torpor.cache.archive import Archive, pack_store
 from torpor.cache.store import Damaged, Entry, NotUsable, Store
 from torpor.cli import terminal
 from torpor.errors import TorporError
+from torpor.observe.memory import size_text
 
 NAME = "cache"
 HELP = "list, check, remove, export and import compiled graphs on disk"
+ERRORS = (TorporError, NotUsable, OSError)
 
 UNTRUSTED = """\
 {file} holds {number} compiled graphs. A program that meets one of them runs the code in it.
@@ -55,13 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     act: Callable[[Store, argparse.Namespace], int] = arguments.act
     where = arguments.dir or persistent.directory()
-    try:
-        if where.exists():
-            persistent.check_directory(where)
-        return act(Store(where), arguments)
-    except (TorporError, NotUsable, OSError) as error:
-        print(f"torpor cache: {error}", file=sys.stderr)
-        return 2
+    if where.exists():
+        persistent.check_directory(where)
+    return act(Store(where), arguments)
 
 
 # -- what is there ---------------------------------------------------------------------------------
@@ -77,8 +75,8 @@ def _ls(store: Store, arguments: argparse.Namespace) -> int:
     if entries:
         columns = ("key", "backend", "nodes", "size", "compiled in", "made", "last used")
         terminal.table(columns, [_row(store, entry) for entry in entries])
-    limit = _size(config.cache_bytes)
-    print(f"{_number(len(entries))}, {_size(total)} of {limit}, in {store.directory}")
+    limit = size_text(config.cache_bytes)
+    print(f"{_number(len(entries))}, {size_text(total)} of {limit}, in {store.directory}")
     return 0
 
 
@@ -98,7 +96,7 @@ def _row(store: Store, entry: Entry) -> tuple[str, ...]:
         entry.key[:12],
         str(about.get("backend", "?")),
         str(about.get("nodes", "?")),
-        _size(entry.nbytes),
+        size_text(entry.nbytes),
         "?" if seconds is None else f"{seconds:.2f} s",
         "?" if made is None else _day(made),
         _day(entry.used),
@@ -120,7 +118,7 @@ def _verify(store: Store, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({**_place(store), "good": len(entries) - len(wrong), "damaged": wrong}))
     else:
-        _tell_wrong(wrong, len(entries), arguments.remove)
+        _print_damaged(wrong, len(entries), arguments.remove)
     return 1 if wrong else 0
 
 
@@ -134,7 +132,7 @@ def _why_wrong(store: Store, entry: Entry) -> str | None:
     return None
 
 
-def _tell_wrong(wrong: dict[str, str], number: int, removed: bool) -> None:
+def _print_damaged(wrong: dict[str, str], number: int, removed: bool) -> None:
     if not wrong:
         print(f"{_number(number)}, all good")
         return
@@ -154,7 +152,7 @@ def _clear(store: Store, arguments: argparse.Namespace) -> int:
 def _export(store: Store, arguments: argparse.Namespace) -> int:
     with terminal.progress("export", len(store.entries())) as advance:
         number = pack_store(store, arguments.file, advance)
-    print(f"{_number(number)} in {arguments.file}, {_size(arguments.file.stat().st_size)}")
+    print(f"{_number(number)} in {arguments.file}, {size_text(arguments.file.stat().st_size)}")
     return 0
 
 
@@ -175,15 +173,6 @@ def _import(store: Store, arguments: argparse.Namespace) -> int:
 
 def _number(count: int) -> str:
     return "1 graph" if count == 1 else f"{count} graphs"
-
-
-def _size(nbytes: int) -> str:
-    size, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def _day(seconds: float) -> str:

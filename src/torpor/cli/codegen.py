@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _own_files(arguments)
         return _backend(arguments)
     except YamlErrors as errors:
-        return _tell_errors(errors, arguments.json)
+        return _print_errors(errors, arguments.json)
     except (PyYamlMissing, TorchgenMissing) as missing:
         print(f"torpor codegen: {missing}", file=sys.stderr)
         return 2
@@ -96,7 +96,7 @@ def _problem_with(arguments: argparse.Namespace) -> str | None:
     return None
 
 
-def _tell_errors(errors: YamlErrors, as_json: bool) -> int:
+def _print_errors(errors: YamlErrors, as_json: bool) -> int:
     number = len(errors.problems)
     print(errors, file=sys.stderr)
     print(f"{number} error{'s' if number > 1 else ''}; nothing was written", file=sys.stderr)
@@ -113,17 +113,17 @@ def _backend(arguments: argparse.Namespace) -> int:
     if arguments.diff:
         sys.stdout.write(backend_package.diff(file, arguments.out))
     if arguments.check or arguments.diff:
-        return _tell_stale(file, arguments)
+        return _print_stale(file, arguments)
     written = backend_package.write(file, arguments.out) if arguments.out is not None else []
     covered = coverage.of_backend(file)
     if arguments.json:
-        print(json.dumps(_told(file, arguments, covered, written), indent=2))
+        print(json.dumps(_summary(file, arguments, covered, written), indent=2))
     else:
         _show(file, arguments, covered, written)
     return 0
 
 
-def _tell_stale(file: BackendFile, arguments: argparse.Namespace) -> int:
+def _print_stale(file: BackendFile, arguments: argparse.Namespace) -> int:
     stale = list(backend_package.stale(file, arguments.out))
     if not arguments.check:
         return 0
@@ -136,7 +136,7 @@ def _tell_stale(file: BackendFile, arguments: argparse.Namespace) -> int:
     return 1 if stale else 0
 
 
-def _told(
+def _summary(
     file: BackendFile, arguments: argparse.Namespace, covered: Coverage, written: list[str]
 ) -> dict[str, Any]:
     return {
@@ -197,16 +197,16 @@ def _show_tables(covered: OwnCoverage) -> None:
 
 def _own_files(arguments: argparse.Namespace) -> int:
     is_asked = arguments.check or arguments.diff
-    return _tell_files(own_ops.stale() if is_asked else own_ops.write(), arguments)
+    return _print_files(own_ops.stale() if is_asked else own_ops.write(), arguments)
 
 
 def _stubs(arguments: argparse.Namespace) -> int:
     folder, is_asked = arguments.stubs, arguments.check or arguments.diff
     changed = stubs.stale(folder) if is_asked else stubs.write(folder)
-    return _tell_files([str(folder / path) for path in changed], arguments)
+    return _print_files([str(folder / path) for path in changed], arguments)
 
 
-def _tell_files(changed: list[str], arguments: argparse.Namespace) -> int:
+def _print_files(changed: list[str], arguments: argparse.Namespace) -> int:
     is_asked = arguments.check or arguments.diff
     if arguments.json:
         print(json.dumps({"files": changed, "written": not is_asked}))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "conformance"
 HELP = "run the conformance kit on a backend and show its scorecard"
-SECTIONS = ("contract", "laziness", "errors", "models", "operators")
+SECTIONS = ("contract", "buffers", "laziness", "errors", "models", "operators")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ import torch
 import torpor
 from torpor.cli import terminal
 from torpor.cli.char_gpt import Text, make_text
-from torpor.cli.demo_training import READ_EVERY, Comparison, Plan, Run, train, warm_up
+from torpor.cli.demo_training import READ_EVERY, Comparison, DemoPlan, DemoRun, train, warm_up
 from torpor.debug.explain import Explanation
 
 NAME = "demo"
@@ -41,18 +41,18 @@ NEXT = (
 class Demo:
     """All runs; `lazy` is on the backend that is shown, `exact` on the reference."""
 
-    plan: Plan
-    eager: Run
-    lazy: Run
-    exact: Run | None  # where that is another one
+    plan: DemoPlan
+    eager: DemoRun
+    lazy: DemoRun
+    exact: DemoRun | None  # where that is another one
 
     @property
-    def others(self) -> list[Run]:
+    def others(self) -> list[DemoRun]:
         return [self.lazy, *([self.exact] if self.exact else [])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    plan = Plan()
+    plan = DemoPlan()
     parser.add_argument("--steps", type=positive, default=plan.steps, help="training steps")
     parser.add_argument("--batch", type=positive, default=plan.batch, help="windows per step")
     parser.add_argument("--layers", type=positive, default=plan.layers)
@@ -78,7 +78,7 @@ def positive(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    plan = Plan(
+    plan = DemoPlan(
         steps=arguments.steps,
         batch=arguments.batch,
         layers=arguments.layers,
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _train_all(plan: Plan, eager_device: str, lazy_device: str) -> Demo:
+def _train_all(plan: DemoPlan, eager_device: str, lazy_device: str) -> Demo:
     text, backend = Text.encode(make_text()), torpor.backend.get_backend().name
     warm_up(eager_device)
     eager = train("eager", eager_device, plan, text)
@@ -114,7 +114,7 @@ def _train_all(plan: Plan, eager_device: str, lazy_device: str) -> Demo:
 def compiled_soon() -> Iterator[None]:
     """In the body graphs are compiled when they have come back a few times, and waited for.
 
-    Left to itself, torpor compiles what has run long enough for that to pay, beside the program: a
+    Left to itself, torpor compiles what has run long enough for that to pay, in the background: a
     training as short as this one would be over by then.
     """
     before = torpor.config.compile_after
@@ -141,7 +141,7 @@ def physical_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def verdict(plan: Plan, eager: Run, lazy: Run) -> list[str]:
+def verdict(plan: DemoPlan, eager: DemoRun, lazy: DemoRun) -> list[str]:
     """Who is ahead, and by what; if torpor is not, why not."""
     ratio = lazy.steady_ms / eager.steady_ms
     if ratio < 1.0:
@@ -155,7 +155,7 @@ def verdict(plan: Plan, eager: Run, lazy: Run) -> list[str]:
     ]
 
 
-def _won_back(plan: Plan, eager: Run, lazy: Run) -> str:
+def _won_back(plan: DemoPlan, eager: DemoRun, lazy: DemoRun) -> str:
     """What compiling cost, and when it has paid."""
     behind = lazy.seconds - eager.seconds
     if behind <= 0:
@@ -173,7 +173,7 @@ def _round(steps: float) -> int:
     return int(float(f"{steps:.2g}"))
 
 
-def _why_not(plan: Plan, lazy: Run) -> str:
+def _why_not(plan: DemoPlan, lazy: DemoRun) -> str:
     balance = lazy.explanation.balance
     if lazy.name == EXACT:
         return (
@@ -194,7 +194,7 @@ def _why_not(plan: Plan, lazy: Run) -> str:
     )
 
 
-def _recorded(run: Run, steps: int) -> dict[str, int]:
+def _recorded(run: DemoRun, steps: int) -> dict[str, int]:
     counts = run.counters
     return {
         "ops_recorded": counts.get("OpsRecorded", 0),
@@ -206,7 +206,7 @@ def _recorded(run: Run, steps: int) -> dict[str, int]:
 
 
 def _as_json(found: Demo) -> dict[str, object]:
-    def about(run: Run) -> dict[str, object]:
+    def about(run: DemoRun) -> dict[str, object]:
         return {
             "losses": run.losses,
             "first_ms": run.first_ms,
@@ -258,7 +258,7 @@ def _explained(explanation: Explanation) -> list[str]:
     return head
 
 
-def _loss_rows(steps: int, runs: list[Run]) -> list[terminal.Row]:
+def _loss_rows(steps: int, runs: list[DemoRun]) -> list[terminal.Row]:
     shown = sorted({*range(0, steps, max(1, steps // 8)), steps - 1})
     return [(str(i + 1), *(f"{run.losses[i]:.9f}" for run in runs)) for i in shown]
 
@@ -278,7 +278,7 @@ def _difference(found: tuple[int, float] | None) -> str:
     return f"{found[1]:.1e}, step {found[0]}" if found else "none"
 
 
-def _time_rows(runs: list[Run]) -> list[terminal.Row]:
+def _time_rows(runs: list[DemoRun]) -> list[terminal.Row]:
     eager = runs[0].steady_ms
     return [
         (f"first steps (up to {READ_EVERY})", *(f"{run.first_ms:.1f}" for run in runs)),

@@ -18,7 +18,7 @@ READ_EVERY = 10  # steps between two readings of the loss, as a training script 
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """What is trained, and for how long."""
 
     steps: int = 300
@@ -37,7 +37,7 @@ class Plan:
 
 
 @dataclass
-class Run:
+class DemoRun:
     """What one of the trainings left behind."""
 
     name: str
@@ -60,10 +60,10 @@ class Run:
         return median(self.step_ms[len(self.step_ms) // 2 :])
 
 
-class Training:
+class DemoTraining:
     """An ordinary training loop. Nothing in it says whether it runs lazily."""
 
-    def __init__(self, device: str, plan: Plan, text: Text) -> None:
+    def __init__(self, device: str, plan: DemoPlan, text: Text) -> None:
         self.device, self.plan, self.text = device, plan, text
         torch.manual_seed(plan.seed)
         shape = Shape(
@@ -100,13 +100,15 @@ class Training:
 
 def warm_up(device: str) -> None:
     """Let torch load what it loads at its first step, so that no run pays for it."""
-    Training(device, Plan(layers=1, width=4, batch=1, length=4), Text.encode("warm up")).step()
+    DemoTraining(
+        device, DemoPlan(layers=1, width=4, batch=1, length=4), Text.encode("warm up")
+    ).step()
 
 
-def train(name: str, device: str, plan: Plan, text: Text) -> Run:
+def train(name: str, device: str, plan: DemoPlan, text: Text) -> DemoRun:
     """Train from scratch on a device, reading the losses every few steps."""
-    training = Training(device, plan, text)
-    outcome, before = Run(name), torpor.metrics.counters()
+    training = DemoTraining(device, plan, text)
+    outcome, before = DemoRun(name), torpor.metrics.counters()
     start = time.perf_counter()
     with terminal.progress(name, plan.steps) as advance:
         while len(outcome.losses) < plan.steps:
@@ -120,7 +122,9 @@ def train(name: str, device: str, plan: Plan, text: Text) -> Run:
     return outcome
 
 
-def _train_group(training: Training, steps: int, outcome: Run, advance: terminal.Advance) -> None:
+def _train_group(
+    training: DemoTraining, steps: int, outcome: DemoRun, advance: terminal.Advance
+) -> None:
     start, compiled = time.perf_counter(), _compiled_runs()
     losses = []
     for _ in range(steps):
@@ -151,7 +155,7 @@ class Comparison:
     same_sample: bool
 
     @classmethod
-    def of(cls, eager: Run, lazy: Run) -> Comparison:
+    def of(cls, eager: DemoRun, lazy: DemoRun) -> Comparison:
         gaps = [(step, abs(a - b)) for step, (a, b) in enumerate(zip(eager.losses, lazy.losses), 1)]
         apart = [(step, gap) for step, gap in gaps if gap != 0]
         same = [

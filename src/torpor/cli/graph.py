@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -12,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torpor.cli import terminal
+from torpor.cli.terminal import add_import_argument, import_modules
 from torpor.debug.plain_text import printable
+from torpor.errors import did_you_mean
 
 if TYPE_CHECKING:
     from torpor.backend.interface import Backend
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NAME = "graph"
 HELP = "show a graph as text: as it was recorded, or after a pass that compiling it runs"
+ERRORS = (RuntimeError, IndexError, ValueError, ImportError, OSError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,26 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--list", action="store_true", help="list the passes in their order")
     parser.add_argument("--graph", metavar="N", type=int, help="only the N-th graph of a record")
-    parser.add_argument(
-        "--import", metavar="MODULE", action="append", default=[], dest="modules",
-        help="import this first: it brings ops or a backend",
-    )  # fmt: skip
+    add_import_argument(parser)
     parser.add_argument("--json", action="store_true", help="with --list: print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        for module in arguments.modules:
-            importlib.import_module(module)
-        if arguments.list:
-            _list(arguments)
-        elif arguments.file is None:
-            raise ValueError("name a file, or ask for --list")
-        else:
-            _show(arguments)
-    except (RuntimeError, IndexError, ValueError, ImportError, OSError) as error:
-        print(printable(f"torpor graph: {error}"), file=sys.stderr)
-        return 2
+    import_modules(arguments)
+    if arguments.list:
+        _list(arguments)
+    elif arguments.file is None:
+        raise ValueError("name a file, or ask for --list")
+    else:
+        _show(arguments)
     return 0
 
 
@@ -70,8 +63,7 @@ def _list(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    from torpor.compiling.compilation import passes_of
-    from torpor.debug.judge import device_of
+    from torpor.compiling.compilation import device_of, passes_of
     from torpor.passes import run_passes
     from torpor.text.printer import print_graph
     from torpor.text.verify import verify
@@ -102,16 +94,15 @@ def _until(name: str, passes: Sequence[Pass], backend: Backend) -> Sequence[Pass
     """The passes up to the one of that name."""
     names = [one.name for one in passes]
     if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
-        raise ValueError(f"backend {backend.name!r} has no pass {name!r}: {hint}")
+        hint = did_you_mean(name, names) or f": there are {', '.join(names)}"
+        raise ValueError(f"backend {backend.name!r} has no pass {name!r}{hint}")
     return passes[: names.index(name) + 1]
 
 
 def _graphs(file: str) -> list[Graph]:
     from torpor.debug.file_format import MAGIC
     from torpor.debug.load import open_record
-    from torpor.debug.subgraph import private_node
+    from torpor.ops.keys import private_node
     from torpor.text.torch_parser import parse
 
     if file == "-":

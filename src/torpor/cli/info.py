@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import platform
-import sys
 from importlib import metadata
 from typing import Any
 
@@ -18,6 +17,7 @@ from torpor.cli import op_info, terminal
 
 NAME = "info"
 HELP = "show versions, backends, devices and settings, or how an op is recorded"
+ERRORS = (ValueError,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        facts = collect() if arguments.op is None else op_info.collect(arguments.op)
-    except ValueError as error:
-        print(f"torpor info: {error}", file=sys.stderr)
-        return 2
+    facts = collect() if arguments.op is None else op_info.collect(arguments.op)
     if arguments.json:
         print(json.dumps(facts, indent=2))
         return 0
@@ -39,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         terminal.heading(title)
         terminal.table(("name", "value"), [(name, str(value)) for name, value in section.items()])
     if source is not None:
-        terminal.heading("the code of its own that it gets when it is called often")
+        terminal.heading("the code that records it in Python")
         print(source)
     return 0
 

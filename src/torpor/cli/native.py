@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.action == "status":
             return _status()
-        return _build_beside() if arguments.quiet else _build()
+        return _build_in_background() if arguments.quiet else _build()
     except (NativeError, NotUsable, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -58,7 +58,7 @@ def _build() -> int:
     return 0
 
 
-def _build_beside() -> int:
+def _build_in_background() -> int:
     processes.step_back()
     build.build_unless_another_does()
     return 0

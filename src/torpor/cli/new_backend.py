@@ -6,22 +6,25 @@ import argparse
 import json
 import keyword
 import sys
-from collections.abc import Iterator
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import torpor
+from torpor.codegen import files
 
 NAME = "new-backend"
 HELP = "write an installable package with a working backend"
-SUFFIX = ".txt"  # of every file of the skeleton: they are no modules of torpor's
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="of the backend: torpor.use('NAME')")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write to (default: torpor-NAME)"
+    )
+    parser.add_argument(
+        "--buffers",
+        choices=("torch", "own"),
+        default="torch",
+        help="what data are: torch tensors (default), or buffers of the backend's own",
     )
     parser.add_argument("--json", action="store_true", help="print the written files as JSON")
 
@@ -33,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"torpor new-backend: {problem}", file=sys.stderr)
         return 2
     try:
-        written = write(arguments.name, out)
+        written = write(arguments.name, out, arguments.buffers)
     except OSError as error:
         print(f"torpor new-backend: cannot write to {out}: {error}", file=sys.stderr)
         return 1
@@ -59,33 +62,13 @@ def problem_with(name: str, out: Path) -> str | None:
     return None
 
 
-def write(name: str, out: Path) -> list[str]:
+def write(name: str, out: Path, buffers: str = "torch") -> list[str]:
     """Write the skeleton with its names filled in; the files, relative to `out`."""
-    written = []
-    for path, text in skeleton():
-        target = Path(path.replace("NAME", name).removesuffix(SUFFIX))
-        (out / target).parent.mkdir(parents=True, exist_ok=True)
-        (out / target).write_text(_filled(text, name), encoding="utf-8")
-        written.append(str(target))
-    return sorted(written)
-
-
-def skeleton() -> Iterator[tuple[str, str]]:
-    """Every file of the skeleton: its path and its text."""
-    yield from _files(resources.files("torpor.cli") / "skeleton", "")
-
-
-def _files(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
-    for item in folder.iterdir():
-        if item.is_dir():
-            yield from _files(item, f"{prefix}{item.name}/")
-        elif item.name.endswith(SUFFIX):
-            yield f"{prefix}{item.name}", item.read_text(encoding="utf-8")
-
-
-def _filled(text: str, name: str) -> str:
     camel = "".join(part.capitalize() for part in name.split("_")) or name
-    return text.replace("{{name}}", name).replace("{{Name}}", camel)
+    made: dict[str, str] = {}
+    for folder in ("skeleton", "skeleton_own")[: 1 + (buffers == "own")]:
+        made |= files.skeleton("torpor.cli", folder, {"name": name, "Name": camel})
+    return files.write(out, files.changes(out, made))
 
 
 def _show(name: str, out: Path, written: list[str]) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 from torpor import _torch, native
 from torpor.errors import GraphError
-from torpor.native.recorder import can_be_native
+from torpor.native.attach import can_be_native
 from torpor.ops.signature import Signature
 from torpor.ops.spec import OpSpec, spec_of
-from torpor.specialize.source import source
 from torpor.text.torch_parser import find_op
 from torpor.trace.dispatch import SPECIAL, USUAL, recorder_of
+from torpor.trace.recorder import record
 
 KINDS = {
     "t": "its value", "T": "their values", "p": "itself", "P": "a tuple", "n": "a number",
@@ -44,7 +44,7 @@ def collect(name: str) -> dict[str, Any]:
         "op": facts,
         "key": _key(recording.signature),
         "results": _results(recording.signature),
-        "source": source(recording.signature),
+        "source": inspect.getsource(record),
     }
 
 
@@ -62,11 +62,10 @@ def _near(name: str) -> str:
 def _recorded_by(spec: OpSpec, recorder: Any) -> str:
     if hasattr(recorder, "recording"):
         return "trace/recorder.py: record, from its signature (ops/signature.py)"
-    if spec.name not in SPECIAL:
-        return f"trace/dispatch.py: the way of all ops of mode {spec.mode.value}"
     code = inspect.unwrap(recorder).__code__
     path = Path(code.co_filename)
-    return f"{path.parent.name}/{path.name}:{code.co_firstlineno}, by hand"
+    whose = "by hand" if spec.name in SPECIAL else f"as all ops of mode {spec.mode.value} are"
+    return f"{path.parent.name}/{path.name}:{code.co_firstlineno}, {whose}"
 
 
 def _key(signature: Signature) -> dict[str, str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torpor.cli import terminal
+from torpor.cli.terminal import add_import_argument, import_modules
 from torpor.debug.plain_text import printable
 
 if TYPE_CHECKING:
@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 NAME = "replay"
 HELP = "run what torpor.record wrote, compare the numbers, find the op that is wrong"
+ERRORS = (RuntimeError, IndexError, TypeError, ValueError, ImportError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a file written by torpor.record")
+    parser.add_argument(
+        "files", metavar="FILE", nargs="+",
+        help="a file written by torpor.record; those of all ranks of one run are replayed together",
+    )  # fmt: skip
     parser.add_argument(
         "--backend", metavar="NAME", help="a backend, or package.module:factory (default: recorded)"
     )
@@ -41,10 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow", metavar="NAMESPACE", action="append", default=[], help="run these ops too"
     )
-    parser.add_argument(
-        "--import", metavar="MODULE", action="append", default=[], dest="modules",
-        help="import this first: it brings ops or a backend",
-    )  # fmt: skip
+    add_import_argument(parser)
     parser.add_argument(
         "--trust", action="store_true",
         help="the file is your own: run ops too that do not check all that they are given",
@@ -53,13 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        for module in arguments.modules:
-            importlib.import_module(module)
-        return _bisect(arguments) if arguments.bisect else _replay(arguments)
-    except (RuntimeError, IndexError, TypeError, ValueError, ImportError) as error:
-        print(printable(f"torpor replay: {error}"), file=sys.stderr)
-        return 2
+    import_modules(arguments)
+    if len(arguments.files) > 1:
+        return _together(arguments)
+    return _bisect(arguments) if arguments.bisect else _replay(arguments)
 
 
 def _replay(arguments: argparse.Namespace) -> int:
@@ -67,7 +65,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     from torpor.debug.replay import chosen, replay_record
 
     data = not arguments.no_data
-    with open_record(arguments.file, arguments.allow, arguments.trust) as record:
+    with open_record(arguments.files[0], arguments.allow, arguments.trust) as record:
         runs = chosen(record, arguments.graph)
         with terminal.progress("runs", max(len(runs), 1)) as advance:
             report = replay_record(record, arguments.backend, runs, data, advance)
@@ -76,6 +74,28 @@ def _replay(arguments: argparse.Namespace) -> int:
     else:
         _show(report)
     return 0 if report.ok else 1
+
+
+def _together(arguments: argparse.Namespace) -> int:
+    from torpor.debug.load import open_record
+    from torpor.debug.replay_ranks import replay_ranks
+
+    if arguments.bisect or arguments.no_data or arguments.graph is not None:
+        raise ValueError("--bisect, --graph and --no-data are for one file")
+    with ExitStack() as opened:
+        records = [
+            opened.enter_context(open_record(file, arguments.allow, arguments.trust))
+            for file in arguments.files
+        ]
+        runs = sum(len(record.runs) for record in records)
+        with terminal.progress("runs", max(runs, 1)) as advance:
+            reports = replay_ranks(records, arguments.backend, advance)
+    if arguments.json:
+        print(json.dumps([report.to_json() for report in reports], indent=2))
+    else:
+        for report in reports:
+            _show(report)
+    return 0 if all(report.ok for report in reports) else 1
 
 
 def _show(report: Replay) -> None:
@@ -100,7 +120,7 @@ def _bisect(arguments: argparse.Namespace) -> int:
     from torpor.debug.replay import bisect_record
 
     trusted, suspect = _names(arguments)
-    with open_record(arguments.file, arguments.allow, arguments.trust) as record:
+    with open_record(arguments.files[0], arguments.allow, arguments.trust) as record:
         runs = len(record.runs) if arguments.graph is None else 1
         found: Fault | None = None
         number = -1
@@ -114,7 +134,7 @@ def _bisect(arguments: argparse.Namespace) -> int:
                     break
     if found is None:
         return _agreed(arguments, trusted, suspect, runs)
-    _tell(arguments, found, number)
+    _print_fault(arguments, found, number)
     return 1
 
 
@@ -132,10 +152,10 @@ def _agreed(arguments: argparse.Namespace, trusted: str, suspect: str, runs: int
     return 0
 
 
-def _tell(arguments: argparse.Namespace, found: Fault, number: int) -> None:
+def _print_fault(arguments: argparse.Namespace, found: Fault, number: int) -> None:
     from torpor.debug.reproduction import write_reproduction
 
-    out = arguments.out or Path(f"{Path(arguments.file).stem}_repro.py")
+    out = arguments.out or Path(f"{Path(arguments.files[0]).stem}_repro.py")
     written = write_reproduction(found, out)
     if arguments.json:
         facts: dict[str, Any] = {"trusted": found.trusted.name, "suspect": found.suspect.name}

@@ -1,7 +1,9 @@
-"""Tables and progress bars: with rich where it is installed, in plain text otherwise."""
+"""What commands share: tables and progress bars, with rich or in plain text."""
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import re
 import shutil
 import sys
@@ -24,6 +26,20 @@ Advance = Callable[[str], None]  # one step is done; the text says how it stands
 Row = Sequence[str]
 _NONE = ("", "–")  # where there is no number
 _NUMBER = re.compile(r"[-+±<>≤]?\s?\d")  # how a cell with a number begins
+
+
+def add_import_argument(parser: argparse.ArgumentParser) -> None:
+    """For commands that may need ops or backends of others."""
+    parser.add_argument(
+        "--import", metavar="MODULE", action="append", default=[], dest="modules",
+        help="import this first: it brings ops or a backend",
+    )  # fmt: skip
+
+
+def import_modules(arguments: argparse.Namespace) -> None:
+    """Import what the user asked for."""
+    for module in arguments.modules:
+        importlib.import_module(module)
 
 
 def heading(text: str) -> None:

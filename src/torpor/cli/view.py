@@ -10,19 +10,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torpor.debug.plain_text import printable
-
 if TYPE_CHECKING:
-    from torpor.debug.view.model import Source
+    from torpor.debug.view.document import Source
 
 NAME = "view"
 HELP = "a local page: timeline, graphs, memory; of a record file or of a running program"
+ERRORS = (RuntimeError, OSError, ValueError, OverflowError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", metavar="FILE", nargs="?",
-        help="a file written by torpor.record; without it, what runs with TORPOR_VIEW=1",
+        "files", metavar="FILE", nargs="*",
+        help="a file written by torpor.record, and those of other ranks of the same run; without "
+        "one, what runs with TORPOR_VIEW=1",
     )  # fmt: skip
     parser.add_argument(
         "--html", metavar="OUT.html", type=Path, help="write one file that holds everything"
@@ -36,18 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        return _of_programs(arguments) if arguments.file is None else _of_file(arguments)
-    except (RuntimeError, OSError, ValueError, OverflowError) as error:
-        print(printable(f"torpor view: {error}"), file=sys.stderr)
-        return 2
+    return _of_programs(arguments) if not arguments.files else _of_file(arguments)
 
 
 def _of_file(arguments: argparse.Namespace) -> int:
     from torpor.debug.view.assets import html_file
     from torpor.debug.view.sources import FileSource
 
-    source = FileSource(arguments.file, arguments.allow)
+    source = FileSource(arguments.files[0], arguments.allow, arguments.files[1:])
     if arguments.json:
         print(json.dumps(source.summary().to_json(), indent=2))
     if arguments.html is not None:

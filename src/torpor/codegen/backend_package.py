@@ -17,12 +17,10 @@ sorted by name, one op a line or a block.
 from __future__ import annotations
 
 import difflib
-import os
-import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
-from torpor.codegen import emit_nodes, own_ops, package_text
+from torpor.codegen import emit_nodes, files, own_ops, package_text
+from torpor.codegen.files import Changes
 from torpor.codegen.model import LazyIrSchema
 from torpor.codegen.package_text import FOLDER, starters
 from torpor.codegen.yaml_file import BackendFile
@@ -56,40 +54,28 @@ class ForeignFiles(TorporError):
     """Files that somebody wrote stand where generated ones belong."""
 
 
-def stale(file: BackendFile, out: Path) -> dict[str, tuple[bytes | None, bytes | None]]:
-    """Files that writing would change: what is there, what would be; raises `ForeignFiles`.
-
-    Generated ones that differ in any byte or are no longer generated, and the author's that are
-    missing.
-    """
-    made = {path: text.encode() for path, text in generated(file).items()}
-    there = _present(file, out, made)
-    begun = {p: text.encode() for p, text in starters(file).items() if not (out / p).exists()}
-    wanted = {**begun, **made}
-    return {
-        path: (there.get(path), wanted.get(path))
-        for path in sorted({*wanted, *there})
-        if there.get(path) != wanted.get(path)
-    }
-
-
 _SOMETIMES = ("ops.py", "own_nodes.py", "own_nodes.pyi")
 """Generated for a backend with ops of its own: the files that may have to be removed."""
 
 
-def _present(file: BackendFile, out: Path, made: Iterable[str]) -> dict[str, bytes]:
-    """The generated files that are there; complains of others in their place."""
+def stale(file: BackendFile, out: Path) -> Changes:
+    """Files that writing would change; raises `ForeignFiles`.
+
+    Generated ones that differ in any byte or are no longer generated, and the author's that are
+    missing.
+    """
+    made = generated(file)
     sometimes = {f"{file.package}/{FOLDER}/{name}" for name in _SOMETIMES}
-    paths = sorted(path for path in {*made, *sometimes} if (out / path).exists())
-    found = {path: (out / path).read_bytes() for path in paths}
-    foreign = [path for path in found if not package_text.is_generated(found[path])]
-    clashes = [path for path in foreign if path in made]
+    there = sorted(path for path in {*made, *sometimes} if (out / path).exists())
+    foreign = {p for p in there if not package_text.is_generated((out / p).read_bytes())}
+    clashes = sorted(foreign.intersection(made))
     if clashes:
         raise ForeignFiles(
             f"not written by this command: {', '.join(str(out / path) for path in clashes)}; move "
             "what is yours out of the way, or delete it. Nothing was written"
         )
-    return {path: content for path, content in found.items() if path not in foreign}
+    begun = {path: text for path, text in starters(file).items() if not (out / path).exists()}
+    return files.changes(out, {**begun, **made}, sometimes - foreign)
 
 
 def write(file: BackendFile, out: Path) -> list[str]:
@@ -97,27 +83,7 @@ def write(file: BackendFile, out: Path) -> list[str]:
 
     What is written, removed files included. Each file is put in place at once.
     """
-    changed = stale(file, out)
-    for path, (_, new) in changed.items():
-        if new is None:
-            (out / path).unlink()
-        else:
-            _put(out / path, new)
-    return list(changed)
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Write a file so that nobody ever sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    return files.write(out, stale(file, out))
 
 
 def diff(file: BackendFile, out: Path) -> str:

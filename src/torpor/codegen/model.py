@@ -97,11 +97,6 @@ class LazyType:
         return self.base == "Tensor"
 
     @property
-    def is_symbolic(self) -> bool:
-        """A size that need not be a number while tracing (`SymInt`)."""
-        return self.base.startswith("Sym")
-
-    @property
     def kind(self) -> ArgKind:
         """How an argument of this type enters a key."""
         one = _SCALAR_KINDS.get(self.base, ArgKind.PLAIN)
@@ -276,7 +271,7 @@ class LazyIrSchema:
 
         Schemas as torch prints them, and those of `native_functions.yaml`, are read too.
         """
-        return _Parser(text).schema()
+        return _SchemaParser(text).schema()
 
     @property
     def signature(self) -> str:
@@ -286,13 +281,13 @@ class LazyIrSchema:
     @property
     def facts(self) -> tuple[str, ...]:
         """What stands in brackets behind the schema."""
-        told = {
+        shown = {
             "structured": self.structured,
             "inherits": self.inherits,
             "composite": "" if self.composite is Composite.NO else self.composite.value,
             "tags": ",".join(self.tags),
         }
-        return tuple(f"{key}={value}" for key, value in told.items() if value)
+        return tuple(f"{key}={value}" for key, value in shown.items() if value)
 
     def __str__(self) -> str:
         return self.signature + (f" [{'; '.join(self.facts)}]" if self.facts else "")
@@ -339,10 +334,6 @@ class LazyIrSchema:
     def is_elementwise(self) -> bool:
         """Its sizes, dtype and strides are those of torch's elementwise iterator."""
         return self.inherits == "TensorIteratorBase"
-
-    @property
-    def is_random(self) -> bool:
-        return "nondeterministic_seeded" in self.tags
 
     @property
     def is_core(self) -> bool:
@@ -433,15 +424,15 @@ def _default_value(text: str, type_: LazyType) -> Any:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError):
         raise SchemaError(f"{text!r} is no default") from None
-    return _fitting(value, type_)
+    return _coerced(value, type_)
 
 
-def _fitting(value: Any, type_: LazyType) -> Any:
+def _coerced(value: Any, type_: LazyType) -> Any:
     """The default as a value of its type: `0` is `(0, 0)` for an `int[2]`, `0.0` for a float."""
     if isinstance(value, list):
-        return tuple(_fitting(item, LazyType(type_.base)) for item in value)
+        return tuple(_coerced(item, LazyType(type_.base)) for item in value)
     if value is not None and type_.is_list:
-        return (_fitting(value, LazyType(type_.base)),) * (type_.length or 1)
+        return (_coerced(value, LazyType(type_.base)),) * (type_.length or 1)
     return float(value) if type_.base == "float" and value is not None else value
 
 
@@ -453,7 +444,7 @@ _FACTS: Final = ("structured", "inherits", "composite", "tags")
 _COMPOSITES: Final = frozenset(kind.value for kind in Composite)
 
 
-class _Parser:
+class _SchemaParser:
     """Reads one schema."""
 
     def __init__(self, text: str) -> None:

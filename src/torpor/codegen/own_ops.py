@@ -14,6 +14,8 @@ import torch
 
 from torpor import _torch
 from torpor.codegen import emit_types
+from torpor.codegen.files import Changes, changes
+from torpor.codegen.files import write as write_changes
 from torpor.codegen.model import LazyIrSchema
 from torpor.codegen.torch_schemas import fingerprint, schemas, target_of
 from torpor.inference import type_rules
@@ -66,27 +68,17 @@ def _header() -> str:
 
 def write(folder: Path = FOLDER) -> list[str]:
     """Bring the files in `folder` up to date; the paths that changed."""
-    made = files()
-    changed = stale(folder, made)
-    for path in changed:
-        file = folder / path
-        if path in made:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(made[path], encoding="utf-8")
-        else:
-            file.unlink()
-    return changed
+    return write_changes(folder, _changes(folder, files()))
 
 
 def stale(folder: Path = FOLDER, made: Mapping[str, str] | None = None) -> list[str]:
     """The paths in `folder` that are missing, too many, or not what would be written now."""
-    made = files() if made is None else made
-    there = {
-        str(file.relative_to(folder)): file.read_text(encoding="utf-8")
-        for pattern in ("*.py", "*.pyi")
-        for file in folder.rglob(pattern)
-    }
-    return sorted(path for path in {*made, *there} if made.get(path) != there.get(path))
+    return list(_changes(folder, files() if made is None else made))
+
+
+def _changes(folder: Path, made: Mapping[str, str]) -> Changes:
+    there = (file for pattern in ("*.py", "*.pyi") for file in folder.rglob(pattern))
+    return changes(folder, made, [str(file.relative_to(folder)) for file in there])
 
 
 def main(arguments: list[str]) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from torpor.codegen import coverage, emit_nodes
+from torpor.codegen.files import skeleton
 from torpor.codegen.model import LazyArgument, LazyIrSchema
 from torpor.codegen.yaml_file import OP_LISTS, BackendFile, parameter_name
 
@@ -94,7 +95,8 @@ def lowering(file: BackendFile) -> str:
     methods = {schema.name: method_name(schema) for schema in ops}
     inplace = {n: method_name(op) for n, op in sorted(twins.items()) if n not in declared}
     blocks = "".join(f"\n{_method(schema)}" for schema in ops)
-    own_imports, own_types = filled(OWN_IMPORTS, file) if own else "", OWN_TYPES if own else ""
+    own_imports = OWN_IMPORTS.replace("{{package}}", file.package) if own else ""
+    own_types = OWN_TYPES if own else ""
     return (
         f'{header(file)}"""One method for each op that {file.name} declares; each leaves it to '
         'eager\'s kernel."""\n\n'
@@ -116,9 +118,9 @@ OWN_TYPES = "tell_types(TYPE_RULES)\n\n"
 """Here and not in the author's `__init__.py`, which may be older than the backend's own ops."""
 
 
-def _table(rows: Mapping[str, str]) -> str:
-    lines = "".join(f"        {json.dumps(k)}: {json.dumps(v)},\n" for k, v in rows.items())
-    return f"{{\n{lines}    }}" if lines else "{}"
+def _table(rows: Mapping[str, str], indent: str = "    ") -> str:
+    lines = "".join(f"{indent}    {json.dumps(k)}: {json.dumps(v)},\n" for k, v in rows.items())
+    return f"{{\n{lines}{indent}}}" if lines else "{}"
 
 
 def ops(file: BackendFile) -> str:
@@ -126,26 +128,21 @@ def ops(file: BackendFile) -> str:
     texts = [op.schema.signature.partition("::")[2] for op in ops]
     kinds = {op.schema.base: op.opkind for op in ops if op.opkind}
     properties = {op.schema.base: ", ".join(op.properties) for op in ops if op.properties}
+    where = json.dumps(f"{file.package}/type_rules.py")
     return (
         f'{header(file)}"""The ops of {file.name}\'s own; importing defines them."""\n\n'
         "from __future__ import annotations\n\n"
         "from collections.abc import Callable, Mapping\nfrom typing import Any\n\n"
-        "import torpor\nfrom torpor.custom.registration import define\n\n"
+        "from torpor.custom import registration\n\n"
         f"NAMESPACE = {json.dumps(file.package)}\n\n"
         f"SCHEMAS = {_strings(texts)}\n\n"
-        f"OPKINDS: dict[str, str] = {_flat_table(kinds)}\n\n"
-        f"PROPERTIES: dict[str, str] = {_flat_table(properties)}\n\n"
-        "LIBRARY = define(NAMESPACE, SCHEMAS)\n\n\n"
+        f"OPKINDS: dict[str, str] = {_table(kinds, '')}\n\n"
+        f"PROPERTIES: dict[str, str] = {_table(properties, '')}\n\n"
+        "LIBRARY = registration.define(NAMESPACE, SCHEMAS)\n\n\n"
         "def tell_types(rules: Mapping[str, Callable[..., Any]]) -> None:\n"
         '    """Tell torpor the type rules of these ops: they can be recorded from then on."""\n'
-        "    for name, rule in rules.items():\n"
-        '        torpor.ops.register(f"{NAMESPACE}::{name}", type_rule=rule, allow_override=True)\n'
+        f"    registration.tell_types(NAMESPACE, SCHEMAS, rules, {where})\n"
     )
-
-
-def _flat_table(rows: Mapping[str, str]) -> str:
-    lines = "".join(f"    {json.dumps(k)}: {json.dumps(v)},\n" for k, v in rows.items())
-    return f"{{\n{lines}}}" if lines else "{}"
 
 
 _own_class = re.compile(r'^(class |    ")(\w+(?:\(TypedNode\)|": "torpor_))', re.MULTILINE)
@@ -167,7 +164,7 @@ def own_nodes(file: BackendFile) -> dict[str, str]:
 def tests(file: BackendFile) -> str:
     """Asks what torpor asks of every backend, and that what is written runs natively."""
     text = f'"""What torpor asks of {file.name}, and what that says of itself."""\n'
-    return header(file) + text + filled(TESTS, file)
+    return header(file) + text + _skeleton(file)[f"{FOLDER}/test_declared.py"]
 
 
 def readme(file: BackendFile) -> str:
@@ -202,109 +199,16 @@ def readme(file: BackendFile) -> str:
 
 def starters(file: BackendFile) -> dict[str, str]:
     """The author's files, as they are to begin with."""
-    made = {
-        "__init__.py": INIT,
-        "backend.py": BACKEND,
-        "lowering.py": AUTHORS_LOWERING,
-    }
-    if file.non_native:
-        made["type_rules.py"] = TYPE_RULES
-    return {f"{file.package}/{path}": filled(text, file) for path, text in made.items()}
+    texts = _skeleton(file)
+    wanted = [
+        "__init__.py",
+        "backend.py",
+        "lowering.py",
+        *["type_rules.py"][: len(file.non_native)],
+    ]
+    return {f"{file.package}/{path}": texts[path] for path in wanted}
 
 
-def filled(text: str, file: BackendFile) -> str:
+def _skeleton(file: BackendFile) -> dict[str, str]:
     names = {"name": file.name, "package": file.package, "Name": file.camel}
-    for name, value in names.items():
-        text = text.replace("{{" + name + "}}", value)
-    return text
-
-
-INIT = '''\
-"""The torpor backend {{name}}: importing it makes it known to `torpor.use("{{name}}")`."""
-
-from torpor.backend import register
-
-from {{package}}.backend import {{Name}}Backend
-
-register("{{name}}", {{Name}}Backend)
-
-__all__ = ["{{Name}}Backend"]
-'''
-
-BACKEND = '''\
-"""The backend {{name}}."""
-
-from __future__ import annotations
-
-from torpor.backends.declared import DeclaredBackend
-
-from {{package}}.lowering import {{Name}}Lowering
-
-
-class {{Name}}Backend(DeclaredBackend):
-    """Runs what the lowering made of each node, and eager's kernels for the rest.
-
-    Override `compile` and `execute` when you have a compiler of your own.
-    """
-
-    lowering = {{Name}}Lowering
-'''
-
-AUTHORS_LOWERING = '''\
-"""How {{name}} lowers ops. The methods are listed in `_generated/lowering.py`."""
-
-from __future__ import annotations
-
-from {{package}}._generated.lowering import {{Name}}Declared
-
-
-class {{Name}}Lowering({{Name}}Declared):
-    """Override `lower_<op>`: return a function that computes the op from its arguments.
-
-        def lower_mm(self, node, self_, mat2):
-            return my_chip.matmul
-    """
-'''
-
-TYPE_RULES = '''\
-"""What the ops of {{name}}'s own make: functions on types, by name of the op.
-
-    from torpor.ir import TensorType
-
-    TYPE_RULES = {"twice": lambda x: TensorType.contiguous(x.shape, x.dtype, x.device)}
-"""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
-TYPE_RULES: dict[str, Callable[..., Any]] = {}
-'''
-
-TESTS = """
-from __future__ import annotations
-
-import pytest
-from torpor.testing.declared import fallbacks_of
-from torpor.testing.run import run_kit
-
-from {{package}} import {{Name}}Backend
-
-BACKEND = "{{package}}:{{Name}}Backend"
-SECTIONS = ("contract", "laziness", "errors", "models")
-LOWERING = {{Name}}Backend.lowering
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-def test_a_section_of_the_kit_holds(section: str) -> None:
-    outcome = run_kit(BACKEND, f"test_{section}")
-    assert outcome.held, outcome.output
-
-
-@pytest.mark.parametrize("op", LOWERING.METHODS)
-def test_a_declared_op_runs_natively(op: str) -> None:
-    if op not in LOWERING.written():
-        pytest.skip(f"{LOWERING.METHODS[op]} is not written yet")
-    assert fallbacks_of(BACKEND, op) == []
-"""
+    return skeleton("torpor.codegen", "skeleton", names)

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 
 from torpor.codegen import emit_nodes
+from torpor.codegen.files import changes
+from torpor.codegen.files import write as write_changes
 from torpor.codegen.model import LazyIrSchema
 from torpor.ops import nodes
 from torpor.text.torch_parser import find_op
@@ -42,19 +44,9 @@ def files() -> dict[str, str]:
 
 def stale(folder: Path, made: Mapping[str, str] | None = None) -> list[str]:
     """The files that are missing in `folder`, or not what would be written now."""
-    made = files() if made is None else made
-    return [path for path, text in made.items() if _text(folder / path) != text]
+    return list(changes(folder, files() if made is None else made))
 
 
 def write(folder: Path) -> list[str]:
     """Bring the package in `folder` up to date; the files that changed."""
-    made = files()
-    changed = stale(folder, made)
-    for path in changed:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(made[path], encoding="utf-8")
-    return changed
-
-
-def _text(file: Path) -> str | None:
-    return file.read_text(encoding="utf-8") if file.exists() else None
+    return write_changes(folder, changes(folder, files()))

@@ -12,7 +12,6 @@ wrong: nobody has to run it again to find the second mistake.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import keyword
@@ -24,7 +23,7 @@ from typing import Any, Final
 from torpor import _torch
 from torpor.codegen.model import LazyIrSchema, SchemaError
 from torpor.codegen.torch_schemas import schemas
-from torpor.errors import TorporError
+from torpor.errors import TorporError, did_you_mean
 from torpor.ops.typed_node import attribute_name
 
 OP_LISTS: Final = ("full_codegen", "ir_gen", "supported", "autograd")
@@ -76,13 +75,13 @@ class YamlErrors(TorporError):
         self.path = path
         self.problems = tuple(sorted(problems))
         self.lines = lines
-        super().__init__("\n".join(map(self._told, self.problems)))
+        super().__init__("\n".join(map(self._message, self.problems)))
 
-    def _told(self, problem: Problem) -> str:
-        told = f"{self.path}:{problem.line}: {problem}"
+    def _message(self, problem: Problem) -> str:
+        given = f"{self.path}:{problem.line}: {problem}"
         if not 0 < problem.line <= len(self.lines):
-            return told
-        return f"{told}\n{problem.line:>6} | {self.lines[problem.line - 1].rstrip()}"
+            return given
+        return f"{given}\n{problem.line:>6} | {self.lines[problem.line - 1].rstrip()}"
 
     def to_json(self) -> list[dict[str, Any]]:
         return [vars(problem) for problem in self.problems]
@@ -164,7 +163,7 @@ def read(path: Path | str) -> BackendFile:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise YamlErrors(str(path), [Problem(line, "not UTF-8 text")], []) from None
-    return _Reader(str(path), text).read()
+    return _FileReader(str(path), text).read()
 
 
 def _yaml() -> Any:
@@ -176,7 +175,7 @@ def _yaml() -> Any:
         ) from None
 
 
-class _Reader:
+class _FileReader:
     """One file while it is read."""
 
     def __init__(self, path: str, text: str) -> None:
@@ -218,8 +217,8 @@ class _Reader:
         except self.yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
             line = 1 if mark is None else mark.line + 1
-            told = getattr(error, "problem", None) or str(error).splitlines()[0]
-            self._problem(line, f"not YAML: {told}")
+            given = getattr(error, "problem", None) or str(error).splitlines()[0]
+            self._problem(line, f"not YAML: {given}")
             root = None
         if root is None and not self.problems:
             self._problem(1, "the file is empty", "it needs at least `backend: NAME`")
@@ -350,16 +349,16 @@ class _Reader:
     def _by_schema(self, text: str, line: int) -> DeclaredOp | None:
         """An op that is written with its schema, which has to be the one of this torch."""
         try:
-            told = LazyIrSchema.parse(text)
+            given = LazyIrSchema.parse(text)
         except SchemaError as error:
             self._problem(line, f"not a schema: {error}")
             return None
-        schema = _known().get(told.qualified)
+        schema = _known().get(given.qualified)
         if schema is None:
-            self._problem(line, *_unknown(told.qualified))
+            self._problem(line, *_unknown(given.qualified))
             return None
-        if told.signature != schema.signature:
-            what = f"this torch has no such schema of {told.qualified!r}"
+        if given.signature != schema.signature:
+            what = f"this torch has no such schema of {given.qualified!r}"
             self._problem(line, what, f"its schema is '{schema.signature}'")
             return None
         return DeclaredOp(schema, line)
@@ -465,8 +464,8 @@ class _Reader:
             schema = LazyIrSchema.parse(f"{namespace}::{func}")
             _torch.parse_schema(schema.signature)
         except (SchemaError, RuntimeError) as error:
-            told = str(error).strip().splitlines()[0].partition(". Common")[0].rstrip(":")
-            self._problem(line, f"not a schema: {told}", _TYPES_HINT)
+            given = str(error).strip().splitlines()[0].partition(". Common")[0].rstrip(":")
+            self._problem(line, f"not a schema: {given}", _TYPES_HINT)
             return None
         what = _unusable(schema)
         if what:
@@ -537,5 +536,4 @@ def _unknown(text: str) -> tuple[str, str]:
 
 
 def _near(text: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(text, list(known), n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else ""
+    return did_you_mean(text, known).removeprefix("; ")

@@ -23,20 +23,21 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torpor import _torch, config
 from torpor._torch import OpOverload
 from torpor.backend.device import BackendDevice
+from torpor.backend.heap import retain_free_memory
 from torpor.backend.interface import Backend
+from torpor.backend.item_getter import item_getter
 from torpor.backend.native_library import NATIVE
-from torpor.backend.picks import picker
 from torpor.backend.registry import get_backend, make
 from torpor.backends.fx import functional
 from torpor.backends.fx.backend import FxBackend, in_fresh_thread
 from torpor.backends.layout import with_layout
 from torpor.compiling.compilation import compile_graph
 from torpor.errors import CompileError, TorporWarning, UnsupportedError
-from torpor.execute.heap import keep
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value, leaf
 from torpor.ir.types import TensorType
-from torpor.native.recorder import FRONT
+from torpor.native.attach import NATIVE_RECORDER
+from torpor.ops.keys import private_node
 from torpor.ops.spec import Return, ReturnKind, spec_of
 from torpor.overrides import draws
 
@@ -47,12 +48,12 @@ def torpor(
     module: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
     """Compile a graph of TorchDynamo's; `options` are the backend's name and its own options."""
-    FRONT.look()
+    NATIVE_RECORDER.look()
     if NATIVE.at_cut is not None:
         NATIVE.at_cut()
     devices = {one.device for one in example_inputs if isinstance(one, torch.Tensor)}
     if torch.device("cpu") in devices:
-        keep()
+        retain_free_memory()
     chosen = dict(options or {})
     name = chosen.pop("backend", None)
     if name is None and chosen:
@@ -71,7 +72,7 @@ def _decompositions(backend: Backend) -> dict[Any, Callable[..., Any]] | None:
 
     Random ops stay whole, unless the backend draws: the parts would draw other numbers.
     """
-    table = backend.decompositions() if isinstance(backend, FxBackend) else None
+    table = backend.traced_decompositions() if isinstance(backend, FxBackend) else None
     if table is None or backend.draws:
         return table
     random = torch.Tag.nondeterministic_seeded
@@ -186,7 +187,7 @@ class Version:
         self.backend = backend
         self.places = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
         in_order = isinstance(backend, FxBackend) and not backend.draws and _draws_in_order(module)
-        builder = _Builder(module, in_order, shown, is_forward)
+        builder = _NodeBuilder(module, in_order, shown, is_forward)
         devices = {v.type.device for v in (*builder.inputs, *builder.computed)} or {
             torch.device("cpu")
         }
@@ -195,7 +196,9 @@ class Version:
         self.constants = builder.constants
         self.returned = builder.returned  # what each result is: (kind, which)
         bases = {one.base: one.lies for one in builder.views}
-        self.laid = {which: type_ for (kind, which), type_ in bases.items() if kind == "computed"}
+        self.layouts = {
+            which: type_ for (kind, which), type_ in bases.items() if kind == "computed"
+        }
         self.inputs = builder.inputs
         self.order: list[int] = []
         self.run: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None
@@ -205,9 +208,11 @@ class Version:
             self.order = [builder.slot_of[value] for value in graph.inputs]
             donated = self._donated(graph) if backend.takes_donations else {}
             bound = {which for kind, which in self.returned[:shown] if kind == "computed"}
-            bound |= self.laid.keys()
-            loose = {*range(len(builder.computed))} - bound - {*donated.values()}
-            computation = compile_graph(graph, "dynamo", backend, self.device, donated, loose=loose)
+            bound |= self.layouts.keys()
+            free_strides = {*range(len(builder.computed))} - bound - {*donated.values()}
+            computation = compile_graph(
+                graph, "dynamo", backend, self.device, donated, free_strides=free_strides
+            )
             self.run = backend.function(computation, self.device)
         computed = [("computed", place) for place in range(len(builder.computed))]
         self.as_computed = self.returned == computed and not self.written
@@ -215,8 +220,8 @@ class Version:
         sources += [one.base for one in builder.views]
         needed = {which for kind, which in sources if kind == "input"}
         self.kept = sorted(needed | {slot for slot, _ in self.written})  # inputs, till the end
-        self.pick_kept = picker(self.kept)
-        self.answer = Answer(self.returned, self.kept, len(computed))
+        self.take_kept = item_getter(self.kept)
+        self.answer = ReturnValues(self.returned, self.kept, len(computed))
 
     def _donated(self, graph: Graph) -> dict[int, int]:
         """Inputs that the graph itself writes over: parameters and results, by their places.
@@ -229,9 +234,9 @@ class Version:
         sources = {source for _, source in self.written}
         donated: dict[int, int] = {}
         for slot, (kind, which) in self.written:
-            fits = kind == "computed" and uses[kind, which] == 1 and slot in places
+            may_overwrite = kind == "computed" and uses[kind, which] == 1 and slot in places
             if (
-                fits
+                may_overwrite
                 and ("input", slot) not in sources
                 and graph.outputs[which].type is self.inputs[slot].type
             ):
@@ -243,13 +248,13 @@ class Version:
     def __call__(self, args: list[Any]) -> list[Any]:
         tensors = [*map(args.__getitem__, self.places), *self.constants]
         args.clear()
-        kept = self.pick_kept(tensors)
+        kept = self.take_kept(tensors)
         given = list(map(tensors.__getitem__, self.order))
         tensors.clear()
         computed = [] if self.run is None else self.run(given)
         if self.as_computed:
             return computed
-        for place, type_ in self.laid.items():  # what views are made of
+        for place, type_ in self.layouts.items():  # what views are made of
             if computed[place].stride() != type_.stride:
                 computed[place] = with_layout(computed[place], type_)
         if self.written:
@@ -266,7 +271,7 @@ class Version:
             tensor.copy_(source)
 
 
-class Answer:
+class ReturnValues:
     """What a graph returns: inputs that were kept, what was computed, constants, and views."""
 
     def __init__(
@@ -288,13 +293,13 @@ class Answer:
                 order.append(next(views))
             else:
                 order.append(places[kind, which])
-        self.pick = picker(order)
+        self.take = item_getter(order)
 
     def __call__(self, kept: Sequence[torch.Tensor], computed: Sequence[torch.Tensor]) -> list[Any]:
         found: list[Any] = [*kept, *computed, *self.plain]
         for view, base in self.views:
             found.append(view.of(found[base]))
-        return list(self.pick(found))
+        return list(self.take(found))
 
 
 @dataclass(frozen=True)
@@ -312,7 +317,7 @@ class SeenAs:
         return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
 
 
-class _Builder:
+class _NodeBuilder:
     """Nodes for the operators of an fx graph.
 
     With `in_order`, ops that draw on a GPU are compiled with the others, one after the other. The
@@ -400,8 +405,7 @@ class _Builder:
             self.base_of[node] = self.base_of.get(source, source)
 
     def _add(self, op: Any, bound: Sequence[Any], types: Sequence[TensorType | None]) -> Node:
-        args = tuple(tuple(a) if isinstance(a, list) else a for a in bound)
-        node = Node(spec_of(op).kind, (object(),), args, tuple(types))  # type: ignore[arg-type]  # None: no tensor
+        node = private_node(spec_of(op), bound, tuple(types))
         self.nodes.append(node)
         return node
 

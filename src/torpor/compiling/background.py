@@ -1,4 +1,4 @@
-"""Compiling beside the program: one thread that compiles, while steps run on the reference backend.
+"""Compiling in the background: one thread that compiles, while steps run on the reference backend.
 
 A compile that takes longer than `config.compile_timeout` is abandoned: its thread cannot be
 stopped, but nobody waits for it, and the next compile gets a thread of its own.
@@ -15,14 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from torpor import _torch, config, metrics
-from torpor.backend.beside import compiling_beside
+from torpor.backend.compile_thread import compiling_in_background
 from torpor.errors import CompileError
 
 TICK = 0.5  # seconds between two looks of the progress line
 _POLL = 0.01  # seconds between two looks of a program that waits
 
 
-class Job:
+class CompileJob:
     """Something to compile, and what came of it."""
 
     __slots__ = ("_error", "_result", "begun", "done", "label", "work")
@@ -39,7 +39,7 @@ class Job:
         """Compile; errors are for whoever asks for the result."""
         self.begun = time.monotonic()
         try:
-            with compiling_beside():
+            with compiling_in_background():
                 self._result = self.work()
         except BaseException as error:
             self._error = error
@@ -70,14 +70,14 @@ class Compiler:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[CompileJob | None] = queue.SimpleQueue()
         self.thread: threading.Thread | None = None
-        self.current: Job | None = None
-        self.unfinished: list[Job] = []
+        self.current: CompileJob | None = None
+        self.unfinished: list[CompileJob] = []
 
-    def submit(self, label: str, work: Callable[[], Any]) -> Job:
+    def submit(self, label: str, work: Callable[[], Any]) -> CompileJob:
         """Compile after all that was submitted before."""
-        job = Job(label, work)
+        job = CompileJob(label, work)
         with self.lock:
             self.unfinished.append(job)
             self.jobs.put(job)
@@ -101,7 +101,7 @@ class Compiler:
             if self.thread is None or not self.thread.is_alive():
                 self._start()
 
-    def abandon(self, job: Job) -> None:
+    def abandon(self, job: CompileJob) -> None:
         """Let the thread that is at `job` be; another one does the rest."""
         with self.lock:
             if self.current is not job:
@@ -120,7 +120,7 @@ class Compiler:
         )
         self.thread.start()
 
-    def _work(self, jobs: queue.SimpleQueue[Job | None]) -> None:
+    def _work(self, jobs: queue.SimpleQueue[CompileJob | None]) -> None:
         while (job := jobs.get()) is not None:
             if jobs is self.jobs:
                 self.current = job
@@ -157,7 +157,7 @@ class Progress:
         start = time.monotonic()
         while not self.over.wait(TICK):
             seconds = time.monotonic() - start
-            _write(f"\r\033[2Ktorpor: compiling {self.label} beside the program, {seconds:.0f} s")
+            _write(f"\r\033[2Ktorpor: compiling {self.label} in the background, {seconds:.0f} s")
         _write("\r\033[2K")
 
 

@@ -10,21 +10,35 @@ from types import FrameType, MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
+from torpor import config
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
-from torpor.backend.failures import Failure, reproduction
+from torpor.backend.failures import CompileFailure, reproduction
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backend.registry import make
 from torpor.errors import CompileError, TorporWarning
 from torpor.ir.graph import Graph
-from torpor.ir.node import Node
+from torpor.ir.node import Node, Value
+from torpor.ir.types import TensorType
 from torpor.passes import Pass, run_passes
-from torpor.passes.expand import expand
+from torpor.passes.buckets import buckets
+from torpor.passes.expand import Vocabulary, expand
 from torpor.symbols.expressions import Symbol
+from torpor.text.canonical import NotCanonical, canonical_text
 from torpor.text.printer import print_node
 
 NOTHING_DONATED: Mapping[int, int] = MappingProxyType({})
+
+
+def device_of(graph: Graph, backend: Backend) -> BackendDevice:
+    """The device a backend runs a graph on: that of its first tensor."""
+    for value in (*graph.outputs, *graph.inputs):
+        if isinstance(value.type, TensorType):
+            return backend.backend_device(value.type.device)
+    return backend.backend_device(torch.device("cpu"))
 
 
 def compile_graph(
@@ -35,22 +49,22 @@ def compile_graph(
     donated: Mapping[int, int] = NOTHING_DONATED,
     saved: bytes | None = None,
     sizes: Mapping[Symbol, int] | None = None,
-    loose: Collection[int] = (),
+    free_strides: Collection[int] = (),
 ) -> Computation:
     """Lower and compile `graph`; a failure names the backend, the graph and the user's line.
 
     With `saved`, which the backend's `dump` made of such a graph, it need not be compiled. A graph
     with symbols is compiled for `sizes`, among others; those of this trace, unless told. The
-    results that are `loose` may have other strides than promised.
+    results that are `free_strides` may have other strides than promised.
     """
     node: Node | None = None
     sizes = dict(sizes_now(graph) if sizes is None else sizes)
     try:
         graph = for_backend(graph, backend)
         context = backend.lowering_context(name, device, graph.nodes)
-        context.devices = tuple(backend.compilation_devices(str(device), [str(device)]))
+        context.devices = devices_for(backend, device)
         context.hints = sizes
-        context.loose = frozenset(loose)
+        context.free_strides = frozenset(free_strides)
         for value in graph.inputs:
             context.add_parameter(value)
         for node in graph.nodes:
@@ -67,10 +81,53 @@ def compile_graph(
     except Exception as error:
         node = node or getattr(error, "node", None)  # a lowering that was registered, and is wrong
         failed = CompileError(_explain(error, graph, name, backend, node))
-        failed.failure = Failure(graph, backend, error, donated, sizes)
+        failed.failure = CompileFailure(graph, backend, error, donated, sizes)
         if isinstance(error, CompileError) and error.failure is not None:
             failed.failure = error.failure  # it knows which piece it is
         raise failed from error
+
+
+def devices_for(backend: Backend, device: BackendDevice) -> tuple[str, ...]:
+    """The devices that a graph compiled for `device` may run on."""
+    return tuple(backend.compilation_devices(str(device), list(map(str, backend.devices()))))
+
+
+_compiled: WeakKeyDictionary[Backend, dict[Any, Computation]] = WeakKeyDictionary()
+
+
+def compile_once(
+    graph: Graph,
+    name: str,
+    backend: Backend,
+    device: BackendDevice,
+    donated: Mapping[int, int],
+    saved: bytes | None,
+    sizes: Mapping[Symbol, int],
+) -> Computation:
+    """`compile_graph`, or what it made of the same graph for another device that is as good."""
+    devices = devices_for(backend, device)
+    key = _without_devices(graph) if len(devices) > 1 and not graph.symbols else None
+    known = _compiled.setdefault(backend, {})
+    found = None if key is None else known.get((key, devices, *donated.items()))
+    if found is None:
+        found = compile_graph(graph, name, backend, device, donated, saved, sizes)
+        if key is not None:
+            known[key, devices, *donated.items()] = found
+    return found
+
+
+def _without_devices(graph: Graph) -> str | None:
+    """The text of a graph on one device, whatever its number; None if there is none."""
+    devices = {value.type.device for value in (*graph.inputs, *graph.outputs) if _is_tensor(value)}
+    try:
+        text = canonical_text(graph)
+    except NotCanonical:
+        return None
+    return text.replace(str(devices.pop()), "lazy") if len(devices) == 1 else None
+
+
+def _is_tensor(value: Value) -> bool:
+    return type(value.type) is TensorType
 
 
 def sizes_now(graph: Graph) -> dict[Symbol, int]:
@@ -80,16 +137,26 @@ def sizes_now(graph: Graph) -> dict[Symbol, int]:
 
 def for_backend(graph: Graph, backend: Backend) -> Graph:
     """`graph` as `backend` sees it: ops that have a lowering are taken apart."""
-    return run_passes([_expand(backend)], graph)
+    return run_passes(_first_passes(backend), graph)
+
+
+def _first_passes(backend: Backend) -> tuple[Pass, ...]:
+    """Those that do not depend on where it runs."""
+    largest = config.bucket_bytes
+    return (_expand(backend), *((buckets(largest),) if largest > 0 else ()))
 
 
 def _expand(backend: Backend) -> Pass:
-    return expand(backend.name, lambda device: backend.backend_device(device).torch_device)
+    def physical(device: torch.device) -> torch.device:
+        return backend.backend_device(device).torch_device
+
+    table = backend.decompositions()
+    return expand(Vocabulary(backend.name, physical, table, backend.functional, backend.draws))
 
 
 def passes_of(backend: Backend, device: BackendDevice) -> tuple[Pass, ...]:
     """All passes between a recorded graph and a compiled one, in order."""
-    return (_expand(backend), *backend.passes(device))
+    return (*_first_passes(backend), *backend.passes(device))
 
 
 def _only(computations: Any) -> Computation:
@@ -141,6 +208,7 @@ class StandIn:
         self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
     ) -> list[BackendData]:
         """What the reference backend computes, as data of the backend it stands in for."""
+        arguments = arguments[: len(computation.graph.inputs)]  # a seed is of no use to it
         given = [self._lend(a) if isinstance(a, BackendData) else a for a in arguments]
         return [self._take(r) for r in self.reference.execute(computation, given, device)]
 
@@ -148,9 +216,9 @@ class StandIn:
         """As the reference backend says."""
         return self.reference.runs_here(computation, in_turn)
 
-    def runs_beside(self, computation: Computation) -> bool:
+    def runs_on_one_core(self, computation: Computation) -> bool:
         """As the reference backend says."""
-        return self.reference.runs_beside(computation)
+        return self.reference.runs_on_one_core(computation)
 
     def _lend(self, data: BackendData) -> BackendData:
         if data.error is not None:
@@ -171,7 +239,7 @@ def _reference() -> Backend:
 
 def leave_reproduction(error: CompileError) -> None:
     """Have a program written that shows the failure alone; the error says where it is."""
-    if isinstance(error.failure, Failure):
+    if isinstance(error.failure, CompileFailure):
         error.args = (f"{error}\n{reproduction(error.failure)}",)
         error.failure = None
 
@@ -181,11 +249,11 @@ _warned: WeakKeyDictionary[Backend, set[str]] = WeakKeyDictionary()
 
 def warn_once(backend: Backend, error: CompileError) -> None:
     """Say at the user's line that the reference backend stands in; once for each reason."""
-    told = _warned.setdefault(backend, set())
+    reasons = _warned.setdefault(backend, set())
     reason = repr(error.__cause__)
-    if reason in told:
+    if reason in reasons:
         return
-    told.add(reason)
+    reasons.add(reason)
     text = f"{error}\nThe reference backend runs it instead; with config.strict this is an error."
     warnings.warn(text, TorporWarning, stacklevel=depth_of_user())
 

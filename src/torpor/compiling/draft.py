@@ -13,10 +13,11 @@ from torpor.backend.device import BackendDevice, cores
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.cache.graphs import DiskPlace, keep, keep_bytes, load, place_of
-from torpor.compiling.background import COMPILER, Job
-from torpor.compiling.compilation import StandIn, compile_graph, leave_reproduction, warn_once
+from torpor.compiling.background import COMPILER, CompileJob
+from torpor.compiling.compilation import StandIn, compile_once, leave_reproduction, warn_once
 from torpor.compiling.remote import WORKER, Request, request
 from torpor.compiling.worth import COSTS, is_worth_it
+from torpor.distributed.ops import collectives_in
 from torpor.errors import CompileError
 from torpor.execute.plan import Plan
 from torpor.ir.graph import Graph
@@ -34,7 +35,7 @@ class Draft:
 
     __slots__ = (
         "backend", "device", "donated", "elsewhere", "graph", "interpreter", "job", "left",
-        "looked", "place", "record", "sizes", "structure", "weighs",
+        "looked", "may_be_remote", "place", "record", "sizes", "structure", "together", "weighs",
     )  # fmt: skip
 
     def __init__(
@@ -54,13 +55,16 @@ class Draft:
         self.donated = donated
         self.place: DiskPlace | None = None  # where it is kept on disk
         self.sizes: dict[Symbol, int] = {}  # it is compiled for, among others
-        self.job: Job | None = None  # that compiles it beside the program
+        self.job: CompileJob | None = None  # that compiles it in the background
         self.elsewhere = True  # another process may compile it
         self.looked = False  # for it on the disk
         self.interpreter: Plan | None = None  # that runs it meanwhile
         chosen = config.compile_after
         self.left = backend.compile_after if chosen < 0 else chosen
-        self.weighs = chosen < 0 and backend.weighs_compiles  # it is compiled when that pays
+        self.may_be_remote = chosen < 0 and backend.weighs_compiles  # if nobody wishes otherwise
+        # ranks compile it where it is needed, at the same run, not when one finds that it pays
+        self.together = bool(collectives_in(graph))
+        self.weighs = self.may_be_remote and not self.together  # when that pays
 
     def first_plan(self, sizes: dict[Symbol, int]) -> Plan:
         """A plan from disk; else a compiled one, or while it is not due an interpreted one.
@@ -77,10 +81,12 @@ class Draft:
     def _look(self) -> None:
         """Find its place on disk."""
         self.looked = True
-        told = self.backend.cache_key() if config.cache else None
-        if told is not None:
+        backend_key = self.backend.cache_key() if config.cache else None
+        if backend_key is not None:
             with _timed("DiskCache", "load", self.record):
-                self.place = place_of(self.graph, self.backend, self.device, self.donated, told)
+                self.place = place_of(
+                    self.graph, self.backend, self.device, self.donated, backend_key
+                )
 
     def for_other_sizes(self, sizes: dict[Symbol, int], may_compile: bool) -> Plan:
         """A plan of the same graph for these sizes; an interpreted one is for all."""
@@ -112,13 +118,20 @@ class Draft:
         if not self.weighs:
             return True
         spent, size = self.record.interpreted_seconds, self.record.size
-        return is_worth_it(spent, size, beside=self._goes_on())
+        return is_worth_it(spent, size, in_background=self._goes_on())
 
     def _goes_on(self) -> bool:
         """The program goes on while another process compiles it, as far as is known."""
+        if self.together:
+            return False
         wish = config.compile_async
-        wanted = self.weighs and cores() > 1 if wish is None else wish
-        return wanted and self.elsewhere and self.backend.compiles_beside and bool(self.record.size)
+        wanted = self.may_be_remote and cores() > 1 if wish is None else wish
+        return (
+            wanted
+            and self.elsewhere
+            and self.backend.compiles_in_background
+            and bool(self.record.size)
+        )
 
     def _may_compile(self) -> bool:
         """Not too many graphs that differ in their sizes only were compiled."""
@@ -142,14 +155,14 @@ class Draft:
             return None
         self.sizes = sizes
         with _timed("DiskCache", "load", self.record):
-            computation = load(self.place, self._compile, self._fits)
+            computation = load(self.place, self._compile, self._accepts_sizes)
         if computation is None:
             return None
         self.record.was_loaded()
         return self._plan(computation)
 
-    def _fits(self, computation: Computation) -> bool:
-        return not self.sizes or self.backend.fits(computation, self.sizes)
+    def _accepts_sizes(self, computation: Computation) -> bool:
+        return not self.sizes or self.backend.accepts_sizes(computation, self.sizes)
 
     def _plan(self, computation: Computation) -> Plan:
         plan = Plan(computation, self.graph, self.backend, self.backend, self.record)
@@ -177,9 +190,14 @@ class Draft:
         if asked is not None:
             self.job = COMPILER.submit("", functools.partial(self._compile_elsewhere, asked))
             return self.interpreted()
-        if config.compile_async and self.backend.compiles_beside and self.record.size:
+        if (
+            config.compile_async
+            and not self.together
+            and self.backend.compiles_in_background
+            and self.record.size
+        ):
             label = f"{self.record.name} ({self.record.size:,} ops)"
-            self.job = COMPILER.submit(label, self._compile_beside)
+            self.job = COMPILER.submit(label, self._compile_in_background)
             return self.interpreted()
         return self._plan_of(self._compile_here)
 
@@ -245,7 +263,7 @@ class Draft:
                 keep(self.place, computation, self.backend, seconds, self.sizes)
         return computation
 
-    def _compile_beside(self) -> Computation:
+    def _compile_in_background(self) -> Computation:
         """The same while the program goes on, which loses no time."""
         start = time.perf_counter()
         with metrics.timer("CompileBeside"):
@@ -257,9 +275,7 @@ class Draft:
 
     def _compile(self, saved: bytes | None = None) -> Computation:
         name, donated = self.record.name, self.donated
-        return compile_graph(
-            self.graph, name, self.backend, self.device, donated, saved, self.sizes
-        )
+        return compile_once(self.graph, name, self.backend, self.device, donated, saved, self.sizes)
 
 
 @contextmanager

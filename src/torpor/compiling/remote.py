@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 
+from torpor import config
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.cache.graphs import means_the_same_everywhere
@@ -53,14 +54,15 @@ class Request:
     options: dict[str, Any]
     device: BackendDevice
     donated: dict[int, int]
-    told: str  # what the code depends on (`Backend.cache_key`): it has to be the same there
+    backend_key: str  # what the code depends on (`Backend.cache_key`): it has to be the same there
     dtype: torch.dtype
     threads: int
     precision: str
+    bucket_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CompileReply:
     """What came of a request."""
 
     saved: bytes | None  # what the backend's `dump` makes of the compiled graph
@@ -74,17 +76,18 @@ def request(
     """What to send of a graph; None if another process would not understand it."""
     if graph.symbols or device.torch_device.type != "cpu":
         return None
-    told = backend.cache_key()
+    backend_key = backend.cache_key()
     try:
         alike = means_the_same_everywhere(for_backend(graph, backend), backend)
         precision = torch.get_float32_matmul_precision()
     except (RegistrationError, RuntimeError):  # a wrong lowering; set for some devices alone
         return None
-    if told is None or not alike:
+    if backend_key is None or not alike:
         return None
     return Request(
-        print_graph(graph), name, backend.name, dict(backend.options), device, dict(donated), told,
-        torch.get_default_dtype(), torch.get_num_threads(), precision,
+        print_graph(graph), name, backend.name, dict(backend.options), device, dict(donated),
+        backend_key, torch.get_default_dtype(), torch.get_num_threads(), precision,
+        config.bucket_bytes,
     )  # fmt: skip
 
 
@@ -123,7 +126,7 @@ class Process:
         self.process.returncode = self.process.returncode or 0  # it is not waited for
 
 
-class Worker:
+class CompileWorker:
     """The process that compiles, started when it is needed."""
 
     def __init__(self) -> None:
@@ -131,13 +134,13 @@ class Worker:
         self.process: Process | None = None
         self.idle = False  # meanwhile the program runs as eager does, and has time
 
-    def compile(self, request: Request) -> Answer:
+    def compile(self, request: Request) -> CompileReply:
         """The compiled graph; `NotCompiled` if there is none."""
         with self.lock:
             try:
                 process = self._running()
                 process.requests.send(request)
-                answer: Answer = process.answers.recv()
+                answer: CompileReply = process.answers.recv()
             except (OSError, EOFError, pickle.PickleError, AttributeError, TypeError) as error:
                 self.stop()
                 raise NotCompiled(f"the process that compiles has ended: {error!r}") from None
@@ -166,6 +169,6 @@ class Worker:
             process.close()
 
 
-WORKER: Final = Worker()
+WORKER: Final = CompileWorker()
 atexit.register(WORKER.stop)
 os.register_at_fork(after_in_child=WORKER.forget)

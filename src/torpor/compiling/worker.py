@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import torch
 
+from torpor import config
 from torpor.backend.interface import Backend
 from torpor.backend.registry import make
 from torpor.compiling.compilation import compile_graph
 from torpor.compiling.processes import step_back
-from torpor.compiling.remote import Answer, Request
+from torpor.compiling.remote import CompileReply, Request
 from torpor.text.torch_parser import parse
 
 _IDLE_SECONDS: Final = 60.0
@@ -32,23 +33,24 @@ def main() -> None:
         answers.send(answer(requests.recv()))
 
 
-def answer(request: Request) -> Answer:
+def answer(request: Request) -> CompileReply:
     """The compiled graph, or why there is none."""
     before = _cpu_seconds()
     try:
         saved, why = _compiled(request)
     except Exception as error:  # the other process may meet it too, and tells the user
         saved, why = None, f"{type(error).__name__}: {error}"
-    return Answer(saved, _cpu_seconds() - before, why)
+    return CompileReply(saved, _cpu_seconds() - before, why)
 
 
 def _compiled(request: Request) -> tuple[bytes | None, str]:
     torch.set_default_dtype(request.dtype)
     torch.set_num_threads(request.threads)
+    config.bucket_bytes = request.bucket_bytes
     if torch.get_float32_matmul_precision() != request.precision:  # to set it sets others too
         torch.set_float32_matmul_precision(request.precision)
     backend = _backend(request.backend, tuple(sorted(request.options.items())))
-    if backend.cache_key() != request.told:
+    if backend.cache_key() != request.backend_key:
         return None, "the settings of the two processes differ"
     graph = parse(request.graph)
     made = compile_graph(graph, request.name, backend, request.device, request.donated)

@@ -15,7 +15,7 @@ SAVED: Final = 0.15
 """The part of a run that compiling is taken to save; so much longer a program takes at worst if it
 ends when a graph has just been compiled."""
 
-PRICE_BESIDE: Final = 0.01
+BACKGROUND_PRICE: Final = 0.01
 """The part of a compile that the program feels if another process of low priority does it."""
 
 _IMPORTS: Final = 3.0
@@ -23,12 +23,12 @@ _IMPORTS: Final = 3.0
 _SHARE: Final = "torch._inductor.compile_fx"
 
 
-class Costs:
+class CompileCosts:
     """What compiles have cost in this process, with a little experience to begin with."""
 
     def __init__(self) -> None:
         self.seconds, self.nodes = 10.0, 200
-        self.pending: list[float] = []  # what each compile beside the program may still cost
+        self.pending: list[float] = []  # what each compile in the background may still cost
         self.waited = 0.0  # seconds that the program has waited for those
 
     def note(self, seconds: float, nodes: int) -> None:
@@ -43,7 +43,7 @@ class Costs:
 
     @contextmanager
     def expected(self, nodes: int) -> Iterator[None]:
-        """In the body a graph of so many nodes is compiled beside the program."""
+        """In the body a graph of so many nodes is compiled in the background."""
         seconds = self.of(nodes)
         self.pending.append(seconds)
         try:
@@ -52,19 +52,19 @@ class Costs:
             self.pending.remove(seconds)
 
 
-COSTS: Final = Costs()
+COSTS: Final = CompileCosts()
 
 
 def is_worth_waiting(spent: float) -> bool:
     """A program that has run for `spent` seconds may stand still until its graphs are compiled.
 
-    What is compiled beside the program gets the cores that it leaves idle. A program that leaves
+    What is compiled in the background gets the cores that it leaves idle. A program that leaves
     none would go without for ever.
     """
     return bool(COSTS.pending) and spent * SAVED > sum(COSTS.pending) + COSTS.waited
 
 
-def is_worth_it(spent: float, nodes: int, *, beside: bool) -> bool:
+def is_worth_it(spent: float, nodes: int, *, in_background: bool) -> bool:
     """A graph that has run for `spent` seconds, uncompiled, is worth compiling."""
-    price = COSTS.of(nodes) * (PRICE_BESIDE if beside else 1.0)
+    price = COSTS.of(nodes) * (BACKGROUND_PRICE if in_background else 1.0)
     return spent * SAVED > price

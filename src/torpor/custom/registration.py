@@ -13,7 +13,6 @@ writes to those that the op writes to.
 
 from __future__ import annotations
 
-import difflib
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -25,11 +24,11 @@ import torch
 
 from torpor import _torch
 from torpor._torch import OpOverload
-from torpor.errors import RegistrationError
-from torpor.inference import infer, type_rules
+from torpor.errors import RegistrationError, did_you_mean
+from torpor.inference import type_rules
 from torpor.inference.strides import like_strides
 from torpor.ir.node import Value
-from torpor.ir.types import ScalarType, TensorType
+from torpor.ir.types import ScalarType, TensorType, Types
 from torpor.ops.spec import Mode, OpSpec, Return, ReturnKind, read_spec
 
 TypeRule = Callable[..., Any]
@@ -146,7 +145,7 @@ def register(
     refuse_inside("registers an op")
     target = find(op)
     spec = _registrable(target)
-    _check_told(type_rule, lowering, backend)
+    _check_given(type_rule, lowering, backend)
     known = _registered.get(spec.name)
     if known is None or known.target is not target:  # not told of, or defined anew since
         if known is not None:
@@ -175,6 +174,30 @@ def define(namespace: str, schemas: Iterable[str]) -> Any:
         if f"{namespace}::{schema.partition('(')[0]}" not in known:
             library.define(schema)
     return library
+
+
+def tell_types(
+    namespace: str, schemas: Iterable[str], rules: dict[str, TypeRule], where: str
+) -> None:
+    """Register the type rules of ops of one's own; a call of one that has none names `where`."""
+    for schema in schemas:
+        name = schema.partition("(")[0]
+        target = find(f"{namespace}::{name}")
+        if name in rules:
+            register(target, type_rule=rules[name], allow_override=True)
+        elif str(target) not in _registered and not _torch.has_fake(target):
+            register(target, type_rule=_missing_rule(f"{namespace}::{name}", where))
+
+
+def _missing_rule(name: str, where: str) -> TypeRule:
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        key = name.partition("::")[2]
+        raise RegistrationError(
+            f"nothing tells the type of what {name} makes: write its type rule in {where}, as "
+            f"TYPE_RULES[{key!r}]"
+        )
+
+    return missing
 
 
 def unregister(op: Any) -> None:
@@ -228,8 +251,7 @@ def _hint(namespace: str, base: str) -> str:
     if not base:
         return '; an op is named "namespace::name"'
     known = [name.partition("::")[2].partition(".")[0] for name in _torch.ops_in(namespace)]
-    close = difflib.get_close_matches(base, known, n=1)
-    return f"; did you mean '{namespace}::{close[0]}'?" if close else ""
+    return did_you_mean(base, known, f"{namespace}::")
 
 
 _WHY_NOT: Final = {
@@ -273,7 +295,7 @@ def _with(
     return Custom(known.target, type_rule or known.type_rule, lowerings, known.take_fake)
 
 
-def _check_told(type_rule: Any, lowering: Any, backend: str | None) -> None:
+def _check_given(type_rule: Any, lowering: Any, backend: str | None) -> None:
     if type_rule is not None and not callable(type_rule):
         raise TypeError(f"a type rule is a function, not {type_rule!r}")
     if isinstance(lowering, Whole):
@@ -429,7 +451,7 @@ def _fake_by(rule: TypeRule, spec: OpSpec) -> Callable[..., Any]:
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs)
-        made = iter(_told_types(spec, rule, [_type_of(arg) for arg in bound]))
+        made = iter(_types_by_rule(spec, rule, [_type_of(arg) for arg in bound]))
         results = [
             bound[r.argument] if r.kind is ReturnKind.ARGUMENT else _blank(next(made), r, bound)
             for r in spec.returns
@@ -458,20 +480,20 @@ def _blank(type_: Any, returned: Return, bound: list[Any]) -> Any:
     return torch.empty_strided(*size, dtype=type_.dtype, device=type_.device)
 
 
-def _by_rule(told: TypeRule) -> type_rules.CustomRule:
-    def rule(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Any) -> infer.Types:
-        items = _told_types(spec, told, [_typed(arg, sample) for arg in bound])
+def _by_rule(type_rule: TypeRule) -> type_rules.CustomRule:
+    def rule(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Any) -> Types:
+        items = _types_by_rule(spec, type_rule, [_typed(arg, sample) for arg in bound])
         return (*_flat(items), *_written(spec, bound))
 
     return rule
 
 
-def _told_types(spec: OpSpec, told: TypeRule, bound: list[Any]) -> list[Any]:
+def _types_by_rule(spec: OpSpec, type_rule: TypeRule, bound: list[Any]) -> list[Any]:
     """What a type rule says of these arguments, one item for each return, checked."""
     positional, keywords = spec.call_arguments(bound)
     try:
         with running(f"the type rule of {spec.name}"):
-            result = told(*positional, **keywords)
+            result = type_rule(*positional, **keywords)
     except Exception as error:
         if _in_making_a_type(error):
             raise RegistrationError(

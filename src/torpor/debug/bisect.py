@@ -25,7 +25,7 @@ WINDOW_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
-class Part:
+class FaultyPart:
     """A part of a graph that goes wrong by itself, and what it takes."""
 
     graph: Graph
@@ -45,7 +45,7 @@ class Fault:
     trusted: Backend
     suspect: Backend
     hidden: bool  # not to be seen when all values are outputs: the backend fuses wrongly
-    part: Part | None  # the smallest part that shows it, if one does
+    part: FaultyPart | None  # the smallest part that shows it, if one does
 
     @property
     def exact(self) -> bool:
@@ -143,7 +143,7 @@ class _Search:
         position = self.graph.nodes.index(value.node)
         part = self._smallest(value)
         return Fault(
-            position, len(self.graph), value.node, value.index, self._told(value, gap),
+            position, len(self.graph), value.node, value.index, self._reported(value, gap),
             self.trusted, self.suspect, hidden, part,
         )  # fmt: skip
 
@@ -161,7 +161,7 @@ class _Search:
                 return value, gap
         return None
 
-    def _told(self, value: Value, gap: Gap) -> Gap:
+    def _reported(self, value: Value, gap: Gap) -> Gap:
         """The gap against double precision also where a bit was enough to find it."""
         if not self.exact:
             return gap
@@ -220,7 +220,7 @@ class _Search:
 
     # -- how little of it ----------------------------------------------------------------------
 
-    def _smallest(self, value: Value) -> Part | None:
+    def _smallest(self, value: Value) -> FaultyPart | None:
         """The fewest steps back from a value that still show it to be wrong."""
         depth, size = 0, 0
         while True:
@@ -233,7 +233,7 @@ class _Search:
                 return part
             depth = 2 * depth + 1
 
-    def _part(self, nodes: list[Node], value: Value) -> Part | None:
+    def _part(self, nodes: list[Node], value: Value) -> FaultyPart | None:
         graph, needed = cut_out(nodes, [value])
         known = dict(zip(self.graph.inputs, self.judge.arguments, strict=True))
         missing = [v for v in needed if v not in known]
@@ -245,4 +245,4 @@ class _Search:
         if judge.expected(wanted, self.exact)[wanted[0]].gap(got) is None:
             return None
         expected = judge.expected(wanted, exact=False)[wanted[0]]
-        return Part(graph, arguments, expected)
+        return FaultyPart(graph, arguments, expected)

@@ -14,7 +14,7 @@ from torpor import config
 from torpor.backend import registry
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
-from torpor.backends.agreement import same_bits
+from torpor.backends.equality import same_bits
 from torpor.debug.bisect import Fault, bisect, drawing
 from torpor.debug.judge import Judge, placed
 from torpor.errors import DifferenceError, TorporWarning

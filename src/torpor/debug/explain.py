@@ -10,7 +10,9 @@ from torpor import metrics
 from torpor.adaptive.bound import report
 from torpor.debug.causes import failures, recompiles
 from torpor.debug.findings import Finding
+from torpor.debug.ranks import GroupTraffic, traffic
 from torpor.debug.reads import fallbacks, syncs, with_branches
+from torpor.debug.regions import RegionLine, regions
 from torpor.debug.report import text
 from torpor.execute.storage import TRACE
 from torpor.observe.events import STEP
@@ -79,6 +81,8 @@ class Explanation:
     graphs: tuple[NewGraph, ...]  # in the order in which they were made
     forgotten: int  # new graphs that are no longer known
     places: tuple[str, ...] = ()  # of `enable`: how each runs, and why
+    regions: tuple[RegionLine, ...] = ()  # what was captured, and what could not be
+    collectives: tuple[GroupTraffic, ...] = ()  # by process group, and what other ranks say
 
     def __str__(self) -> str:
         return text(self)
@@ -101,7 +105,10 @@ def explain() -> Explanation:
         graphs = tuple(map(_new_graph, records))
     found = with_branches(syncs(), compiles) + fallbacks() + failures(records)
     found.sort(key=lambda one: one.rank)
-    return Explanation(_balance(), tuple(found), graphs, HISTORY.forgotten, tuple(report()))
+    places, captured = tuple(report()), tuple(regions())
+    balance = _balance()
+    groups = traffic(balance.wall)
+    return Explanation(balance, tuple(found), graphs, HISTORY.forgotten, places, captured, groups)
 
 
 def _new_graph(record: GraphRecord) -> NewGraph:

@@ -10,13 +10,12 @@ import contextlib
 import hashlib
 import os
 import re
-import secrets
 from pathlib import Path
 from typing import Final
 
 from torpor import config
-from torpor.backend.failures import Failure
-from torpor.cache.store import check_directory, default_directory
+from torpor.backend.failures import CompileFailure
+from torpor.cache.store import check_directory, default_directory, place
 from torpor.debug.failure_program import program_of, reason_of
 from torpor.ir.graph import Graph
 from torpor.passes.interpreter import graph_at
@@ -30,7 +29,7 @@ _OURS: Final = re.compile(r"torpor-[\w.-]+-[0-9a-f]{16}\.py")
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
 
 
-def write(failure: Failure) -> Path:
+def write(failure: CompileFailure) -> Path:
     """Write the program that shows `failure`; the same failure again has the same file."""
     graph = failure.graph
     graph = graph_at(graph, failure.sizes) if graph.symbols else graph
@@ -39,7 +38,7 @@ def write(failure: Failure) -> Path:
     with contextlib.suppress(FileExistsError):
         os.makedirs(where, mode=0o700)
     check_directory(where)
-    _place(path, program_of(failure, graph).encode(errors="backslashreplace"))
+    place(path, program_of(failure, graph).encode(errors="backslashreplace"))
     _trim(where)
     return path
 
@@ -51,25 +50,13 @@ def directory() -> Path:
     return default_directory().with_name("torpor-failures")
 
 
-def _name(failure: Failure, graph: Graph) -> str:
+def _name(failure: CompileFailure, graph: Graph) -> str:
     backend = failure.backend
-    told = repr((backend.name, backend.options, reason_of(failure.reason), print_graph(graph)))
-    told = _ADDRESS.sub("0x", told)  # where something lies by chance
-    digest = hashlib.sha256(told.encode(errors="backslashreplace")).hexdigest()
+    identity = repr((backend.name, backend.options, reason_of(failure.reason), print_graph(graph)))
+    identity = _ADDRESS.sub("0x", identity)  # where something lies by chance
+    digest = hashlib.sha256(identity.encode(errors="backslashreplace")).hexdigest()
     named = re.sub(r"[^\w.-]", "_", backend.name)[:60]
     return f"torpor-{named}-{digest[:16]}.py"
-
-
-def _place(path: Path, data: bytes) -> None:
-    """Let `path` have the contents `data`: all of them, or what it had before."""
-    unfinished = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    try:
-        unfinished.write_bytes(data)
-        os.replace(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
 
 
 def _trim(where: Path) -> None:
@@ -81,7 +68,7 @@ def _trim(where: Path) -> None:
                 facts = path.stat()
                 found.append((facts.st_mtime_ns, facts.st_size, path))
     total = 0
-    for place, (_, nbytes, path) in enumerate(sorted(found, reverse=True)):
+    for newer, (_, nbytes, path) in enumerate(sorted(found, reverse=True)):
         total += nbytes
-        if place >= MAX_KEPT or (place and total > MAX_BYTES):
+        if newer >= MAX_KEPT or (newer and total > MAX_BYTES):
             path.unlink(missing_ok=True)

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from torpor import _torch
 from torpor.backend import registry
-from torpor.backend.failures import Failure
+from torpor.backend.failures import CompileFailure
 from torpor.backend.interface import Backend
 from torpor.backends.provenance import compiler
+from torpor.compiling.compilation import device_of
 from torpor.custom.registration import lowering_of
-from torpor.debug.judge import device_of
 from torpor.debug.record import settings, versions
 from torpor.debug.reproduction import constant, escaped
 from torpor.ir.graph import Graph
@@ -47,9 +47,9 @@ import torch
 
 import torpor
 from torpor.backend import registry
-from torpor.debug.judge import device_of, run_compiled
+from torpor.compiling.compilation import compile_graph, device_of
+from torpor.debug.judge import run_compiled
 from torpor.errors import CompileError
-from torpor.compiling.compilation import compile_graph
 from torpor.text.torch_parser import parse
 
 BACKEND = {backend!r}
@@ -118,7 +118,7 @@ if __name__ == "__main__":
 '''
 
 
-def program_of(failure: Failure, graph: Graph) -> str:
+def program_of(failure: CompileFailure, graph: Graph) -> str:
     """The program that compiles `graph`, which is the failure's for the sizes it failed at."""
     backend = failure.backend
     needs = _Needs(backend, graph)
@@ -155,7 +155,7 @@ def _comment(line: str) -> str:
     return f"# {shown}".rstrip()
 
 
-def _story(failure: Failure, graph: Graph, needs: _Needs) -> Iterator[str]:
+def _story(failure: CompileFailure, graph: Graph, needs: _Needs) -> Iterator[str]:
     backend = failure.backend
     yield from reason_of(failure.reason).splitlines()
     yield ""
@@ -166,7 +166,7 @@ def _story(failure: Failure, graph: Graph, needs: _Needs) -> Iterator[str]:
     if failure.sizes:
         sizes = ", ".join(f"{symbol} = {size}" for symbol, size in failure.sizes.items())
         yield f"sizes: they change from step to step, and were {sizes}; the graph is for these"
-    yield from needs.told
+    yield from needs.notes
     yield ""
     yield from _traceback(failure.reason)
 
@@ -219,7 +219,7 @@ class _Needs:
 
     def __init__(self, backend: Backend, graph: Graph) -> None:
         self.modules: list[str] = []
-        self.told: list[str] = []
+        self.notes: list[str] = []
         self.factory = registry.factory_of(backend.name)
         if self.factory is not None or not _is_installed(backend.name):
             made_in = getattr(self.factory, "__module__", None) or type(backend).__module__
@@ -237,7 +237,7 @@ class _Needs:
         named = (m for m, module in list(sys.modules.items()) if _file_of(module) == file)
         module = None if file is None else next(named, None)
         if module is None:
-            self.told.append(f"op {name} is defined by {file or 'a library'}: load it first")
+            self.notes.append(f"op {name} is defined by {file or 'a library'}: load it first")
         else:
             self._add(f"op {name}", module)
 
@@ -246,9 +246,9 @@ class _Needs:
             return
         file = _file_of(sys.modules.get(module))
         if module == "__main__" or file is None:
-            self.told.append(f"{what} is defined by {file or module}: import what defines it")
+            self.notes.append(f"{what} is defined by {file or module}: import what defines it")
             return
-        self.told.append(f"{what} is defined by the module {module}")
+        self.notes.append(f"{what} is defined by the module {module}")
         self.modules += [module] if module not in self.modules else []
 
 

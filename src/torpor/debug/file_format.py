@@ -52,7 +52,7 @@ class Writer:
         self._file: BinaryIO = os.fdopen(number, "wb")
         self._file.write(MAGIC)
         self.size = len(MAGIC)
-        self.blobs: list[list[Any]] = []
+        self.parts: list[list[Any]] = []
         self._known: dict[bytes, int] = {}
 
     def add(self, contents: bytes | memoryview) -> int:
@@ -61,8 +61,8 @@ class Writer:
         number = self._known.get(digest)
         if number is None:
             self._pad()
-            number = self._known[digest] = len(self.blobs)
-            self.blobs.append([self.size, len(contents), digest.hex()])
+            number = self._known[digest] = len(self.parts)
+            self.parts.append([self.size, len(contents), digest.hex()])
             self._write(contents)
         return number
 
@@ -75,7 +75,7 @@ class Writer:
 
     def close(self, manifest: dict[str, Any]) -> None:
         """Write the manifest and give the file its name."""
-        whole = {**manifest, "blobs": self.blobs}
+        whole = {**manifest, "blobs": self.parts}
         text = json.dumps(whole, allow_nan=False, separators=(",", ":")).encode()
         offset, digest = self.size, hashlib.sha256(text).digest()
         self._write(text + _TRAILER.pack(offset, len(text), digest, END))
@@ -105,7 +105,7 @@ class Reader:
         try:
             self._end = self._read_trailer()
             self.manifest = self._read_manifest()
-            self._blobs = self._read_table()
+            self._parts = self._read_table()
         except BaseException:
             self._file.close()
             raise
@@ -193,7 +193,7 @@ class Reader:
 
     def blob(self, number: Any, where: str, length: int | None = None) -> bytes:
         """A blob, its sum checked; of `length` bytes if that is given."""
-        offset, size, digest = self._blobs[self._number(number, len(self._blobs), where)]
+        offset, size, digest = self._parts[self._number(number, len(self._parts), where)]
         if length is not None and size != length:
             self.fail(f"{where}: blob {number} has {size} bytes where {length} belong")
         contents = self._at(offset, size, f"{where}: blob {number}")
@@ -203,9 +203,9 @@ class Reader:
 
     def text(self, number: Any, where: str) -> str:
         """A blob that is text."""
-        place = self._number(number, len(self._blobs), where)
-        if self._blobs[place][1] > MAX_TEXT:
-            self.fail(f"{where}: a text of {self._blobs[place][1]} bytes is too long")
+        place = self._number(number, len(self._parts), where)
+        if self._parts[place][1] > MAX_TEXT:
+            self.fail(f"{where}: a text of {self._parts[place][1]} bytes is too long")
         try:
             return self.blob(number, where).decode()
         except UnicodeDecodeError:

@@ -21,9 +21,9 @@ from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
-from torpor.backends.agreement import same_bits
+from torpor.backends.equality import same_bits
 from torpor.backends.kernels import arguments_of, as_promised, copies, outputs_of, run_node
-from torpor.compiling.compilation import compile_graph
+from torpor.compiling.compilation import compile_graph, device_of
 from torpor.debug.tensors import wide
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value
@@ -50,14 +50,6 @@ def placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         memory, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()),
         tensor.is_conj(), tensor.is_neg(),
     )  # fmt: skip
-
-
-def device_of(graph: Graph, backend: Backend) -> BackendDevice:
-    """The device a backend runs a graph on."""
-    for value in (*graph.outputs, *graph.inputs):
-        if isinstance(value.type, TensorType):
-            return backend.backend_device(value.type.device)
-    return backend.backend_device(torch.device("cpu"))
 
 
 def run_graph(
@@ -97,11 +89,11 @@ def _tensor(result: BackendData, backend: Backend) -> torch.Tensor:
 # -- the graph in double precision -------------------------------------------------------------
 
 Env = dict[Value, Any]
-Step = Callable[[Node, Mapping[Value, Any], BackendDevice], list[Any]]
+Compute = Callable[[Node, Mapping[Value, Any], BackendDevice], list[Any]]
 
 
 def walk(
-    graph: Graph, env: Env, device: BackendDevice, step: Step, kept: set[Value]
+    graph: Graph, env: Env, device: BackendDevice, step: Compute, kept: set[Value]
 ) -> Iterator[None]:
     """Compute a graph node by node into `env`; what nobody needs any more is dropped."""
     last = {value: i for i, node in enumerate(graph.nodes) for value in node.operands}
@@ -336,7 +328,7 @@ class Judge:
     def _wide_env(self) -> Env:
         return {value: _widened(a, value.type) for value, a in self._env().items()}
 
-    def _evaluate(self, step: Step, env: Env, wanted: Sequence[Value]) -> dict[Value, Any]:
+    def _evaluate(self, step: Compute, env: Env, wanted: Sequence[Value]) -> dict[Value, Any]:
         with _torch.without_modes():
             for _ in walk(self._until(wanted), env, self.device, step, set(wanted)):
                 pass

@@ -17,7 +17,7 @@ import torch
 from torpor.debug.file_format import Reader
 from torpor.debug.plain_text import one_line, printable
 from torpor.debug.record import FORMAT, VERSION
-from torpor.debug.subgraph import moved, private_node
+from torpor.debug.subgraph import moved
 from torpor.debug.tensors import (
     byte_length,
     from_bytes,
@@ -33,6 +33,7 @@ from torpor.errors import GraphError
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node
 from torpor.ir.types import ScalarType, TensorType
+from torpor.ops.keys import private_node
 from torpor.ops.spec import Mode, OpSpec
 from torpor.text import torch_parser as ir_text
 
@@ -55,7 +56,7 @@ def available_device(device: torch.device) -> torch.device:
 
 
 @dataclass(slots=True)
-class Output:
+class RecordedOutput:
     """What a file says of one result."""
 
     type: TensorType | None  # None: the run failed
@@ -118,6 +119,20 @@ class Record:
         self._read_graphs: dict[int, tuple[Graph, list[str | None]]] = {}
         self.runs = [self._run(entry, i) for i, entry in enumerate(reader.list_of("runs"))]
         self.generators = reader.field("generators", dict)
+        self.rank, self.groups = self._ranks()
+
+    def _ranks(self) -> tuple[int | None, dict[str, tuple[int, ...]]]:
+        """Which of several ranks wrote it, and who was in its groups."""
+        reader, where = self.reader, "ranks"
+        if where not in reader.manifest:
+            return None, {}
+        found = reader.field(where, dict)
+        groups = reader.field("groups", dict, found, where)
+        rank = reader.integer(found.get("rank"), where)
+        members = {one_line(n[:200]): reader.integers(r, where, 100_000) for n, r in groups.items()}
+        if any(rank not in of or len(set(of)) < len(of) for of in members.values()):
+            reader.fail(f"{where}: rank {rank} is not once in each of its groups")
+        return rank, members
 
     def _settings(self) -> dict[str, Any]:
         """Switches of torch, each one that torch has."""
@@ -273,7 +288,7 @@ class Record:
         except (RuntimeError, OverflowError, MemoryError) as error:
             self.reader.fail(f"{where}: no tensor of {type_!r} can be made: {error}")
 
-    def outputs(self, run: RecordedRun, graph: Graph) -> list[Output]:
+    def outputs(self, run: RecordedRun, graph: Graph) -> list[RecordedOutput]:
         """What the file says of the results of a run; nothing if it never ended."""
         entries = run.entry["outputs"]
         if not entries:
@@ -287,14 +302,14 @@ class Record:
             for i, (entry, value) in enumerate(zip(entries, graph.outputs, strict=True))
         ]
 
-    def _output(self, entry: Any, type_: TensorType, where: str) -> Output:
+    def _output(self, entry: Any, type_: TensorType, where: str) -> RecordedOutput:
         if isinstance(entry, dict) and "failed" in entry:
-            return Output(None, failed=printable(str(entry["failed"])[:1000]))
+            return RecordedOutput(None, failed=printable(str(entry["failed"])[:1000]))
         reader = self.reader
         facts = read_statistics(reader, reader.field("statistics", dict, entry, where), where)
         found = self._layout(entry, type_, where)
         noted = entry.get("probes")
-        return Output(
+        return RecordedOutput(
             found,
             checksum=reader.field("checksum", str, entry, where),
             statistics=facts,
@@ -306,7 +321,7 @@ class Record:
         made = probes_type(type_)
         return from_bytes(self.reader.blob(number, f"{where}: probes", byte_length(made)), made)
 
-    def result(self, run: RecordedRun, output: Output, number: int) -> torch.Tensor | None:
+    def result(self, run: RecordedRun, output: RecordedOutput, number: int) -> torch.Tensor | None:
         """The recorded result itself, if the file has it."""
         if output.blob is None or output.type is None:
             return None

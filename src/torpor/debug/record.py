@@ -38,11 +38,12 @@ FORMAT: Final = "torpor record"
 VERSION: Final = 1
 
 
-class Recording:
+class RecordingSession:
     """A recording under way: a context manager, or `start` and `stop` by hand.
 
     Work that is pending when it starts is finished first, and what is pending when it stops is
-    run, so that the file holds what was recorded in between.
+    run, so that the file holds what was recorded in between. Of several ranks each writes a file of
+    its own, with `.rank0` and so on at its end.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Recording:
         self.runs: list[dict[str, Any]] = []
         self.left_out = 0  # runs for which there was no room
         self.error: BaseException | None = None  # the first of the recording itself
+        self.ranks: dict[str, Any] = {}  # which one this is, and who is in its groups
         self._graphs: dict[Graph, int] = {}  # keeps them alive, and with them their identity
         self._entries: list[dict[str, int]] = []
         self._plans: list[tuple[Plan, Backend]] = []  # the last of each graph
@@ -67,12 +69,16 @@ class Recording:
         self._writer: Writer | None = None
         self._start: dict[str, Any] = {}
 
-    def start(self) -> Recording:
+    def start(self) -> RecordingSession:
         """Begin: graphs that are submitted from now on are recorded."""
         if self._writer is not None:
             raise RuntimeError("this recording was started before")
         sync.cut()
         sync.wait()
+        rank, world = _torch.rank_and_world()
+        if world > 1:
+            self.path = f"{os.fspath(self.path)}.rank{rank}"
+            self.ranks = {"rank": rank, "groups": {}}
         self._writer = Writer(self.path)
         with _torch.without_modes():
             self._start = self._generators(self._writer)
@@ -91,7 +97,7 @@ class Recording:
             self._writer = None
             self._finish(writer)
 
-    def __enter__(self) -> Recording:
+    def __enter__(self) -> RecordingSession:
         return self.start()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -127,6 +133,7 @@ class Recording:
             "generators": self._start,
             "graphs": self._entries,
             "runs": self.runs,
+            **({"ranks": self.ranks} if self.ranks else {}),
             **self._facts(writer),
         }
 
@@ -204,6 +211,9 @@ class Recording:
         if number is None:
             number = self._graphs[graph] = len(self._entries)
             text, lines = print_graph(graph).encode(), json.dumps(_lines(graph)).encode()
+            for node in run.plan.collectives if self.ranks else ():
+                members = _torch.ranks_of_group(node.args[2])
+                self.ranks["groups"][node.args[2]] = members
             self._entries.append({"text": writer.add(text), "lines": writer.add(lines)})
             self._plans.append((run.plan, run.backend))
         self._plans[number] = run.plan, run.backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,10 +15,11 @@ import torch
 from torpor import _torch
 from torpor.backend import registry
 from torpor.backend.interface import Backend
-from torpor.backends.agreement import TOLERANCES, same_bits
+from torpor.backends.equality import TOLERANCES, same_bits
+from torpor.compiling.compilation import device_of
 from torpor.debug.bisect import Fault, bisect, drawing
-from torpor.debug.judge import Judge, device_of, run_graph
-from torpor.debug.load import Output, Record, RecordedRun, open_record
+from torpor.debug.judge import Judge, run_graph
+from torpor.debug.load import Record, RecordedOutput, RecordedRun
 from torpor.debug.record import settings, versions
 from torpor.debug.tensors import DTYPES, checksum, probes, statistics, wide
 from torpor.errors import BackendError, StepError
@@ -137,8 +138,11 @@ def run_text(text: str, arguments: Sequence[Any], backend: str) -> list[torch.Te
         return run_graph(ir_text.parse(text), arguments, backend_named(backend))
 
 
-def _default_backend(run: RecordedRun, notes: list[str]) -> str:
+def recorded_backend(runs: Sequence[RecordedRun], notes: list[str]) -> str:
     """The backend that made the file, if it is one of this installation's; else the active one."""
+    if not runs:
+        return "reference"
+    run = runs[0]
     family, colon, _ = run.backend.partition(":")
     if (f"{family}:NAME" if colon else run.backend) in registry.backends():
         return run.backend
@@ -150,26 +154,6 @@ def _default_backend(run: RecordedRun, notes: list[str]) -> str:
 # -- replaying ---------------------------------------------------------------------------------
 
 
-def replay(
-    path: str | os.PathLike[str],
-    backend: str | None = None,
-    graph: int | None = None,
-    data: bool = True,
-    allow: Collection[str] = (),
-    trust: bool = False,
-) -> Replay:
-    """Run every graph of a record file (or the one that ran `graph`-th) and compare the results.
-
-    `backend` is a name, or `package.module:factory`; without it the one that was recorded. With
-    `data=False`, and for a file without data, leaves get made-up numbers of the same statistics,
-    and results are compared with the reference backend's. Ops of other namespaces than torch's
-    own run only if `allow` names them; those of torch's own that do not check all that they are
-    given only with `trust`, which is for files of your own.
-    """
-    with open_record(path, allow, trust) as record:
-        return replay_record(record, backend, chosen(record, graph), data)
-
-
 def replay_record(
     record: Record,
     backend: str | None,
@@ -179,12 +163,12 @@ def replay_record(
 ) -> Replay:
     """Run some of the graphs of an open record file; `advance` is called after each."""
     notes: list[str] = []
-    name = backend or (_default_backend(runs[0], notes) if runs else "reference")
+    name = backend or recorded_backend(runs, notes)
     report = Replay(str(record.reader.path), name, record.versions, notes)
-    notes += _notes(record, runs, data)
+    notes += notes_on(record, runs, data)
     made = backend_named(name)
     for run in runs:
-        with _as_recorded(record):
+        with as_recorded(record):
             report.runs.append(_replayed(record, run, made, data))
         if advance is not None:
             advance(f"run {run.number}")
@@ -192,7 +176,7 @@ def replay_record(
 
 
 @contextmanager
-def _as_recorded(record: Record) -> Iterator[None]:
+def as_recorded(record: Record) -> Iterator[None]:
     """Run the body with torch set as it was, no modes, and generators that nobody else uses."""
     before, there = settings(), record.settings
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -222,7 +206,8 @@ def chosen(record: Record, graph: int | None) -> list[RecordedRun]:
     return [record.runs[graph]]
 
 
-def _notes(record: Record, runs: Sequence[RecordedRun], data: bool) -> list[str]:
+def notes_on(record: Record, runs: Sequence[RecordedRun], data: bool) -> list[str]:
+    """What is to be known of a replay besides its verdicts."""
     notes = []
     here = versions()
     other = [
@@ -247,16 +232,12 @@ def _replayed(record: Record, run: RecordedRun, backend: Backend, data: bool) ->
     try:
         results = run_graph(graph, arguments, backend, f"graph{run.number}")
     except Exception as error:
-        return _failed(run, graph, outputs, error)
+        return failed(run, graph, outputs, error)
     seconds = time.perf_counter() - started
     against = "the recorded results"
-    exact = _bits_must_agree(record, run, backend)
-    if drawing(graph) is not None:
-        outputs = []
-    verdicts = [
-        _compared(result, output, record.result(run, output, i), exact)
-        for i, (result, output) in enumerate(zip(results, outputs, strict=False))
-    ]
+    verdicts = compared(
+        record, run, backend, results, [] if drawing(graph) is not None else outputs
+    )
     if not verdicts or any(verdict.kind == CLOSE for verdict in verdicts):
         against = f"{against} and the reference" if verdicts else "the reference backend"
         judged = _judged(graph, arguments, results, backend)
@@ -264,8 +245,23 @@ def _replayed(record: Record, run: RecordedRun, backend: Backend, data: bool) ->
     return Replayed(run.number, graph, verdicts, results, seconds, against)
 
 
-def _failed(
-    run: RecordedRun, graph: Graph, outputs: Sequence[Output], error: Exception
+def compared(
+    record: Record,
+    run: RecordedRun,
+    backend: Backend,
+    results: Sequence[torch.Tensor],
+    outputs: Sequence[RecordedOutput],
+) -> list[Verdict]:
+    """How results compare with those that were recorded, if there are some."""
+    exact = _bits_must_agree(record, run, backend)
+    return [
+        _compared(result, output, record.result(run, output, i), exact)
+        for i, (result, output) in enumerate(zip(results, outputs, strict=False))
+    ]
+
+
+def failed(
+    run: RecordedRun, graph: Graph, outputs: Sequence[RecordedOutput], error: Exception
 ) -> Replayed:
     """A run that raised: as it did when it was recorded, or otherwise than then."""
     before = next((output.failed for output in outputs if output.type is None), "")
@@ -311,7 +307,7 @@ def _bits_must_agree(record: Record, run: RecordedRun, backend: Backend) -> bool
 
 
 def _compared(
-    got: torch.Tensor, output: Output, recorded: torch.Tensor | None, exact: bool
+    got: torch.Tensor, output: RecordedOutput, recorded: torch.Tensor | None, exact: bool
 ) -> Verdict:
     if output.type is None:
         return Verdict(UNKNOWN, f"the recorded run failed: {output.failed}")
@@ -323,7 +319,7 @@ def _compared(
     return Verdict(DIFFERENT, off) if off else Verdict(CLOSE)
 
 
-def _far(got: torch.Tensor, output: Output, recorded: torch.Tensor | None) -> str:
+def _far(got: torch.Tensor, output: RecordedOutput, recorded: torch.Tensor | None) -> str:
     """In what way a result is further from the recorded one than its dtype excuses; or nothing."""
     if got.dtype not in TOLERANCES:
         return f"{got.dtype} must be equal; {_statistics_text(got, output)}"
@@ -343,17 +339,19 @@ def _far(got: torch.Tensor, output: Output, recorded: torch.Tensor | None) -> st
     return _other_statistics(got, output, relative, absolute * scale)
 
 
-def _other_statistics(got: torch.Tensor, output: Output, relative: float, absolute: float) -> str:
+def _other_statistics(
+    got: torch.Tensor, output: RecordedOutput, relative: float, absolute: float
+) -> str:
     found = statistics(got)
     for name, recorded in output.statistics.items():
         here = float(found[name])
-        loose = 0.0 if name in ("nan", "inf") else absolute + relative * abs(recorded)
-        if abs(here - recorded) > loose:
+        allowed = 0.0 if name in ("nan", "inf") else absolute + relative * abs(recorded)
+        if abs(here - recorded) > allowed:
             return f"{name} is {here:.8g}, {recorded:.8g} was recorded"
     return ""
 
 
-def _statistics_text(got: torch.Tensor, output: Output) -> str:
+def _statistics_text(got: torch.Tensor, output: RecordedOutput) -> str:
     found, recorded = statistics(got), output.statistics
     pairs = (f"{n} {float(found[n]):.6g} ({recorded[n]:.6g})" for n in ("min", "max", "mean"))
     return f"here (recorded): {', '.join(pairs)}"
@@ -388,7 +386,7 @@ def bisect_record(
     """For each run of a file the first node at which `suspect` differs from `trusted`."""
     first, second = backend_named(trusted), backend_named(suspect)
     for run in chosen(record, graph):
-        with _as_recorded(record):
+        with as_recorded(record):
             whole, arguments = prepared(record, run, data)
             found = bisect(whole, arguments, first, second)
         yield run, found

@@ -31,6 +31,11 @@ def text(explanation: Explanation) -> str:
         lines.append("Nothing to change: no recompile, no hidden sync, no fallback.")
     if explanation.places:
         lines += ["", "Under enable():", *(f"  {place}" for place in explanation.places)]
+    if explanation.regions:
+        lines += ["", "Regions:", *(f"  {region}" for region in explanation.regions)]
+    if explanation.collectives:
+        groups = "\n".join(map(str, explanation.collectives)).splitlines()
+        lines += ["", "Collectives:", *(f"  {line}" for line in groups)]
     if explanation.graphs:
         lines += ["", "New graphs:", *_graphs(explanation)]
     return "\n".join(lines)

@@ -19,8 +19,9 @@ from torpor import _torch
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backends.kernels import arguments_of, as_promised, copies, outputs_of
-from torpor.debug.bisect import Fault, Part
-from torpor.debug.judge import Judge, device_of
+from torpor.compiling.compilation import device_of
+from torpor.debug.bisect import Fault, FaultyPart
+from torpor.debug.judge import Judge
 from torpor.debug.tensors import layout, to_bytes
 from torpor.ir.node import Node, Value
 from torpor.ir.types import TensorType
@@ -121,7 +122,7 @@ def write_reproduction(fault: Fault, path: Path) -> bool:
     return True
 
 
-def _program(fault: Fault, part: Part, path: Path) -> str:
+def _program(fault: Fault, part: FaultyPart, path: Path) -> str:
     contents = b"".join(_contents(part.arguments))
     trusted = fault.trusted
     right = _plain_torch(part, trusted) if trusted.exact else _through_torpor(trusted.name)
@@ -168,10 +169,10 @@ def _inputs(arguments: list[Any]) -> Iterator[str]:
 
 def _data(contents: bytes, path: Path) -> str:
     if len(contents) > LARGEST_INSIDE:
-        beside = path.with_suffix(".data")
-        beside.write_bytes(contents)
+        data_path = path.with_suffix(".data")
+        data_path.write_bytes(contents)
         return (
-            f"DATA = (pathlib.Path(__file__).parent / {beside.name!r}).read_bytes()\n"
+            f"DATA = (pathlib.Path(__file__).parent / {data_path.name!r}).read_bytes()\n"
             f"assert hashlib.sha256(DATA).hexdigest() == {hashlib.sha256(contents).hexdigest()!r}\n"
         )
     text = base64.b64encode(zlib.compress(contents, 9)).decode()
@@ -190,7 +191,7 @@ def _through_torpor(trusted: str) -> str:
     )
 
 
-def _plain_torch(part: Part, trusted: Backend) -> str:
+def _plain_torch(part: FaultyPart, trusted: Backend) -> str:
     """A function of plain torch calls, one line a node."""
     graph = part.graph
     names = {value: f"x{i}" for i, value in enumerate(graph.inputs)}
@@ -204,7 +205,7 @@ def _plain_torch(part: Part, trusted: Backend) -> str:
         outputs = _run_raw(node, spec, env, device)
         lines += [f"    {line}" for line in _node_lines(node, spec, names, device)]
         lines += [f"    {line}" for line in _strides(node, outputs, names)]
-        env.update(zip(node.outputs, _laid_out(node, outputs), strict=True))
+        env.update(zip(node.outputs, _with_layout(node, outputs), strict=True))
     lines.append(f"    return {names[graph.outputs[0]]}")
     return "\n".join(lines) + "\n"
 
@@ -218,7 +219,7 @@ def _run_raw(node: Node, spec: OpSpec, env: dict[Value, Any], device: BackendDev
         return outputs_of(spec, spec.target(*positional, **keywords), args)
 
 
-def _laid_out(node: Node, outputs: list[Any]) -> list[Any]:
+def _with_layout(node: Node, outputs: list[Any]) -> list[Any]:
     return [as_promised(o, v.type) for o, v in zip(outputs, node.outputs, strict=True)]
 
 

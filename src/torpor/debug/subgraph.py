@@ -14,18 +14,10 @@ from torpor.ir.graph import Graph
 from torpor.ir.node import Key, Node, Value
 from torpor.ir.types import TensorType
 from torpor.ops.keys import key_of
-from torpor.ops.spec import OpSpec, spec_of
+from torpor.ops.spec import spec_of
 from torpor.passes.interpreter import Copier
 
 Move = Callable[[torch.device], torch.device]
-
-
-def private_node(
-    spec: OpSpec, bound: Sequence[Any], types: Sequence[TensorType | None], site: Any = None
-) -> Node:
-    """A node that the intern table does not know."""
-    args = tuple(tuple(a) if isinstance(a, list) else a for a in bound)
-    return Node(spec.kind, key_of(spec, args), args, tuple(types), site)  # type: ignore[arg-type]  # None: no tensor
 
 
 def moved(graph: Graph, move: Move, sites: Sequence[Any]) -> Graph:

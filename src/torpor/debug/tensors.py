@@ -24,13 +24,13 @@ DTYPES = {
     if isinstance(dtype, torch.dtype) and "quint" not in str(dtype) and "qint" not in str(dtype)
 }
 
-Entry = dict[str, Any]
+Json = dict[str, Any]
 
 
 # -- layout ------------------------------------------------------------------------------------
 
 
-def layout(tensor: torch.Tensor) -> Entry:
+def layout(tensor: torch.Tensor) -> Json:
     """Sizes, strides and dtype of a tensor as JSON."""
     return {
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -143,12 +143,12 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return dense.to(torch.complex128 if dense.is_complex() else torch.float64)
 
 
-def statistics(tensor: torch.Tensor) -> Entry:
+def statistics(tensor: torch.Tensor) -> Json:
     """Range, mean, deviation and odd values of a tensor, as JSON; complex by real parts."""
     numbers = wide(tensor).reshape(-1)
     parts = torch.view_as_real(numbers).reshape(-1) if numbers.is_complex() else numbers
     finite = parts[parts.isfinite()]
-    entry: Entry = {
+    entry: Json = {
         "nan": int(parts.isnan().sum()),
         "inf": int(parts.isinf().sum()),
         "count": parts.numel(),

@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torpor.backend.interface import Backend
+from torpor.backend.item_getter import item_getter
 from torpor.backend.lowering import Computation
-from torpor.backend.picks import picker
 from torpor.cache.graphs import MOST_KINDS
 from torpor.compiling.compilation import StandIn
+from torpor.distributed.ops import collectives_in
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value
 from torpor.ir.types import ScalarType, SymbolicType
@@ -26,8 +27,8 @@ class Outline:
     """What is known of a plan before its graph is compiled: enough to promise its results."""
 
     __slots__ = (
-        "fragile", "graph", "in_turn", "leaves", "others", "outputs", "places", "positions",
-        "sized", "symbols", "types",
+        "collectives", "draws", "fragile", "graph", "in_turn", "leaves", "others", "outputs",
+        "places", "positions", "sized", "symbols", "types",
     )  # fmt: skip
 
     def __init__(self, graph: Graph, inputs: Sequence[tuple[int, Any]]) -> None:
@@ -38,12 +39,16 @@ class Outline:
         self.sized = any(type(type_) is SymbolicType for type_ in self.types)
         self.positions = {value: i for i, value in enumerate(graph.outputs)}
         self.places = {value: i for i, value in enumerate(graph.inputs)}
-        self.leaves = picker([place for source, place in inputs if source == LEAVES])
-        self.others = tuple(  # inputs that are no leaves: where they stand, where they come from
+        self.leaves = item_getter([place for source, place in inputs if source == LEAVES])
+        self.others = tuple(  # inputs that are no leaves: their positions, and where they come from
             (i, source, place) for i, (source, place) in enumerate(inputs) if source != LEAVES
         )
         self.fragile = tuple(filter(_may_fail, graph.nodes))
-        self.in_turn = any(node.op.target in IN_TURN for node in graph.nodes)  # they draw later
+        self.draws = any(spec_of(node.op.target).draws(node.args) for node in graph.nodes)
+        self.collectives = tuple(collectives_in(graph))
+        # it runs where it was asked for, before anything else there
+        draws_later = any(node.op.target in IN_TURN for node in graph.nodes)
+        self.in_turn = draws_later or bool(self.collectives)
 
     @classmethod
     def of(cls, graph: Graph, backend: Backend) -> Outline:
@@ -56,7 +61,7 @@ class Plan(Outline):
 
     __slots__ = (
         "checked", "computation", "donated", "draft", "kept_bytes", "kept_inputs", "kept_outputs",
-        "record", "runner", "source", "variants",
+        "launches", "record", "runner", "source", "variants",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +79,8 @@ class Plan(Outline):
         self.record = record
         self.draft: Draft | None = None  # what it is compiled from when it is met again
         self.donated = tuple(computation.aliases)  # positions of inputs that may be written over
+        # in buckets, those may be fewer than were recorded
+        self.launches = len(collectives_in(computation.graph)) if self.collectives else 0
         self.runner = runner
         self.source: Draft | None = None  # what it was compiled from
         self.variants: list[Plan] = []  # the same graph, compiled for sizes this one is not for
@@ -84,25 +91,25 @@ class Plan(Outline):
             if source in (LEAVES, COMPUTED) and place not in computation.aliases
         ]
         kept_outputs = [i for i in range(len(graph.outputs)) if i not in written]
-        self.kept_inputs, self.kept_outputs = picker(kept_inputs), picker(kept_outputs)
+        self.kept_inputs, self.kept_outputs = item_getter(kept_inputs), item_getter(kept_outputs)
         kept = [*self.kept_inputs(graph.inputs), *self.kept_outputs(graph.outputs)]
         self.kept_bytes = None if self.symbols else sum(value.type.nbytes for value in kept)
         self.checked = False  # a run of it has returned what its types promise
 
-    def fits(self, sizes: Mapping[Symbol, int]) -> bool:
+    def accepts_sizes(self, sizes: Mapping[Symbol, int]) -> bool:
         """It was compiled for these sizes, among others."""
         if type(self.runner) is StandIn:
             return True
-        return self.runner.fits(self.computation, sizes)  # type: ignore[union-attr]  # no stand-in
+        return self.runner.accepts_sizes(self.computation, sizes)  # type: ignore[union-attr]  # no stand-in
 
     def for_sizes(self, sizes: dict[Symbol, int]) -> Plan:
-        """The plan itself, or one of the same graph that fits these sizes."""
-        if self.fits(sizes):
+        """The plan itself, or one of the same graph that accepts these sizes."""
+        if self.accepts_sizes(sizes):
             return self
         for place, plan in enumerate(self.variants):
-            if plan.draft is not None and plan.draft.is_due():  # compiled beside the program by now
+            if plan.draft is not None and plan.draft.is_due():  # compiled in the background by now
                 plan = self.variants[place] = plan.draft.compiled(sizes)
-            if plan.fits(sizes):
+            if plan.accepts_sizes(sizes):
                 return plan
         assert self.source is not None, "a compiled plan knows its source"
         made = self.source.for_other_sizes(sizes, len(self.variants) < MAX_VARIANTS)
@@ -148,6 +155,22 @@ def needed_graph(wanted: Sequence[Value], live: Sequence[Value], known: Collecti
     taken = [_memory(value) for value in rest.inputs if value in inside]
     outputs.update(dict.fromkeys(value for value in taken if value in inside))
     return Graph(cone.inputs, cone.nodes, tuple(outputs))
+
+
+def in_launch_order(graph: Graph, known: Collection[Value]) -> Graph:
+    """`graph`, in which each collective starts as soon as what it needs is there.
+
+    %1 = forward(%0)                        %1 = forward(%0)
+    %2 = backward of the last layers(%1)    %2 = backward of the last layers(%1)
+    %3 = backward of the first layers(%2)   %4 = all_reduce(%2)
+    %4 = all_reduce(%2)                     %3 = backward of the first layers(%2)
+    %5 = wait(%4)                           %5 = wait(%4)
+    """
+    launches = collectives_in(graph)
+    if not launches:
+        return graph
+    early = Graph.of((*(node.outputs[0] for node in launches), *graph.outputs), known)
+    return Graph(early.inputs, early.nodes, graph.outputs)
 
 
 def _memory(value: Value) -> Value:

@@ -18,6 +18,7 @@ from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.compiling.compilation import NOTHING_DONATED, sizes_now
 from torpor.compiling.draft import Draft
+from torpor.compiling.together import draft_of
 from torpor.execute.plan import Outline, Plan
 from torpor.execute.storage import LOCK
 from torpor.ir.graph import Graph
@@ -86,7 +87,7 @@ class PlanCache:
             return self._compile_draft(key, plan, sizes)
         else:
             metrics.count("InterpretedGraph")
-        if not plan.symbols or plan.fits(sizes):
+        if not plan.symbols or plan.accepts_sizes(sizes):
             return plan
         return Making(plan, functools.partial(plan.for_sizes, sizes))
 
@@ -126,7 +127,7 @@ class PlanCache:
         warn_if_too_large(graph, backend, device, donated)
         record = HISTORY.note(f"graph{self.serial}", graph, backend.name)
         structure = SIZES.note(recorded, record) if is_on(backend) else None
-        draft = Draft(graph, record, backend, device, donated, structure)
+        draft = draft_of(graph, record, backend, device, donated, structure)
         make = functools.partial(self._make, key, draft, sizes_now(graph))
         making = self.making[key] = Making(Outline.of(graph, backend), make)
         record.plan_seconds = time.perf_counter() - start

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 
 from torpor import _torch, config, metrics
+from torpor.backend.compile_thread import is_waited_for
 from torpor.backend.data import Done, Failure
 from torpor.backend.device import BackendDevice
+from torpor.backend.heap import retain_free_memory
 from torpor.backend.interrupts import Shield
-from torpor.errors import StepError
-from torpor.execute.heap import keep
+from torpor.errors import DivergenceError, RankError, StepError
 from torpor.execute.storage import LOCK, unlocked
-from torpor.observe.phases import PLANNING, RUNNING, WAITING, beside, phase
+from torpor.observe.phases import PLANNING, RUNNING, WAITING, mark_as_background, phase
 from torpor.transactions.jobs import Budget, Job
 
 
@@ -35,14 +36,14 @@ class DeviceQueue:
     def __init__(self, device: BackendDevice) -> None:
         self.device = device
         if device.torch_device.type == "cpu":
-            keep()
+            retain_free_memory()
         self.jobs: deque[Job] = deque()  # not begun
         self.running: list[Job] = []  # all by one thread: a kernel of one may wait for the next
         self.runner = 0  # that thread
         self.changed = threading.Condition()
         self.waiting = 0  # threads that wait for a job to end, or for their turn
         self.budget = Budget()
-        self.failure: Failure | None = None  # the first that nobody was told of yet
+        self.failure: Failure | None = None  # the first that is not reported yet
         self.thread: threading.Thread | None = None
         self.stopping = False
         self._threads = 0  # what its thread has; 0: that of a new one
@@ -122,24 +123,24 @@ class DeviceQueue:
         with phase(RUNNING), metrics.timer("ExecuteHere"), self._on_its_stream():
             self._finish(job, shield)
         failure = job.done.failure
-        if failure is not None and not isinstance(failure.error, Exception) and not failure.told:
-            failure.tell()  # Ctrl-C was meant for this thread, which it reached
+        if failure is not None and not failure.reported and _is_for_this_thread(failure.error):
+            failure.tell()
 
     def _on_its_stream(self) -> AbstractContextManager[Any]:
         """The stream of the queue's own thread, whatever stream the caller uses."""
-        if self.device.type.name != "cuda":
+        if self.device.type.physical != "cuda":
             return nullcontext()
         return torch.cuda.stream(torch.cuda.default_stream(self.device.ordinal))
 
     def withdraw(self, job: Job, error: BaseException) -> bool:
-        """Take a job back that nobody has begun; who waits for it is told of `error`."""
+        """Take a job back that nobody has begun; whoever waits for it gets `error`."""
         with self.changed:
             if job not in self.jobs:
                 return False
             self.jobs.remove(job)
             job.here = False
             Job.fail(job, error)
-            job.done.failure.told = True  # type: ignore[union-attr]  # it has failed
+            job.done.failure.reported = True  # type: ignore[union-attr]  # it has failed
             self._ended(job)
         return True
 
@@ -192,6 +193,8 @@ class DeviceQueue:
             turn = self._begin(self._is_ours)
             if turn is not None:
                 self._execute(turn, shield)
+            elif is_waited_for():
+                raise StepError(_COMPILER)
             else:
                 with phase(WAITING), unlocked(), _opened(shield):
                     self._wait_for_turn(job)
@@ -271,16 +274,16 @@ class DeviceQueue:
                 self._start_thread()
 
     def raise_error(self) -> None:
-        """Raise the first error that nobody was told of yet."""
+        """Raise the first error that has not been reported yet."""
         failure, self.failure = self.failure, None
-        if failure is not None and not failure.told:
+        if failure is not None and not failure.reported:
             failure.tell()
 
     def _work(self) -> None:
-        beside()
+        mark_as_background()
         self._threads = 0
         torch.get_num_threads()  # sets a thread up: if asked later, it undoes what was set before
-        if self.device.type.name == "cuda":
+        if self.device.type.physical == "cuda":
             torch.cuda.set_device(self.device.ordinal)  # a thread starts without one
         shield = Shield()
         while self._wait_for_work():
@@ -301,7 +304,8 @@ class DeviceQueue:
     def _execute(self, job: Job, shield: Shield) -> None:
         """Run a job that is this thread's, and was entered among the running ones."""
         on_thread = threading.current_thread() is self.thread
-        if job.here and job.short and not on_thread and len(self.running) == 1 and not self.jobs:
+        is_alone = len(self.running) == 1 and not self.jobs
+        if job.threads > 1 and job.here and job.short and not on_thread and is_alone:
             self.end_thread()  # OpenMP lets threads sleep early while those of others exist
         if self._threads != job.threads and on_thread:
             torch.set_num_threads(job.threads)  # a setting of its own on every thread
@@ -324,7 +328,7 @@ class DeviceQueue:
             with metrics.timer("Execute"), _torch.as_on_another_thread():
                 job.run()
             shield.open = False
-        except BaseException as error:  # told at the next sync, and to whoever reads a result
+        except BaseException as error:  # raised at the next sync, and where a result is read
             shield.open = False
             if job.succeeded:
                 late = error
@@ -334,7 +338,7 @@ class DeviceQueue:
 
     def _ended(self, job: Job) -> None:
         failure = job.done.failure
-        if failure is not None and (self.failure is None or self.failure.told):
+        if failure is not None and (self.failure is None or self.failure.reported):
             self.failure = failure
         job.run = _ran
         job.done.set()
@@ -344,9 +348,19 @@ class DeviceQueue:
         self.changed.notify_all()
 
 
+def _is_for_this_thread(error: BaseException) -> bool:
+    """Ctrl-C, which it reached; and what other ranks have to say: all raise it at the same step."""
+    return not isinstance(error, Exception) or isinstance(error, (DivergenceError, RankError))
+
+
 _OWN_RESULT = (
     "a kernel reads a result of its own step, or of one that waits for it: it would wait for "
     "itself. Give it the tensor as an argument, or end the step before it (torpor.sync())"
+)
+
+_COMPILER = (
+    "a type rule or lowering waits for a step while a graph is compiled: that step may wait for "
+    "the graph. Leave out torpor.sync(wait=True) and reads there"
 )
 
 

@@ -1,4 +1,4 @@
-"""The end of the process: queues run dry, then every backend is told.
+"""The end of the process: queues run dry, then every backend is shut down.
 
 A graph that failed and that nobody asked for ends the process with status 1. Python has settled the
 status when its exit handlers run, so the process is ended when all of them have: by an object that
@@ -31,14 +31,14 @@ _LAST = _Status()
 
 
 def _shut_down() -> None:
-    """Let every queue finish; report an error that nobody has been told of."""
+    """Let every queue finish; report an error that has not been reported yet."""
     if queues():
         gc.collect()  # finalizers may use lazy tensors now; torch aborts if they do so any later
     closures.wait()
     for device_queue in queues():
         device_queue.stop()
         failure = device_queue.failure
-        if failure is not None and not failure.told:
+        if failure is not None and not failure.reported:
             _say(f"torpor: a graph failed and nobody asked: {failure.error}")
             _LAST.status = 1
     for backend in retire():

@@ -16,15 +16,24 @@ import torch
 
 from torpor import config, metrics
 from torpor.adaptive.at_once import Turn, may_run_at_once
-from torpor.adaptive.cycles import came_back, ends_step, step_ended
+from torpor.adaptive.cycles import came_back, ends_step, is_cut_due, note_early_read, step_ended
 from torpor.backend.data import BackendData, Done
 from torpor.backend.device import BackendDevice
-from torpor.backend.interface import Backend
+from torpor.backend.interface import Backend, draw_seed
 from torpor.backend.interrupts import Shield
 from torpor.backend.native_library import NATIVE
 from torpor.backend.registry import get_backend, on_change
 from torpor.errors import CompileError
-from torpor.execute.plan import CARRIED, COMPUTED, SCALARS, SIZE_NOW, Outline, Plan, needed_graph
+from torpor.execute.plan import (
+    CARRIED,
+    COMPUTED,
+    SCALARS,
+    SIZE_NOW,
+    Outline,
+    Plan,
+    in_launch_order,
+    needed_graph,
+)
 from torpor.execute.plan_cache import Making, PlanCache
 from torpor.execute.queue import queue_of, queues
 from torpor.execute.storage import LOCK, TRACE, LazyStorage
@@ -62,8 +71,9 @@ def cut(device: torch.device | None = None, awaited: bool = False) -> None:
 
 def _cut(device: torch.device | None, now: float, awaited: bool) -> list[StepJob]:
     live = TRACE.live()
-    if device is not None and any(s.type.device != device for s in live):
-        return _compute([s for s in live if s.type.device == device])
+    chosen = live if device is None else [s for s in live if s.type.device == device]
+    if TRACE.unlocked or len(chosen) < len(live):
+        return _compute(chosen, awaited)
     STEP.end(TRACE.misses, now)
     groups = _by_device(live)
     several = len(groups) > 1
@@ -84,6 +94,8 @@ def compute(storages: Sequence[LazyStorage], awaited: bool = False) -> None:
 
     `awaited`: this thread has nothing else to do until they are there.
     """
+    if is_cut_due() and not TRACE.is_at_work():
+        cut(awaited=awaited)
     with Shield() as shield:
         _start(storages, None, shield, awaited)
 
@@ -167,7 +179,7 @@ def rest() -> None:
 
 def _reset_at_rest(now: float) -> bool:
     """Start a new trace if nothing in this one, recorded until `now`, is pending."""
-    if TRACE.live():
+    if TRACE.unlocked or TRACE.live():
         return False
     STEP.end(TRACE.misses, now)
     TRACE.reset()
@@ -214,6 +226,7 @@ def _compute_at_once(storage: LazyStorage) -> bool:
         with _undisturbed():
             if TRACE.epoch != epoch:
                 return False
+            metrics.count("SyncedTensors", len(results))
             TRACE.computed.update(zip(turn.plan.outputs, results, strict=True))
             _settle(live, [])
             return _reset_at_rest(now)
@@ -249,9 +262,11 @@ def _launch(
     device = backend.backend_device(pending[0].type.device)
     others = tuple({s.value: None for s in live if s.data is None}) if partial else ()
     key = (backend, device, pending, others, tuple(known))
+    metrics.count("SyncedTensors", len(pending))
     found = PLANS.find(key)
     if found is None:
         graph = needed_graph(pending, others, known) if partial else Graph.of(pending, known)  # type: ignore[arg-type]  # no data: values are set
+        graph = in_launch_order(graph, known)
         donated = donations(graph) if backend.takes_donations and not partial else {}
         found = PLANS.begin(key, graph, backend, device, donated)
     job = _job(found, backend, device)
@@ -288,6 +303,8 @@ def _arguments(plan: Outline, backend: Backend, device: BackendDevice) -> list[A
             else place.value if source == SIZE_NOW
             else backend.data_from_scalar(TRACE.scalars[place], device),
         )  # fmt: skip
+    if plan.draws and backend.draws_from_seed:
+        arguments.append(draw_seed())
     return arguments
 
 
@@ -329,6 +346,8 @@ def placeholders(
 
 def wait(device: torch.device | None = None) -> None:
     """Block until the queues (the queue of `device`) are empty; raise what went wrong on them."""
+    if is_cut_due():
+        cut(device)
     chosen = queues(None if device is None else get_backend().backend_device(device))
     with phase(WAITING):
         for device_queue in chosen:
@@ -337,7 +356,7 @@ def wait(device: torch.device | None = None) -> None:
 
 
 def raise_errors(device: torch.device | None = None) -> None:
-    """Raise the first error of a graph that nobody was told of yet."""
+    """Raise the first error of a graph that has not been reported yet."""
     try:
         for each in queues(None if device is None else get_backend().backend_device(device)):
             each.raise_error()
@@ -381,7 +400,10 @@ def read(storage: LazyStorage) -> Any:
     at_rest = False
     try:
         if data is None:
-            if ends_step():
+            if is_cut_due():
+                note_early_read()
+                cut(awaited=True)
+            elif ends_step():
                 _end_step(awaited=True)
             else:
                 at_rest = _compute_at_once(storage)
@@ -396,9 +418,9 @@ def read(storage: LazyStorage) -> Any:
 
 
 def _leave_nothing() -> None:
-    """Somebody is being told of a failure: what is pending was recorded before that.
+    """A failure is being reported: what is pending was recorded before that.
 
-    Should part of it fail too, nobody is told again. What comes next is of another batch.
+    Should part of it fail too, that is not reported again. What comes next is of another batch.
     """
     if TRACE.is_at_work() or not TRACE.is_open():
         return
@@ -409,7 +431,7 @@ def _leave_nothing() -> None:
         for job in jobs:
             job.done.wait()
             if job.done.failure is not None:
-                job.done.failure.note_told()
+                job.done.failure.mark_reported()
 
 
 def finish(storage: LazyStorage) -> BackendData:

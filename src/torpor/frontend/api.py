@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torpor import _torch
 from torpor.backend.interface import Backend, MemoryInfo
 from torpor.backend.registry import activate, get_backend, make
 from torpor.compiling.compilation import compile_graph
@@ -35,7 +36,8 @@ def sync(*tensors: Any, wait: bool = False, device: Any = None) -> None:
     """
     where = None if device is None else lazy_device(device)
     if tensors:
-        _sync_tensors([t for t in tensors if isinstance(t, LazyTensor)], wait)
+        parts = map(_torch.local_part, tensors)
+        _sync_tensors([t for t in parts if isinstance(t, LazyTensor)], wait)
         return
     _sync.cut(where)
     _sync.raise_errors(where)
@@ -59,7 +61,8 @@ def wait(device: Any = None) -> None:
 
 def is_pending(tensor: torch.Tensor) -> bool:
     """`tensor` is recorded and nothing has been asked to compute it yet."""
-    return isinstance(tensor, LazyTensor) and tensor._lazy_storage.data is None
+    part = _torch.local_part(tensor)
+    return isinstance(part, LazyTensor) and part._lazy_storage.data is None
 
 
 @contextmanager
@@ -71,6 +74,19 @@ def using(name: str, **options: Any) -> Iterator[Backend]:
         yield backend
     finally:
         activate(before)
+
+
+def pad(tensor: torch.Tensor, *dims: int, value: float = 0) -> torch.Tensor:
+    """`tensor` with `value` after its last elements along `dims`, up to the sizes of few graphs.
+
+    For backends without dynamic shapes, which compile a graph for every size: they say to which
+    sizes (`Backend.bucket_sizes`). What must not see the padding needs a mask, as in any batch.
+    """
+    wanted = get_backend().bucket_sizes([tensor.shape[dim] for dim in dims])
+    amounts = [0] * (2 * tensor.dim())
+    for dim, size in zip(dims, wanted, strict=True):
+        amounts[2 * (tensor.dim() - 1 - dim % tensor.dim()) + 1] = size - tensor.shape[dim]
+    return torch.nn.functional.pad(tensor, amounts, value=value)
 
 
 def mark_dynamic(tensor: torch.Tensor, *dims: int) -> None:
@@ -114,6 +130,7 @@ def graph(tensor: torch.Tensor, format: str = "text") -> str:
 
     `format="memory"` shows what it will need at the worst moment, and for which tensors.
     """
+    tensor = _torch.local_part(tensor)
     if not isinstance(tensor, LazyTensor):
         raise TypeError(f"expected a lazy tensor, got {type(tensor).__name__}")
     with TRACE.lock:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from torpor.backend.registry import get_backend
+from torpor.errors import UnsupportedError
 from torpor.execute import sync
+from torpor.execute.queue import queues
 from torpor.frontend.devices import lazy_device
 
 
@@ -53,6 +55,79 @@ def synchronize(device: Any = None) -> None:
     """Compute what is recorded and wait for it."""
     sync.cut()
     sync.wait(None if device is None else lazy_device(device))
+
+
+# -- streams: a lazy device runs what it is given in the program's order ---------------------------
+
+
+class Stream:
+    """A name for the device's one queue: what others have recorded before runs before."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.device = lazy_device("lazy" if device is None else device)
+        self.priority = priority
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing to wait for: the queue keeps the program's order."""
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing to wait for: the queue keeps the program's order."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """A point in the program."""
+        return event or Event()
+
+    def query(self) -> bool:
+        """Start computing what is recorded; whether it is all done."""
+        sync.cut()
+        return all(queue.is_idle() for queue in queues())
+
+    def synchronize(self) -> None:
+        """Compute what is recorded and wait for it."""
+        synchronize(self.device)
+
+
+class Event:
+    """A point in the program; whoever waits for it waits for all that was recorded."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+        if enable_timing:
+            raise UnsupportedError(
+                "an event of a lazy device has no time: what was recorded before it may run later. "
+                "Time with `torpor.sync(wait=True)`, or ask `torpor.explain()`"
+            )
+
+    def record(self, stream: Any = None) -> None:
+        """Nothing to note: the queue keeps the program's order."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing to wait for: the queue keeps the program's order."""
+
+    def query(self) -> bool:
+        """Start computing what is recorded; whether it is all done."""
+        return current_stream().query()
+
+    def synchronize(self) -> None:
+        """Compute what is recorded and wait for it."""
+        synchronize()
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The queue of a device."""
+    return Stream(device)
+
+
+default_stream = current_stream
+
+
+def set_stream(stream: Any) -> None:
+    """Nothing to choose: a device has one queue."""
+
+
+@contextmanager
+def stream(stream: Stream | None) -> Iterator[None]:
+    """The body is recorded like everything else: a device has one queue."""
+    yield
 
 
 def _physical(device: Any) -> torch.device:

@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 
 from torpor import _torch
-from torpor.adaptive.bound import BOUND, Place, may_switch
+from torpor.adaptive.bound import BOUND, ModelGroup, may_switch
 from torpor.frontend.exchange import lazy_copy
 from torpor.frontend.mode import convert_state
 from torpor.frontend.switching import convert, convert_parts, parts_of
@@ -38,7 +38,7 @@ class _Known:
         self.parts: frozenset[int] = frozenset()  # its modules, itself included, by identity
         self.calls = 0  # since something of it stayed plain that may become lazy yet
         self.next = 0
-        self.place: Place | None = None  # None: it has no tensors, as far as was seen
+        self.place: ModelGroup | None = None  # None: it has no tensors, as far as was seen
 
 
 class Laziness:
@@ -52,22 +52,23 @@ class Laziness:
         self.left: dict[int, ref[torch.nn.Module]] = {}  # modules that `torch.compile` runs
         self.lock = threading.RLock()
 
-    def before_call(self, module: torch.nn.Module) -> None:
-        """No other module call surrounds one of `module`, which begins now."""
+    def before_call(self, module: torch.nn.Module) -> bool:
+        """No other module call surrounds one of `module`, which begins now; False: it is eager."""
         known = self.modules.get(id(module))
         if known is None:
             known = self._meet(module)
         if BOUND.is_on() and not self._is_recorded(module, known):
-            return
+            return False
         if known.stamp == self.stamp and not self._has_changed(known):
             if not known.next:
-                return
+                return True
             known.calls += 1
             if known.calls < known.next:
-                return
+                return True
         if may_switch():
             with self.lock:
                 self._look_at(module, known)
+        return True
 
     def _is_recorded(self, module: torch.nn.Module, known: _Known) -> bool:
         """The place of a module, which is called now, is recorded: it does not run eagerly."""
@@ -80,8 +81,8 @@ class Laziness:
                 known.parts = frozenset(id(part) for part, _ in parts_of(module))
                 known.stamp, known.position = self.stamp, len(self.changed)
                 return False
-        while place.joined is not None:
-            place = known.place = place.joined
+        if place.joined is not None:
+            place = known.place = place.whole()
         return BOUND.before_call(place, id(module))
 
     def _meet(self, module: torch.nn.Module) -> _Known:

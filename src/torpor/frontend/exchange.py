@@ -41,7 +41,7 @@ def exchange(held: torch.Tensor, new: torch.Tensor) -> None:
     A graph that was recorded before goes on giving it gradients, unless the device is another one.
     """
     if held.device == new.device and _torch.may_change(held):
-        _torch.pass_gradients_on(held, _fitting)
+        _torch.pass_gradients_on(held, _matching)
     elif _torch.is_held(held) and not _torch.end_gradients(held, _OLD_GRAPH):
         raise HeldElsewhere(
             f"cannot move a tensor of shape {tuple(held.shape)} in place: a graph of autograd that "
@@ -52,7 +52,7 @@ def exchange(held: torch.Tensor, new: torch.Tensor) -> None:
         SIZES.fixed.add(held._lazy_storage)
 
 
-def _fitting(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def _matching(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """A gradient of a tensor that has become another one since."""
     if isinstance(tensor, LazyTensor):
         return lazy_copy(gradient)

@@ -46,7 +46,7 @@ class _Leave(torch.autograd.Function):
         return as_lazy(grad, ctx.device)
 
 
-class _Enter(torch.autograd.Function):
+class _LazyAgain(torch.autograd.Function):
     """A plain tensor becomes lazy; its gradient becomes plain again."""
 
     @staticmethod
@@ -59,7 +59,7 @@ class _Enter(torch.autograd.Function):
 
 
 _leave: Callable[[torch.Tensor], torch.Tensor] = _Leave.apply
-_enter: Callable[[torch.Tensor, torch.device], torch.Tensor] = _Enter.apply
+_enter: Callable[[torch.Tensor, torch.device], torch.Tensor] = _LazyAgain.apply
 
 
 def as_plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -231,7 +231,7 @@ class Plainly:
 # -- entry points ------------------------------------------------------------------------------
 
 
-class Entry(NamedTuple):
+class ForeignFunction(NamedTuple):
     """A function of torch that gets plain tensors in the place of lazy ones."""
 
     name: str  # where torch defines it
@@ -245,29 +245,29 @@ _AT_ONCE = "it runs at once, and its results are lazy"
 _CONTROL_FLOW = f"{_AT_ONCE}. Python's own `if` and `for` are recorded without it"
 
 ENTRIES = (
-    Entry("torch._higher_order_ops.cond.cond", _CONTROL_FLOW),
-    Entry("torch._higher_order_ops.while_loop.while_loop", _CONTROL_FLOW),
-    Entry("torch._higher_order_ops.scan.scan", _CONTROL_FLOW),
-    Entry("torch._higher_order_ops.associative_scan.associative_scan", _CONTROL_FLOW),
-    Entry("torch._higher_order_ops.map.map", _CONTROL_FLOW),
-    Entry(
+    ForeignFunction("torch._higher_order_ops.cond.cond", _CONTROL_FLOW),
+    ForeignFunction("torch._higher_order_ops.while_loop.while_loop", _CONTROL_FLOW),
+    ForeignFunction("torch._higher_order_ops.scan.scan", _CONTROL_FLOW),
+    ForeignFunction("torch._higher_order_ops.associative_scan.associative_scan", _CONTROL_FLOW),
+    ForeignFunction("torch._higher_order_ops.map.map", _CONTROL_FLOW),
+    ForeignFunction(
         "torch.nn.attention.flex_attention.flex_attention",
         f"{_AT_ONCE}. `scaled_dot_product_attention` is recorded",
     ),
-    Entry("torch.export.export", _PLAIN_FIRST, makes=True),
-    Entry("torch.export.draft_export", _PLAIN_FIRST, makes=True),
-    Entry("torch.jit._trace.trace", _PLAIN_FIRST, makes=True),
-    Entry("torch.jit._trace.trace_module", _PLAIN_FIRST, makes=True),
-    Entry("torch.onnx.export", _PLAIN_FIRST, makes=True),
-    Entry("torch.export.load", None, makes=True),
-    Entry("torch.export.save", None, makes=True),
-    Entry("torch.jit._serialization.load", None, makes=True),
-    Entry("torch.utils.dlpack.to_dlpack", None, makes=True),
+    ForeignFunction("torch.export.export", _PLAIN_FIRST, makes=True),
+    ForeignFunction("torch.export.draft_export", _PLAIN_FIRST, makes=True),
+    ForeignFunction("torch.jit._trace.trace", _PLAIN_FIRST, makes=True),
+    ForeignFunction("torch.jit._trace.trace_module", _PLAIN_FIRST, makes=True),
+    ForeignFunction("torch.onnx.export", _PLAIN_FIRST, makes=True),
+    ForeignFunction("torch.export.load", None, makes=True),
+    ForeignFunction("torch.export.save", None, makes=True),
+    ForeignFunction("torch.jit._serialization.load", None, makes=True),
+    ForeignFunction("torch.utils.dlpack.to_dlpack", None, makes=True),
 )
 """All of them."""
 
 
-def fall_back_to_plain(entry: Entry, function: Callable[..., Any]) -> Callable[..., Any]:
+def fall_back_to_plain(entry: ForeignFunction, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, with plain tensors where it is given lazy ones."""
     is_compiling = torch.compiler.is_dynamo_compiling  # TorchDynamo knows the answer
 
@@ -321,7 +321,7 @@ def lazily(result: Any, device: torch.device) -> Any:
     return _torch.tree_map(convert, result)
 
 
-def _in_front_of_ops(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+def _before_ops(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """Higher-order ops that are called as such, by backward passes for one."""
 
     @functools.wraps(dispatch)
@@ -361,5 +361,5 @@ def install() -> None:
     """Stand in front of the functions, those of modules to be imported included."""
     for entry in ENTRIES:
         _torch.replace_function(entry.name, functools.partial(fall_back_to_plain, entry))
-    _torch.on_higher_order_op(_in_front_of_ops)
+    _torch.on_higher_order_op(_before_ops)
     _torch.after_import("torch.utils.flop_counter", _count_flops)

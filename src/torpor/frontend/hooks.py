@@ -1,5 +1,9 @@
 """Cuts that happen by themselves: after an optimizer's step, and after a module call without
-gradients that no other module call surrounds."""
+gradients that no other module call surrounds.
+
+Where the backend asks for it (`Backend.cuts_at_zero_grad`), the cut after an optimizer's step waits
+until `zero_grad` or the next module call, and at most until something is read: gradients that are
+gone by then are no results of the step."""
 
 from __future__ import annotations
 
@@ -12,6 +16,9 @@ import torch
 
 from torpor import _torch, config
 from torpor.adaptive.bound import BOUND
+from torpor.adaptive.cycles import cut_later, is_cut_due
+from torpor.capture import optimizer_steps
+from torpor.capture.modules import call_module
 from torpor.execute.storage import TRACE
 from torpor.frontend.api import sync
 from torpor.frontend.enable import LAZINESS
@@ -23,15 +30,26 @@ from torpor.trace.tensor import LazyTensor
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if TRACE.is_open() and _is_lazy(optimizer):
         note_step(optimizer)
-        if config.cut_after_optimizer:
+        if config.cut_after_optimizer and not cut_later(optimizer):
             sync()
     if LAZINESS.on and BOUND.is_on():
         BOUND.after_step(optimizer)
 
 
+def _cut_if_due() -> None:
+    if is_cut_due():
+        sync()
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    _cut_if_due()
+    optimizer_steps.take_up(optimizer)
+    before_step(optimizer, args, kwargs)
+
+
 def _is_lazy(optimizer: Any) -> bool:
     return any(
-        type(parameter) is LazyTensor
+        type(_torch.local_part(parameter)) is LazyTensor
         for group in optimizer.param_groups
         for parameter in group["params"]
     )
@@ -57,11 +75,14 @@ def _outermost(call: Callable[..., Any]) -> Callable[..., Any]:
     def outermost(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return call(self, *args, **kwargs)
-        if LAZINESS.on:
-            LAZINESS.before_call(self)
+        _cut_if_due()
+        may_be_lazy = not LAZINESS.on or LAZINESS.before_call(self)
         _calls.inside = True
         try:
-            result = call(self, *args, **kwargs)
+            if may_be_lazy and config.capture != "off" and _is_users():
+                result = call_module(call, self, args, kwargs)
+            else:
+                result = call(self, *args, **kwargs)
         finally:
             _calls.inside = False
         if (
@@ -76,10 +97,10 @@ def _outermost(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _has_lazy(passed: Any, module: torch.nn.Module) -> bool:
     """A module call had to do with lazy tensors: what went in or came out, or what it holds."""
-    if any(type(leaf) is LazyTensor for leaf in _torch.tree_leaves(passed)):
+    if any(type(_torch.local_part(leaf)) is LazyTensor for leaf in _torch.tree_leaves(passed)):
         return True
     held = itertools.chain(module.parameters(), module.buffers())
-    return any(type(tensor) is LazyTensor for tensor in held)
+    return any(type(_torch.local_part(tensor)) is LazyTensor for tensor in held)
 
 
 def _is_users() -> bool:
@@ -89,7 +110,8 @@ def _is_users() -> bool:
 
 def install() -> None:
     """Let torch tell us when a step ends."""
-    _torch.register_step_pre_hook(before_step)
+    _torch.register_step_pre_hook(_before_step)
+    _torch.after_zero_grad(_cut_if_due)
     _torch.register_step_hook(_after_step)
     made = _torch.wrap_outermost_call(_outermost, _calls)
     frames_of_modules(made.function.__code__)

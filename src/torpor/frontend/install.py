@@ -2,9 +2,10 @@
 
 from torpor import _torch
 from torpor.backend.registry import backends
+from torpor.capture import frames
 from torpor.custom import registration
+from torpor.distributed import data_parallel, fully_shard, plain
 from torpor.frontend import (  # noqa: F401  # register themselves
-    compiled,
     device_module,
     exchange,
     foreign,
@@ -16,7 +17,7 @@ from torpor.frontend import (  # noqa: F401  # register themselves
 )
 from torpor.frontend.devices import register_device
 from torpor.frontend.sharing import register_location
-from torpor.native import recorder  # noqa: F401  # register themselves
+from torpor.native import attach  # noqa: F401  # register themselves
 from torpor.overrides import composites, fused, gradients, packed, rnn, whole  # noqa: F401  # register themselves
 from torpor.trace import values  # register themselves
 from torpor.trace.tensor import LazyTensor
@@ -24,12 +25,15 @@ from torpor.trace.tensor import LazyTensor
 register_device()
 register_location()
 hooks.install()
+plain.install()
+data_parallel.install()
 exchange.install()
 whole.install()
 foreign.install()
-compiled.install()
+frames.install()
 scripts.install()
 subclasses.install()
+fully_shard.install()
 _torch.accept_lazy_autocast()
 _torch.on_default_dtype(values.finish, values.forget_types)
 registration.on_change(values.finish, values.forget_types)
@@ -38,4 +42,5 @@ _torch.accept_lazy_attention()
 _torch.accept_lazy_states(mode.eager)
 _torch.accept_lazy_losses(values.physical, gradients.keep_lazy)
 _torch.prefer_foreach(LazyTensor)
+_torch.wait_at_once(lambda result: isinstance(result, LazyTensor))
 _torch.register_device_module("lazy", device_module)

@@ -312,9 +312,21 @@ class _Rebuilt:
 # -- parameters keep their identity when a module moves ------------------------------------------
 
 
-@method
-def __tensor_flatten__(self: LazyTensor) -> tuple[list[str], Any]:
-    return ["plain"], str(self.device)
+class _Flatten:
+    """The method `__tensor_flatten__`, which TorchDynamo does not see while it captures: it is to
+    look at types, and never at a plain tensor inside."""
+
+    def __get__(self, tensor: LazyTensor | None, owner: type) -> Callable[..., Any]:
+        if _torch.CAPTURING.on:
+            raise AttributeError("__tensor_flatten__")
+        return _flatten if tensor is None else functools.partial(_flatten, tensor)
+
+
+def _flatten(tensor: LazyTensor) -> tuple[list[str], Any]:
+    return ["plain"], str(tensor.device)
+
+
+LazyTensor.__tensor_flatten__ = _Flatten()  # type: ignore[attr-defined]  # looked up by torch
 
 
 def _plain_property(self: LazyTensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ def _convert(thing: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any
         )
 
 
-class _Enter(torch.autograd.Function):
+class _BecomeLazy(torch.autograd.Function):
     """A tensor with a history becomes lazy; its gradient comes back plain."""
 
     @staticmethod
@@ -76,12 +76,14 @@ class _Enter(torch.autograd.Function):
         return (plain_copy(grad) if isinstance(grad, LazyTensor) else grad), None
 
 
-_enter: Callable[[torch.Tensor, Adoption], torch.Tensor] = _Enter.apply
+_enter: Callable[[torch.Tensor, Adoption], torch.Tensor] = _BecomeLazy.apply
 
 
 def _lazy_tensor(tensor: torch.Tensor, adoption: Adoption) -> torch.Tensor:
     if isinstance(tensor, LazyTensor):
         return tensor
+    if _torch.is_dtensor(tensor):
+        return _torch.of_local_part(tensor, lambda part: _lazy_tensor(part, adoption))
     if not is_traceable(tensor) or tensor.device.type == "meta":
         raise UnsupportedError(
             f"a lazy tensor is strided and has memory, not {tensor.layout} on {tensor.device}"
@@ -101,6 +103,8 @@ def _lazy_tensor(tensor: torch.Tensor, adoption: Adoption) -> torch.Tensor:
 
 
 def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    if _torch.is_dtensor(tensor):
+        return _torch.of_local_part(tensor, _plain_tensor)
     if not isinstance(tensor, LazyTensor):
         return tensor
     real = plain_copy(tensor)

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
+from torpor._torch import is_dtensor, local_part
 from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import Value
@@ -42,12 +43,12 @@ def note_step(optimizer: Any) -> None:
     if optimizer not in _KNOWN:
         _KNOWN.add(optimizer)
         SIZES.fixed.update(t._lazy_storage for t in _parameters(optimizer))
-        if _has_plain_tensors_beside_step(optimizer):
+        if _has_plain_state_except_step(optimizer):
             _KEPT[optimizer] = {}
-    TRACE.undo.append(_Step(optimizer))
+    TRACE.undo.append(_OptimizerStep(optimizer))
 
 
-class _Step:
+class _OptimizerStep:
     """A step of an optimizer; called, it is undone."""
 
     __slots__ = ("gradients", "kept", "optimizer", "stepped")
@@ -62,13 +63,14 @@ class _Step:
                 gradient = parameter.grad
                 if gradient is not None:
                     self.stepped.append(parameter)
+                    gradient = local_part(gradient)
                     if type(gradient) is LazyTensor:
                         self.gradients.append(gradient._lazy_storage.value)
 
     def concerns(self, storages: Collection[LazyStorage]) -> bool:
         """It has updated one of `storages`."""
-        lazy = [p for p in self.stepped if type(p) is LazyTensor]
-        return any(parameter._lazy_storage in storages for parameter in lazy)
+        lazy = [p for p in map(local_part, self.stepped) if type(p) is LazyTensor]
+        return any(part._lazy_storage in storages for part in lazy)
 
     def __call__(self) -> None:
         state = self.optimizer.state
@@ -86,11 +88,13 @@ class _Step:
 def _drop_failed_gradients() -> None:
     """A gradient that was to be made by what failed does not exist, as in eager."""
     for tensor in gc.get_objects():  # nobody knows all parameters; a failure may take its time
-        if type(tensor) is LazyTensor and tensor.requires_grad and _has_failed(_gradient(tensor)):
+        if not (type(tensor) is LazyTensor or is_dtensor(tensor)):
+            continue
+        if tensor.requires_grad and _has_failed(_gradient(tensor)):
             tensor.grad = None
 
 
-def _gradient(tensor: LazyTensor) -> Any:
+def _gradient(tensor: torch.Tensor) -> Any:
     """The gradient of `tensor`, without a question that makes torch record something or raise.
 
     A view whose base was written to is taken again by `is_leaf`, and if it was taken without
@@ -107,6 +111,7 @@ on_failure(_drop_failed_gradients)
 
 
 def _has_failed(tensor: Any) -> bool:
+    tensor = local_part(tensor)
     if type(tensor) is not LazyTensor:
         return False
     data = tensor._lazy_storage.data
@@ -115,19 +120,19 @@ def _has_failed(tensor: Any) -> bool:
 
 def _parameters(optimizer: Any) -> Iterator[LazyTensor]:
     for group in optimizer.param_groups:
-        yield from (p for p in group["params"] if type(p) is LazyTensor)
+        yield from (p for p in map(local_part, group["params"]) if type(p) is LazyTensor)
 
 
 def _tensors(optimizer: Any) -> Iterator[Any]:
     """All that is kept for parameters, but for the number of steps."""
     for own in optimizer.state.values():
         if isinstance(own, dict):
-            yield from (kept for name, kept in own.items() if name != "step")
+            yield from (local_part(kept) for name, kept in own.items() if name != "step")
 
 
 def _plain_tensors(optimizer: Any) -> list[torch.Tensor]:
     return [tensor for tensor in _tensors(optimizer) if type(tensor) is torch.Tensor]
 
 
-def _has_plain_tensors_beside_step(optimizer: Any) -> bool:
+def _has_plain_state_except_step(optimizer: Any) -> bool:
     return any(tensor.dim() == 0 for tensor in _plain_tensors(optimizer))

@@ -64,9 +64,9 @@ def own_buffer(storage: LazyStorage) -> BackendData:
     other = None if owner is None else owner()
     if other is not None and other is not storage and other.data is data:
         backend = get_backend()
-        copy = backend.tensor_from_data(data).clone()
+        copy = backend.copy_data(data)
         with TRACE.lock:
-            storage.data = data = backend.data_from_tensor(copy, data.type, data.device)
+            storage.data = data = copy
     _owners[data] = ref(storage)
     return data
 

@@ -100,7 +100,7 @@ def convert(tensors: Iterable[Any], running: bool = False) -> bool:
     """
     groups: dict[int, list[torch.Tensor]] = {}
     waits = False
-    found = {id(t): t for t in tensors if isinstance(t, torch.Tensor)}
+    found = {id(t): t for t in _held_here(tensors) if isinstance(t, torch.Tensor)}
     for tensor in found.values():
         if _can_be_lazy(tensor):
             groups.setdefault(_torch.memory_of(tensor), []).append(tensor)
@@ -115,6 +115,14 @@ def convert(tensors: Iterable[Any], running: bool = False) -> bool:
     return waits
 
 
+def _held_here(tensors: Iterable[Any]) -> Iterator[Any]:
+    """The tensors; of DTensors the parts that this rank holds, and those of their gradients."""
+    for tensor in tensors:
+        yield _torch.local_part(tensor)
+        if _torch.is_dtensor(tensor) and tensor.is_leaf:
+            yield _torch.local_part(tensor.grad)
+
+
 def _can_be_lazy(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in _PLAIN
@@ -127,7 +135,7 @@ def _can_be_lazy(tensor: torch.Tensor) -> bool:
 
 def _convert_together(tensors: list[torch.Tensor], running: bool) -> bool:
     """Make tensors on one memory lazy; False if not now, they stay plain then."""
-    if any(_is_bound(tensor, running) for tensor in tensors) or _torch.users_besides(tensors):
+    if any(_is_bound(tensor, running) for tensor in tensors) or _torch.has_other_users(tensors):
         return False
     if len({tensor.dtype for tensor in tensors}) > 1:
         return False
@@ -168,13 +176,13 @@ class _Gradients:
             tensor.grad = grad
 
 
-def to_plain(tensors: Iterable[Any], others: Iterable[Any] = ()) -> str:
+def to_plain(tensors: Iterable[Any], others: Iterable[Any] = (), is_finished: bool = True) -> str:
     """Make lazy tensors plain in place, computed; why that cannot be, "" if it is done.
 
     `tensors` and their gradients go all or not at all; `others` where nobody notices.
     """
     needed = {id(t): t for t in tensors if _is_ours(t)}
-    refusal = held_by_graph(needed.values())
+    refusal = held_by_graph(needed.values(), is_finished)
     if refusal:
         return refusal
     sync.cut()
@@ -184,14 +192,14 @@ def to_plain(tensors: Iterable[Any], others: Iterable[Any] = ()) -> str:
         gradients = _Gradients(needed.values())
         try:
             needed.update({id(g): g for g in gradients.tensors() if _is_ours(g)})
-            loose = {id(t): t for t in others if _is_ours(t) and id(t) not in needed}
+            unlisted = {id(t): t for t in others if _is_ours(t) and id(t) not in needed}
             groups = _by_storage(needed.values())
-            for tensor in loose.values():  # `.data` of a parameter goes with it
+            for tensor in unlisted.values():  # `.data` of a parameter goes with it
                 groups.get(tensor._lazy_storage, []).append(tensor)
             refusal = next(filter(None, _refusals(groups)), "")
             if not refusal:
-                groups |= _free_groups(loose.values(), groups)
-                del needed, loose
+                groups |= _free_groups(unlisted.values(), groups)
+                del needed, unlisted
                 _make_plain(groups)
         finally:
             gradients.give_back()
@@ -228,16 +236,19 @@ def _refusals(groups: _Groups) -> list[str]:
     ]
 
 
-def held_by_graph(tensors: Iterable[Any]) -> str:
+def held_by_graph(tensors: Iterable[Any], is_finished: bool = True) -> str:
     """Why tensors cannot become others: a graph of autograd needs one; "" if none does.
 
-    A view holds the tensor that it is a view of; if both are here, that is no reason.
+    A view holds the tensor that it is a view of; if both are here, that is no reason. A graph that
+    is not finished adds up gradients in its order: even what accumulates them is not to be split.
     """
-    found = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    views = Counter(id(tensor._base) for tensor in found if tensor._is_view())
-    for tensor in found:
+    found = {id(tensor): tensor for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    views = Counter(id(tensor._base) for tensor in found.values() if tensor._is_view())
+    for number, tensor in found.items():
+        holders = 1 + views[number]
         is_free = tensor.is_leaf and not tensor.is_inference()
-        if not (is_free and _torch.may_change(tensor, 1 + views[id(tensor)])):
+        is_free &= _torch.may_change(tensor, holders)
+        if not is_free or (_torch.is_held(tensor, holders) and not is_finished):
             return f"a graph of autograd holds a tensor of shape {tuple(tensor.shape)}"
     return ""
 
@@ -284,6 +295,6 @@ def _is_base(tensor: torch.Tensor) -> bool:
     return not tensor._is_view()
 
 
-def loose_tensors() -> Iterator[LazyTensor]:
+def all_lazy_tensors() -> Iterator[LazyTensor]:
     """Every lazy tensor that Python knows: nobody lists them, so the garbage collector is asked."""
     yield from [tensor for tensor in gc.get_objects() if type(tensor) is LazyTensor]

@@ -17,7 +17,7 @@ import torch
 
 from torpor.inference.strides import FRESH, Ints, eager_strides, elementwise_strides
 from torpor.ir.node import Value
-from torpor.ir.types import ScalarType, TensorType
+from torpor.ir.types import ScalarType, TensorType, Types
 from torpor.ops.spec import ArgKind, Argument, OpSpec
 
 try:
@@ -25,7 +25,6 @@ try:
 except ImportError:  # while it is generated for the first time, or anew
     RESULT_OF, TAKES_NUMBERS = {}, frozenset()
 
-Types = tuple[TensorType | None, ...]
 
 _DTYPES: Final = (torch.float32, torch.float64)
 _NUMBERS: Final = (ArgKind.SCALAR, ArgKind.FLOAT)

@@ -22,7 +22,7 @@ def is_doubtful(spec: OpSpec, bound: list[Any]) -> bool:
     name = spec.target._opname
     if name not in rules.INDEXING or spec.target.namespace != "aten":
         return False
-    if name in _PUTS and not _fits(*bound[:3]):
+    if name in _PUTS and not _can_be_put(*bound[:3]):
         return True
     return _is_of_nothing(bound)
 
@@ -34,7 +34,7 @@ def _is_of_nothing(bound: list[Any]) -> bool:
     return not types[0].numel and any(type_.numel for type_ in types[1:])
 
 
-def _fits(target: Value, indices: tuple[Value | None, ...], values: Value) -> bool:
+def _can_be_put(target: Value, indices: tuple[Value | None, ...], values: Value) -> bool:
     """`values` can be written where `indices` say; masks say it when they are known."""
     if values.type.dtype is not target.type.dtype:
         return False

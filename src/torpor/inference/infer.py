@@ -22,10 +22,9 @@ from torpor.inference.elementwise import elementwise_types
 from torpor.inference.indexing import is_doubtful
 from torpor.inference.strides import has_free_strides, restrided
 from torpor.ir.node import Value
-from torpor.ir.types import ScalarType, TensorType
+from torpor.ir.types import ScalarType, TensorType, Types
 from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
 
-Types = tuple[TensorType | None, ...]
 Physical = Callable[[torch.device], torch.device]
 
 
@@ -141,9 +140,9 @@ def types_in(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _infer(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> Types:
     device = common_device(spec, bound)
-    told = type_rules.CUSTOM.get(spec.name)
-    if told is not None:
-        return told(spec, bound, sample, to)
+    custom = type_rules.CUSTOM.get(spec.name)
+    if custom is not None:
+        return custom(spec, bound, sample, to)
     rule = type_rules.RULES.get(spec.name)
     if rule is not None:
         types = rule(bound)

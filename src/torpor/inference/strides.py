@@ -12,12 +12,11 @@ from typing import Any, Final
 import torch
 
 from torpor.ir.node import Value
-from torpor.ir.types import TensorType, contiguous_strides
+from torpor.ir.types import TensorType, Types, contiguous_strides
 from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
 
 Ints = tuple[int, ...]
 Layout = tuple[Ints, Ints]  # shape and strides
-Types = tuple[TensorType | None, ...]
 
 _LIKE_SELF: Final = frozenset(
     # made by `empty_like`: a dense tensor passes its strides on

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import torch
 
-from torpor.ir.types import TensorType, contiguous_strides
+from torpor.ir.types import TensorType, Types, contiguous_strides
 
-Types = tuple[TensorType | None, ...]
 Rule = Callable[[list[Any]], Types | None]
 CustomRule = Callable[[Any, list[Any], dict[Any, Any], Any], Types]
 
@@ -147,6 +146,12 @@ TRIED_WHEN_MIXED: Final = frozenset(
     {
         "aten.native_batch_norm.default",
         "aten.native_batch_norm_backward.default",
+        "aten._native_batch_norm_legit.default",
+        "aten._native_batch_norm_legit.no_stats",
+        "aten._native_batch_norm_legit_functional.default",
+        "aten._native_batch_norm_legit_no_training.default",
+        "aten._batch_norm_with_update.default",
+        "aten._batch_norm_with_update_functional.default",
         "aten.native_group_norm.default",
         "aten.native_group_norm_backward.default",
         "aten.native_layer_norm.default",

@@ -21,7 +21,7 @@ COMPILED, EAGER, COMMIT = "compiled", "eager", "commit"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Nodes of a graph that stand together and are compiled as one, or run one by one.
+    """Consecutive nodes of a graph, compiled as one unit or run one by one.
 
     Blocks of one stage were one block when the graph was scheduled.
     """
@@ -55,7 +55,7 @@ class Graph:
     """Ordered nodes from inputs to outputs.
 
     Inputs are leaves, run-time scalars, and values computed earlier (`known`) that need not be
-    computed again. Nodes stand in post-order of the first output that needs them. Passes put them
+    computed again. Nodes are in post-order of the first output that needs them. Passes put them
     into `blocks`.
     """
 
@@ -96,7 +96,7 @@ class Graph:
         return Graph(self.inputs, nodes, self.outputs, blocks, self.donated)
 
     def in_order_of(self, nodes: Iterable[Node]) -> Graph:
-        """The same graph, its nodes in the order in which they stand in `nodes`."""
+        """The same graph, its nodes in the order of `nodes`."""
         needed = set(self.nodes)
         return Graph(self.inputs, [node for node in nodes if node in needed], self.outputs)
 

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 from torpor import config
-from torpor.symbols.expressions import Condition, stands_while
+from torpor.symbols.expressions import Condition, valid_while
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Memo(Generic[T]):
         _memos.add(self)
 
     def find(self, key: Any) -> T | None:
-        """What stands under `key`, also in the old generation."""
+        """The entry under `key`, from either generation."""
         found = self.young.get(key)
         if found is None:
             found = self.old.pop(key, None)
@@ -45,7 +45,7 @@ class Memo(Generic[T]):
         self.young[key] = item
         if conditions:
             self.conditional.add(key)
-            stands_while(conditions, self.young, key, item)
+            valid_while(conditions, self.young, key, item)
         return item
 
     def clear(self) -> None:

@@ -12,14 +12,15 @@ key again makes a second node, which costs a recompile and never a wrong result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from torpor import config
 from torpor.ir.types import SCALAR_TYPES, ScalarType, TensorType
-from torpor.symbols.expressions import forget_entries
+from torpor.symbols.expressions import forget_entries, valid_while
 
 Key = tuple[Any, ...]
+Types = tuple[TensorType | ScalarType | None, ...]  # None: an output that is no tensor
 
 
 class OpKind:
@@ -46,7 +47,7 @@ class Value:
 
     __slots__ = ("index", "node", "type")
 
-    def __init__(self, node: Node, index: int, type_: TensorType | ScalarType) -> None:
+    def __init__(self, node: Node, index: int, type_: TensorType | ScalarType | None) -> None:
         self.node = node
         self.index = index
         self.type: Any = type_  # TensorType everywhere but on scalar leaves
@@ -58,15 +59,17 @@ class Value:
 class Node:
     """One recorded op. Interned: compare with `is`.
 
+    `intern` alone makes them; what belongs to one graph only is a `PrivateNode`.
+
     `args` are the op's arguments in the order of its schema, with values in the place of
     tensors and tuples in the place of lists. `site` (where the user recorded it: first, or
-    last if its kernel may fail) and `scope` (which module of the user's did) stand beside the
-    node's identity, not in it.
+    last if its kernel may fail) and `scope` (which module of the user's did) are
+    not part of the node's identity.
     """
 
     __slots__ = (
-        "__weakref__", "args", "conditions", "key", "op", "operands", "outputs", "passing", "scope",
-        "site",
+        "__weakref__", "args", "conditions", "key", "op", "operands", "outputs", "scope", "site",
+        "transient",
     )  # fmt: skip
 
     def __init__(
@@ -74,9 +77,11 @@ class Node:
         op: OpKind,
         key: Key,
         args: tuple[Any, ...],
-        types: tuple[TensorType | ScalarType, ...],
+        types: Types,
         site: Any = None,
         scope: tuple[str, str] | None = None,
+        conditions: tuple[Any, ...] = (),
+        transient: bool = False,
     ) -> None:
         self.op = op
         self.key = key
@@ -85,8 +90,10 @@ class Node:
         self.outputs = tuple(Value(self, i, t) for i, t in enumerate(types))
         self.site = site
         self.scope = scope
-        self.conditions: tuple[Any, ...] = ()  # on sizes: it stands in the table while they hold
-        self.passing = False  # a view of a leaf by sizes of the step, which are others in the next
+        self.conditions = conditions  # on sizes: it is in the table while they hold
+        self.transient = (
+            transient  # a view of a leaf by sizes of the step, which are others in the next
+        )
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {id(self):x}>"
@@ -100,10 +107,16 @@ class Items(NamedTuple):
     op: int  # a number for the op: items of one may be joined again
 
 
-class Derived(Node):
+class PrivateNode(Node):
+    """A node of one graph, which no table knows; the table may have another one of the same key."""
+
+    __slots__ = ()
+
+
+class Derived(PrivateNode):
     """A node that a pass made from another: the same op on other values, or on some of its items.
 
-    No table knows it, and it has the key of its origin, a node that no pass made.
+    It has the key of its origin, a node that no pass made.
     """
 
     __slots__ = ("items", "origin")
@@ -163,28 +176,25 @@ class InternTable:
         if node is None:
             node = op.old_nodes.pop(key, None)
             if node is not None:
-                self._insert(op, key, node)
+                self._insert(node)
         return node
 
-    def add(
-        self,
-        op: OpKind,
-        key: Key,
-        args: tuple[Any, ...],
-        types: tuple[TensorType | ScalarType, ...],
-        site: Any = None,
-        scope: tuple[str, str] | None = None,
-    ) -> Node:
-        """A new node under `key`."""
-        node = Node(op, key, args, types, site, scope)
-        self._insert(op, key, node)
-        return node
+    def intern(self, kind: OpKind, key: Key, make: Callable[[], tuple[Any, ...]]) -> Node:
+        """The node of `kind` under `key`: the one met before, or a new one of what `make` gives.
 
-    def _insert(self, op: OpKind, key: Key, node: Node) -> None:
+        That is what `Node` takes after its key: arguments, types, and what else is known.
+        """
+        return self.find(kind, key) or self._insert(Node(kind, key, *make()))
+
+    def _insert(self, node: Node) -> Node:
+        """Let `node` be found under its key, while its conditions hold."""
         if self.young >= config.max_interned_nodes:
             self.rotate()
-        op.nodes[key] = node
+        node.op.nodes[node.key] = node
         self.young += 1
+        if node.conditions:
+            valid_while(node.conditions, node.op.nodes, node.key, node)
+        return node
 
     def rotate(self) -> None:
         """Let the young generation grow old; what was old and not met since is dropped."""
@@ -205,6 +215,7 @@ class InternTable:
 
 
 TABLE = InternTable()
+intern = TABLE.intern
 LEAF = TABLE.kind("torpor.leaf", parameters=("slot",))
 SCALAR = TABLE.kind("torpor.scalar", parameters=("slot",))
 SIZE = TABLE.kind("torpor.size", parameters=("symbol",))
@@ -217,20 +228,14 @@ def op_kind(name: str) -> OpKind:
 
 def leaf(slot: int, type_: TensorType) -> Value:
     """The value of the `slot`-th buffer that enters a trace."""
-    key = (slot, type_)
-    node = TABLE.find(LEAF, key) or TABLE.add(LEAF, key, (slot,), (type_,))
-    return node.outputs[0]
+    return intern(LEAF, (slot, type_), lambda: ((slot,), (type_,))).outputs[0]
 
 
 def size(symbol: Any) -> Value:
     """The value of a symbol, which enters a graph as a number."""
-    key = (symbol,)
-    node = TABLE.find(SIZE, key) or TABLE.add(SIZE, key, key, (SCALAR_TYPES[int],))
-    return node.outputs[0]
+    return intern(SIZE, (symbol,), lambda: ((symbol,), (SCALAR_TYPES[int],))).outputs[0]
 
 
 def scalar(slot: int, kind: type) -> Value:
     """The value of the `slot`-th Python number that enters a trace at run time."""
-    key = (slot, kind)
-    node = TABLE.find(SCALAR, key) or TABLE.add(SCALAR, key, (slot,), (SCALAR_TYPES[kind],))
-    return node.outputs[0]
+    return intern(SCALAR, (slot, kind), lambda: ((slot,), (SCALAR_TYPES[kind],))).outputs[0]

@@ -27,7 +27,7 @@ def on_first_complex(act: Callable[[], None]) -> None:
     _waiting_for_complex.append(act)
 
 
-def _tell_of_complex() -> None:
+def _on_complex() -> None:
     while _waiting_for_complex:
         _waiting_for_complex.pop()()
 
@@ -68,20 +68,20 @@ class TensorType:
         key = (shape, stride, offset, dtype, device, conj, neg)
         found = _types.get(key)
         if found is None:
-            found = TensorType.loose(shape, stride, dtype, device, offset, conj, neg)
-            plain = not offset and stride == contiguous_strides(shape)  # made faster if not told
+            found = TensorType.uninterned(shape, stride, dtype, device, offset, conj, neg)
+            plain = not offset and stride == contiguous_strides(shape)  # None is faster to make
             found.wrapper = (
                 shape, None if plain else stride, offset or None, None, dtype, torch.strided,
                 device, *_torch.lazy_keys(device.type),
             )  # fmt: skip
             if dtype.is_complex:
-                _tell_of_complex()
+                _on_complex()
             with _lock:
                 found = _types.setdefault(key, found)
         return found
 
     @staticmethod
-    def loose(
+    def uninterned(
         shape: tuple[Any, ...],
         stride: tuple[Any, ...],
         dtype: torch.dtype,
@@ -229,9 +229,9 @@ class SymbolicType(TensorType):
         """The type for these sizes."""
         return TensorType.of(*self._sized(values))
 
-    def loosely_at(self, values: Mapping[Symbol, Any]) -> TensorType:
+    def uninterned_at(self, values: Mapping[Symbol, Any]) -> TensorType:
         """The type for sizes that behave like numbers, as a compiler's own symbols do."""
-        return TensorType.loose(*self._sized(values))
+        return TensorType.uninterned(*self._sized(values))
 
     def _sized(self, values: Mapping[Symbol, Any]) -> tuple[Any, ...]:
         return (
@@ -270,6 +270,8 @@ class ScalarType:
     def __repr__(self) -> str:
         return f"scalar {self.kind.__name__}"
 
+
+Types = tuple[TensorType | None, ...]  # of a node's outputs; None: one that is no tensor
 
 _lock = threading.Lock()
 _types: WeakValueDictionary[tuple[object, ...], TensorType] = WeakValueDictionary()

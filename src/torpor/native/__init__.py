@@ -1,6 +1,6 @@
 """The native recorder: C++ in front of the Python recorders, built where it is used.
 
-`build` makes the library, `open_library` brings it into the process; `native.recorder` puts it to
+`build` makes the library, `open_library` brings it into the process; `native.attach` puts it to
 work. Without a compiler everything is recorded by Python.
 """
 
@@ -27,7 +27,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def find() -> Path | None:
-    """The library to use, as `config.native` says; built now, or beside the program, if need be.
+    """The library to use, as `config.native` says; built now, or in the background, if need be.
 
     None if there is none yet. What went wrong is an error if the setting is "on".
     """
@@ -112,7 +112,9 @@ def _status_on_disk(path: Path) -> str:
         return "C++: built; taken up with the first op, or at the next cut"
     if build.is_being_built(path):
         return "Python: building; C++ is taken up at the cut that follows"
-    return f"Python: {_why_not(path) or 'not built; the first process that records lets it be'}"
+    return (
+        f"Python: {_why_not(path) or 'not built yet: the first program that records has it built'}"
+    )
 
 
 def open_library(path: Path | str) -> Any:

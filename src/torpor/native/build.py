@@ -3,6 +3,7 @@
     <cache directory>/native/<key>.so        the library
     <cache directory>/native/<key>.failed    by which compiler it could not be built, and why
     <cache directory>/native/<key>.lock      locked by who is building it
+    <cache directory>/native/<key>.started   locked by a process that was started to build it
 
 The key stands for all that the library depends on: the source, torch, Python. A library is built
 under another name, tried out in a process of its own and then renamed, so nobody ever loads half of
@@ -29,7 +30,7 @@ from typing import Final
 
 import torch
 
-from torpor.cache.store import check_directory, directory
+from torpor.cache.store import NotUsable, check_directory, directory
 from torpor.compiling import processes
 from torpor.errors import NativeError
 
@@ -44,7 +45,7 @@ _KEPT_SECONDS: Final = 60 * 24 * 3600
 """How long a library that nobody uses is kept: it may be another environment's."""
 _BUILD: Final = "from torpor.cli import main; main(['native', 'build', '--quiet'])"
 _UNFINISHED: Final = ".unfinished-"
-_TRY_OUT: Final = "import sys, torpor.native.recorder as n; n.try_out(sys.argv[1])"
+_TRY_OUT: Final = "import sys, torpor.native.attach as n; n.try_out(sys.argv[1])"
 
 
 def compiler() -> str | None:
@@ -220,12 +221,16 @@ def is_being_built(path: Path) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def alone(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Whether nobody else builds the library at `path` while the body runs; or wait until so."""
+def _make_folder(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         os.makedirs(path.parent, mode=0o700)
     check_directory(path.parent)
+
+
+@contextlib.contextmanager
+def alone(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Whether nobody else builds the library at `path` while the body runs; or wait until so."""
+    _make_folder(path)
     with open(path.with_suffix(".lock"), "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -242,15 +247,24 @@ def start() -> None:
     python = processes.interpreter()
     if python is None:
         return
-    told = processes.command(python, _BUILD, detached=True)
+    command = processes.command(python, _BUILD, detached=True)
     settings = {"TORPOR_CACHE_DIR": os.path.abspath(directory())}
-    threading.Thread(target=_start, args=(told, settings), name="torpor-build", daemon=True).start()
+    args = (library(), command, settings)
+    threading.Thread(target=_start, args=args, name="torpor-build", daemon=True).start()
 
 
-def _start(told: list[str], settings: dict[str, str]) -> None:
-    with contextlib.suppress(OSError):  # no memory, too many processes: there is no library then
-        subprocess.run(
-            told, env=processes.environment(settings), check=False,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C is not meant for it
-        )  # fmt: skip
+def _start(path: Path, command: list[str], settings: dict[str, str]) -> None:
+    """Start a process, unless one that was started earlier, maybe by another program, still runs.
+
+    It inherits the lock and so holds it until it ends. A busy machine lets it wait for long.
+    """
+    with contextlib.suppress(OSError, NotUsable):  # it is locked; no memory, too many processes
+        _make_folder(path)
+        with open(path.with_suffix(".started"), "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            subprocess.run(
+                command, env=processes.environment(settings), check=False,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=(file.fileno(),),
+                process_group=0,  # Ctrl-C is not meant for it
+            )  # fmt: skip

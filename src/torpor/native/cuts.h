@@ -307,11 +307,11 @@ inline bool is_sole(const World& w, PyObject* data) {
 }
 
 // shared(arguments, positions): those positions whose data somebody else holds or looks at.
-inline PyObject* shared(PyObject*, PyObject* told) {
+inline PyObject* shared(PyObject*, PyObject* given) {
   HANDLE_TH_ERRORS
   const World& w = world();
   PyObject *arguments, *positions;
-  if (!PyArg_ParseTuple(told, "O!O!", &PyList_Type, &arguments, &PyTuple_Type, &positions)) {
+  if (!PyArg_ParseTuple(given, "O!O!", &PyList_Type, &arguments, &PyTuple_Type, &positions)) {
     return nullptr;
   }
   Ref found = checked(PyList_New(0));

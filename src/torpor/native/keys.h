@@ -1,5 +1,5 @@
 // Keys: what a call's arguments are in the table of nodes. Each is the key that the op's Python
-// recorder builds (specialize/source.py, ops/keys.py).
+// recorder builds (trace/recorder.py, ops/keys.py).
 
 #pragma once
 

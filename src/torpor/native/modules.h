@@ -128,12 +128,12 @@ inline vectorcallfunc redirect(PyObject* function, vectorcallfunc here) {
 
 // call_modules(function, calls, implementation, globals, hooks): calls of `function`, which is
 // `nn.Module.__call__`, come here; `hooks` are the names of the hooks of all modules.
-inline PyObject* call_modules(PyObject*, PyObject* told) {
+inline PyObject* call_modules(PyObject*, PyObject* given) {
   HANDLE_TH_ERRORS
   PyObject *function, *calls, *implementation, *globals;
   const char* hooks[kHooks];
   if (!PyArg_ParseTuple(
-          told, "O!OOO!(ssss)", &PyFunction_Type, &function, &calls, &implementation,
+          given, "O!OOO!(ssss)", &PyFunction_Type, &function, &calls, &implementation,
           &PyDict_Type, &globals, &hooks[0], &hooks[1], &hooks[2], &hooks[3])) {
     return nullptr;
   }
@@ -196,12 +196,12 @@ inline PyObject* attribute(
 
 // find_attributes(function, tables): calls of `function`, which is `nn.Module.__getattr__`, come
 // here; it looks into the tables of these names.
-inline PyObject* find_attributes(PyObject*, PyObject* told) {
+inline PyObject* find_attributes(PyObject*, PyObject* given) {
   HANDLE_TH_ERRORS
   PyObject* function;
   const char* tables[kTables];
   if (!PyArg_ParseTuple(
-          told, "O!(sss)", &PyFunction_Type, &function, &tables[0], &tables[1], &tables[2])) {
+          given, "O!(sss)", &PyFunction_Type, &function, &tables[0], &tables[1], &tables[2])) {
     return nullptr;
   }
   Attributes& a = the_attributes();

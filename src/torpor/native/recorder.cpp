@@ -28,6 +28,7 @@
 #include "cuts.h"
 #include "keys.h"
 #include "modules.h"
+#include "regions.h"
 #include "tape.h"
 
 namespace torpor {
@@ -111,16 +112,50 @@ static void enlist(const World& w, PyObject* storage) {
   w.storage_listed.set(storage, Py_True);
 }
 
-static at::Tensor fresh_tensor(World& w, PyObject* value) {
-  PyObject* type = w.value_type.of(value);
-  at::Tensor tensor = bare_tensor(wrapper_of(w, type));
+static Ref fresh_storage(const World& w, PyObject* value) {
   Ref storage = checked(w.lazy_storage->tp_alloc(w.lazy_storage, 0));
-  w.storage_type.set(storage.get(), type);
+  w.storage_type.set(storage.get(), w.value_type.of(value));
   w.storage_value.set(storage.get(), value);
   w.storage_data.set(storage.get(), Py_None);
   enlist(w, storage.get());
+  return storage;
+}
+
+static at::Tensor fresh_tensor(World& w, PyObject* value) {
+  at::Tensor tensor = bare_tensor(wrapper_of(w, w.value_type.of(value)));
+  Ref storage = fresh_storage(w, value);
   ++w.made;
   return as_lazy_tensor(w, std::move(tensor), storage.get(), Py_None);
+}
+
+// region_storages(values): new storages that hold them.
+static PyObject* region_storages(PyObject*, PyObject* values) {
+  HANDLE_TH_ERRORS
+  const World& w = world();
+  cuts::expect(values, &PyTuple_Type);
+  Ref made = checked(PyList_New(PyTuple_GET_SIZE(values)));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); ++i) {
+    PyList_SET_ITEM(made.get(), i, fresh_storage(w, PyTuple_GET_ITEM(values, i)).release());
+  }
+  return made.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// region_tensors(storages): tensors that are all of them.
+static PyObject* region_tensors(PyObject*, PyObject* storages) {
+  HANDLE_TH_ERRORS
+  World& w = world();
+  cuts::expect(storages, &PyList_Type);
+  Ref made = checked(PyList_New(PyList_GET_SIZE(storages)));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(storages); ++i) {
+    PyObject* storage = PyList_GET_ITEM(storages, i);
+    cuts::expect(storage, w.lazy_storage);
+    at::Tensor tensor = bare_tensor(wrapper_of(w, w.storage_type.of(storage)));
+    tensor = as_lazy_tensor(w, std::move(tensor), storage, Py_None);
+    PyList_SET_ITEM(made.get(), i, THPVariable_Wrap(std::move(tensor)));
+  }
+  return made.release();
+  END_HANDLE_TH_ERRORS
 }
 
 // An inference tensor only if what it views is one, whatever the mode.
@@ -192,7 +227,7 @@ static bool can_be_fresh(const World& w, const Op& op, const Return& made, PyObj
 
 // Views that are right in this trace only, and those with conjugate or negative bits, are Python's.
 static bool can_be_view(const World& w, PyObject* node, PyObject* type) {
-  return Py_TYPE(node) == w.node && w.node_passing.of(node) == Py_False &&
+  return Py_TYPE(node) == w.node && w.node_transient.of(node) == Py_False &&
       is_tensor_type(w, type) && w.type_conj.of(type) == Py_False &&
       w.type_neg.of(type) == Py_False;
 }
@@ -480,7 +515,7 @@ c10::intrusive_ptr<c10::TensorImpl> LazyImpl::shallow_copy_and_detach(
 // What becomes of a call: the kernel of the usual case, the op's parts, or Python's kernel.
 enum class Way { usual, parts, python };
 
-// Each says which way a call goes. `native.recorder.above_autograd` names their ops.
+// Each says which way a call goes. `native.attach.above_autograd` names their ops.
 using Rule = Way (*)(const World&, c10::ArrayRef<IValue>);
 
 static bool needs_gradient(c10::ArrayRef<IValue> arguments, size_t position) {
@@ -740,7 +775,7 @@ static void find_slots(World& w, PyObject* names) {
   find(w.view_type, "View", "type");
   find(w.view_value, "View", "value");
   find(w.node_outputs, "Node", "outputs");
-  find(w.node_passing, "Node", "passing");
+  find(w.node_transient, "Node", "transient");
   find(w.node_op, "Node", "op");
   find(w.node_args, "Node", "args");
   find(w.expansion_outputs, "Expansion", "outputs");
@@ -976,10 +1011,10 @@ static PyObject* want_first(PyObject*, PyObject* arguments) {
   END_HANDLE_TH_ERRORS
 }
 
-// stand_above(name, overload, rule, kernel): decide here, by a rule, which way a call of an op above
+// decide_above_autograd(name, overload, rule, kernel): decide here, by a rule, which way a call of an op above
 // autograd goes; `kernel` is what the usual case calls, None if the first argument is its result.
 // False if that is no kernel that can be read here: a library built by another compiler than torch.
-static PyObject* stand_above(PyObject*, PyObject* arguments) {
+static PyObject* decide_above_autograd(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
   const char *name, *overload, *rule;
   PyObject* kernel;
@@ -1015,12 +1050,12 @@ static IValue constant(PyObject* object) {
 // choose(arguments, name, overload, parts): from now on a call of attention with arguments like
 // these is a call of the op of that name. Each of its arguments is an integer, the position of one
 // of `arguments`, or a constant.
-static PyObject* choose(PyObject*, PyObject* told) {
+static PyObject* choose(PyObject*, PyObject* packed) {
   HANDLE_TH_ERRORS
   const char *name, *overload;
   PyObject *arguments, *parts;
   if (!PyArg_ParseTuple(
-          told, "O!ssO!", &PyTuple_Type, &arguments, &name, &overload, &PyTuple_Type, &parts)) {
+          packed, "O!ssO!", &PyTuple_Type, &arguments, &name, &overload, &PyTuple_Type, &parts)) {
     return nullptr;
   }
   World& w = world();
@@ -1075,7 +1110,7 @@ static PyMethodDef methods[] = {
     {"setup", setup, METH_O, nullptr},
     {"add", add, METH_VARARGS, nullptr},
     {"want_first", want_first, METH_VARARGS, nullptr},
-    {"stand_above", stand_above, METH_VARARGS, nullptr},
+    {"decide_above_autograd", decide_above_autograd, METH_VARARGS, nullptr},
     {"choose", choose, METH_VARARGS, nullptr},
     {"forget_choices", forget_choices, METH_NOARGS, nullptr},
     {"parts", set_parts, METH_O, nullptr},
@@ -1092,6 +1127,10 @@ static PyMethodDef methods[] = {
     {"hold", cuts::hold, METH_VARARGS, nullptr},
     {"replaced", cuts::replaced, METH_VARARGS, nullptr},
     {"shared", cuts::shared, METH_VARARGS, nullptr},
+    {"region_values", regions::values, METH_O, nullptr},
+    {"autocast_copies", regions::autocast_copies, METH_O, nullptr},
+    {"region_storages", region_storages, METH_O, nullptr},
+    {"region_tensors", region_tensors, METH_O, nullptr},
     {"call_modules", modules::call_modules, METH_VARARGS, nullptr},
     {"find_attributes", modules::find_attributes, METH_VARARGS, nullptr},
     {"modules", modules::modules, METH_NOARGS, nullptr},

@@ -103,7 +103,7 @@ struct World {
   PyTypeObject *tensor_type, *symbolic_type, *backend_data;
   Slot storage_type, storage_value, storage_data, storage_listed;
   Slot view_base, view_index, view_node, view_parent, view_type, view_value;
-  Slot node_outputs, node_passing, node_op, node_args, expansion_outputs;
+  Slot node_outputs, node_transient, node_op, node_args, expansion_outputs;
   Slot value_type, value_index, value_node;
   Slot type_wrapper, type_conj, type_neg, type_concrete;
   Slot data_device, data_type, data_tensor, data_error, data_done, data_info;

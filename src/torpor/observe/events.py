@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 from torpor import _torch, metrics
@@ -76,18 +75,18 @@ def place_of_read() -> int:
 # -- the step that is being recorded -----------------------------------------------------------
 
 
-class _Step:
+class _StepClock:
     """The time from the first tensor that enters a trace to its cut, without other phases."""
 
     __slots__ = (
-        "away", "began", "last", "last_asked", "last_read", "read_at",
-        "span", "thread", "told",
+        "away", "began", "counted", "last", "last_asked", "last_read", "read_at",
+        "span", "thread",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.began = 0.0
         self.away = 0.0  # seconds that had gone into other phases by then
-        self.told = 0.0  # seconds of it that were counted for a graph made before its end
+        self.counted = 0.0  # seconds of it that were counted for a graph made before its end
         self.last = 0.0  # seconds that the step before took
         self.last_read = ""  # the line that read last
         self.last_asked = ""  # and what it asked for, until the next cut
@@ -100,7 +99,7 @@ class _Step:
         if _torch.is_profiler_on():
             self.span, self.thread = _torch.profiler_span("torpor record"), threading.get_ident()
             self.span.__enter__()
-        self.began, self.away, self.told = time.perf_counter(), AWAY.seconds, 0.0
+        self.began, self.away, self.counted = time.perf_counter(), AWAY.seconds, 0.0
 
     def so_far(self) -> float:
         """Seconds of recording since the first tensor entered; those of the last step after it."""
@@ -111,13 +110,13 @@ class _Step:
 
     def since_last_graph(self) -> float:
         """Seconds of recording since the last graph of this trace was made."""
-        before, self.told = self.told, self.so_far()
-        return self.told - before
+        before, self.counted = self.counted, self.so_far()
+        return self.counted - before
 
     def end(self, new_nodes: int, now: float) -> None:
         """Nothing was recorded into this trace after `now`; it has met `new_nodes` new ones."""
         if not self.began:
-            self.last = self.told = 0.0
+            self.last = self.counted = 0.0
             return
         self.last = self._until(now)
         EVENTS.append(Event("record", self.began))
@@ -130,14 +129,14 @@ class _Step:
             self.span = None
         self.began = 0.0
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Count from now on what is going on."""
         if self.began:
-            self.began, self.away, self.told = time.perf_counter(), AWAY.seconds, 0.0
+            self.began, self.away, self.counted = time.perf_counter(), AWAY.seconds, 0.0
 
 
-STEP = _Step()
-metrics.on_reset(STEP.begin_anew)
+STEP = _StepClock()
+metrics.on_reset(STEP.restart)
 
 
 # -- spans -------------------------------------------------------------------------------------
@@ -159,28 +158,23 @@ class span:  # a class for speed, like `metrics.timer`
             self.shown.__enter__()
         self.start = time.perf_counter()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         EVENTS.append(Event(self.kind, self.start, self.name))
         if self.shown is not None:
-            self.shown.__exit__(kind, error, traceback)
+            self.shown.__exit__(*error)
 
 
 # -- reads -------------------------------------------------------------------------------------
 
 
-class _Reads(threading.local):
+class _ReadState(threading.local):
     """What this thread is about to read, and whether it may."""
 
     forbidden = 0
     asked = ""  # "bool", "int", ...: what Python wants a tensor to be
 
 
-_reads = _Reads()
+_reads = _ReadState()
 
 
 @contextmanager

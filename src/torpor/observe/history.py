@@ -42,12 +42,12 @@ MAX_LEAVES: Final = 2048
 """Leaves of a trace whose storages are remembered."""
 FIRST: Final = 4
 """Graphs of a cut site that are kept longest: how it began."""
-TOLD_RUNS: Final = 8
+TIMED_RUNS: Final = 8
 """Runs after which it is known what one takes."""
 MAX_COMPARED: Final = 8
 """Earlier graphs of a cut site that a new one is compared with."""
 
-Key = tuple[str, str, int]  # backend, file, line
+Place = tuple[str, str, int]  # backend, file, line
 
 
 class CutSite:
@@ -159,7 +159,7 @@ class GraphRecord:
     @property
     def usual_seconds(self) -> float | None:
         """What a run of it takes of its thread's time; None until some have told."""
-        return self._usual if self.runs >= TOLD_RUNS else None
+        return self._usual if self.runs >= TIMED_RUNS else None
 
     @property
     def difference(self) -> Difference | None:
@@ -233,7 +233,7 @@ class History:
 
     def __init__(self) -> None:
         self.records: deque[GraphRecord] = deque(maxlen=MAX_RECORDS)
-        self.cut_sites: OrderedDict[Key, CutSite] = OrderedDict()
+        self.cut_sites: OrderedDict[Place, CutSite] = OrderedDict()
         self.holding: deque[GraphRecord] = deque()  # records that have their graph
         self.nodes = 0
         self.serial = 0

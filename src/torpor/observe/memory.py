@@ -39,7 +39,7 @@ class Prediction:
     alive: tuple[tuple[Value, int], ...]  # buffers at that moment and their bytes, largest first
 
     def __str__(self) -> str:
-        head = f"inputs {_size(self.inputs)}, at most {_size(self.peak)} more"
+        head = f"inputs {size_text(self.inputs)}, at most {size_text(self.peak)} more"
         if self.node is not None:
             head += f" at {self.node.op.name} ({self.node.site})"
         return "\n".join([head, *map(_row, self.alive[: 4 * _SHOWN])])
@@ -47,12 +47,15 @@ class Prediction:
 
 def _row(item: tuple[Value, int]) -> str:
     value, size = item
-    return f"{_size(size):>12}  {value.type!r:<44} {value.node.op.name}  {value.node.site or ''}"
+    return (
+        f"{size_text(size):>12}  {value.type!r:<44} {value.node.op.name}  {value.node.site or ''}"
+    )
 
 
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
+def size_text(count: float) -> str:
+    """So many bytes, in words."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
             break
         count /= 1024
     return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
@@ -192,12 +195,12 @@ def free_bytes(backend: Backend, device: BackendDevice) -> int | None:
     info = backend.memory_info(device)
     if info.used is not None and info.total is not None:
         return info.total - info.used + _cached(device)
-    return _free_on_host() if device.type.name == "cpu" else None
+    return _free_on_host() if device.type.physical == "cpu" else None
 
 
 def _cached(device: BackendDevice) -> int:
     """What torch holds of a GPU's memory and does not use."""
-    if device.type.name != "cuda" or not torch.cuda.is_initialized():
+    if device.type.physical != "cuda" or not torch.cuda.is_initialized():
         return 0
     index = device.ordinal
     return torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
@@ -260,8 +263,8 @@ def _all_values(graph: Graph) -> int:
 
 def _warning(needed: Prediction, free: int, device: BackendDevice) -> str:
     lines = [
-        f"a graph needs about {_size(needed.peak)} on {device}, where {_size(free)} are free; "
-        "the largest at the worst moment:",
+        f"a graph needs about {size_text(needed.peak)} on {device}, where {size_text(free)} are "
+        "free; the largest at the worst moment:",
         *map(_row, needed.alive[:_SHOWN]),
     ]
     return "\n".join(lines)

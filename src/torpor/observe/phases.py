@@ -1,14 +1,13 @@
 """What the program's own threads do in torpor besides recording, and how long: every moment of a
 thread counts once, for the innermost phase it is in.
 
-The thread of a queue and those that compile run beside the program: their time is not its time.
+The thread of a queue and those that compile run in the background: their time is not its time.
 """
 
 from __future__ import annotations
 
 import threading
 from time import perf_counter
-from types import TracebackType
 from typing import Final
 
 from torpor import metrics
@@ -29,30 +28,30 @@ class _Away:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.begin_anew()
+        self.restart()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Leave out of later answers what was counted so far."""
         self.began, self.before = perf_counter(), dict(TOTALS)
 
 
 AWAY = _Away()
-metrics.on_reset(AWAY.begin_anew)
+metrics.on_reset(AWAY.restart)
 
 
 class _Thread(threading.local):
     """Whether the thread is the program's, and the seconds of phases inside the one it is in."""
 
-    beside = False
+    in_background = False
     inner: float | None = None
 
 
 _thread = _Thread()
 
 
-def beside() -> None:
+def mark_as_background() -> None:
     """This thread is not the program's."""
-    _thread.beside = True
+    _thread.in_background = True
 
 
 class phase:  # a class for speed
@@ -69,16 +68,11 @@ class phase:  # a class for speed
         self.start = start = perf_counter()
         return start
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         seconds = perf_counter() - self.start
         inner, outer = _thread.inner, self.outer
         _thread.inner = None if outer is None else outer + seconds
-        if not _thread.beside:
+        if not _thread.in_background:
             TOTALS[self.name] += seconds - (inner or 0.0)
             if outer is None:
                 AWAY.seconds += seconds

@@ -7,6 +7,8 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 
 import torch
@@ -57,8 +59,34 @@ def _learn(code: CodeType) -> tuple[CodeType, bool]:
     return known
 
 
+def is_users(code: CodeType) -> bool:
+    """The code is neither torch's nor torpor's."""
+    return not (_known.get(id(code)) or _learn(code))[1]
+
+
+class _Replayed(threading.local):
+    """The line of an op of a captured graph that this thread records."""
+
+    site: Site | None = None
+
+
+_replayed = _Replayed()
+
+
+@contextmanager
+def recorded_at(line: Site | None) -> Iterator[None]:
+    """What is recorded in the body comes from `line`, if that is known, whoever is on the stack."""
+    before, _replayed.site = _replayed.site, line
+    try:
+        yield
+    finally:
+        _replayed.site = before
+
+
 def site() -> Site | None:
     """The innermost line on the stack that is neither torch's nor torpor's."""
+    if _replayed.site is not None:
+        return _replayed.site
     frame: FrameType | None = sys._getframe(1)
     get = _known.get
     while frame is not None:

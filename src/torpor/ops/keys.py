@@ -1,9 +1,9 @@
 """Intern keys: the arguments of an op in schema order, made hashable and unambiguous.
 
 Python says `1 == 1.0 == True` and `0.0 == -0.0`, and that NaN is not itself. A key must not. A
-float that is neither zero nor NaN stands for itself; every other number is tagged with its type,
+float that is neither zero nor NaN is its own key; every other number is tagged with its type,
 zeros with their sign and NaN with its name. Arguments whose schema fixes their Python type (a
-dimension, a flag) stand for themselves.
+dimension, a flag) are their own keys.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torpor.ir.node import TABLE, Node, Value
-from torpor.ir.types import TensorType
+from torpor.ir.node import Key, Node, PrivateNode, Types, Value, intern
 from torpor.ops.spec import ArgKind, OpSpec
 
 _NAN = ("float", "nan")
@@ -22,7 +21,7 @@ _ZERO = ("float", "0.0")
 
 
 def number_key(number: Any) -> Any:
-    """What stands for a Python number in a key."""
+    """The key of a Python number."""
     kind = type(number)
     if kind is float:
         if number != number:
@@ -38,12 +37,12 @@ def number_key(number: Any) -> Any:
 
 
 def tensor_key(arg: Any) -> Any:
-    """What stands for a tensor argument: a value, a wrapped number, or None."""
+    """The key of a tensor argument: a value, a wrapped number, or None."""
     return arg if type(arg) is Value or arg is None else number_key(arg)
 
 
 def argument_key(kind: ArgKind, arg: Any) -> Any:
-    """What stands for one argument."""
+    """The key of one argument."""
     if arg is None or kind is ArgKind.PLAIN:
         return arg
     if kind is ArgKind.TENSOR:
@@ -55,17 +54,23 @@ def argument_key(kind: ArgKind, arg: Any) -> Any:
     return tuple(number_key(item) for item in arg)
 
 
-def key_of(spec: OpSpec, bound: Sequence[Any]) -> tuple[Any, ...]:
+def key_of(spec: OpSpec, bound: Sequence[Any]) -> Key:
     """The intern key of an op applied to `bound`, its arguments in schema order."""
     return tuple(
         argument_key(a.kind, value) for a, value in zip(spec.arguments, bound, strict=True)
     )
 
 
-def intern(
-    spec: OpSpec, bound: Sequence[Any], types: tuple[TensorType | None, ...], site: Any = None
-) -> Node:
+def node_of(spec: OpSpec, bound: Sequence[Any], types: Types, site: Any = None) -> Node:
     """The node of `spec` on `bound`, found or made."""
-    key = key_of(spec, bound)
-    args = tuple(tuple(a) if isinstance(a, list) else a for a in bound)
-    return TABLE.find(spec.kind, key) or TABLE.add(spec.kind, key, args, types, site)  # type: ignore[arg-type]  # None: no tensor
+    return intern(spec.kind, key_of(spec, bound), lambda: (as_args(bound), types, site))
+
+
+def private_node(spec: OpSpec, bound: Sequence[Any], types: Types, site: Any = None) -> Node:
+    """A node of `spec` on `bound` that the intern table does not know."""
+    return PrivateNode(spec.kind, key_of(spec, bound), as_args(bound), tuple(types), site)
+
+
+def as_args(bound: Sequence[Any]) -> tuple[Any, ...]:
+    """Arguments as a node has them: tuples in the place of lists."""
+    return tuple([tuple(arg) if isinstance(arg, list) else arg for arg in bound])

@@ -1,8 +1,7 @@
 """The signature of an op: all that recording a call of it depends on, as frozen data.
 
 It is derived from the op's schema and `ops.rules`, once. Whoever records reads the same object:
-the record path in Python (`trace.recorder.record`), the code that is specialised from it
-(`specialize.source`), and the native recorder (`native/recorder.cpp`).
+the record path in Python (`trace.recorder.record`) and the native recorder (`native/recorder.cpp`).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """What is part of the key beside the arguments."""
+    """What is part of the key in addition to the arguments."""
 
     grad_mode: bool = False
     requires_grad: tuple[int, ...] = ()  # of these arguments
@@ -82,12 +81,7 @@ class Signature:
     written: tuple[Written, ...]  # their new values are the node's last outputs
     overlaps: tuple[tuple[int, int], ...]  # pairs, written and other, that must not share memory
     apart: tuple[tuple[int, int], ...]  # pairs of lists, written and read item by item
-
-    @property
-    def makes_fresh(self) -> bool:
-        """Its results are tensors of their own, and nothing else happens."""
-        fresh = all(r.make is Make.FRESH and not r.is_list for r in self.results)
-        return fresh and bool(self.results) and not self.written
+    is_plain: bool  # its one result is a tensor of its own, and nothing is written
 
 
 def signature_of(spec: OpSpec, extra: Extra = NO_EXTRA, lengths: Sequence[int] = ()) -> Signature:
@@ -101,16 +95,18 @@ def signature_of(spec: OpSpec, extra: Extra = NO_EXTRA, lengths: Sequence[int] =
     viewed = {r.argument for r in spec.returns if r.kind is ReturnKind.VIEW}
     written = tuple(_written(spec, position) for position in spec.mutated)
     overlaps, apart = _overlaps(spec, kinds, written)
+    results = tuple(_result(spec, returned, numbers) for returned in spec.returns)
     return Signature(
         spec=spec,
         kinds=kinds,
         device=names.index("device") if "device" in names else -1,
         extra=extra,
         kept=tuple(sorted({*spec.mutated, *viewed})),
-        results=tuple(_result(spec, returned, numbers) for returned in spec.returns),
+        results=results,
         written=written,
         overlaps=overlaps,
         apart=apart,
+        is_plain=results == (Result(Make.FRESH, False, 0),) and not written,
     )
 
 

@@ -22,7 +22,7 @@ import torch
 
 from torpor.errors import GraphError
 from torpor.inference.infer import infer, physical_device
-from torpor.ir.node import TABLE, Node, Value, values_in
+from torpor.ir.node import Node, Value, intern, values_in
 from torpor.ir.types import ScalarType, TensorType
 from torpor.ops.keys import key_of
 from torpor.ops.spec import Mode, OpSpec, spec_of
@@ -69,10 +69,7 @@ class TypedNode:
         """The node of the op on these arguments, found or made."""
         spec, bound = cls.op, cls._bind(args, kwargs)
         key = key_of(spec, bound)
-        node = TABLE.find(spec.kind, key)
-        if node is None:
-            node = TABLE.add(spec.kind, key, tuple(bound), _types(spec, key, bound))  # type: ignore[arg-type]  # None: no tensor
-        return cls(node)
+        return cls(intern(spec.kind, key, lambda: (tuple(bound), _types(spec, key, bound))))
 
     @classmethod
     def can_be_reused(cls, node: Node, *args: Any, **kwargs: Any) -> bool:
@@ -94,7 +91,7 @@ class TypedNode:
         bound = cls.signature.bind(*args, **kwargs)
         for argument in cls.op.target._schema.arguments:
             if argument.name in bound.arguments:
-                bound.arguments[argument.name] = _as_told(
+                bound.arguments[argument.name] = _as_declared(
                     cls.op, argument, bound.arguments[argument.name]
                 )
         bound.apply_defaults()
@@ -109,20 +106,20 @@ def _types(spec: OpSpec, key: tuple[Any, ...], bound: list[Any]) -> Types:
 # -- arguments ---------------------------------------------------------------------------------
 
 
-def _as_told(spec: OpSpec, argument: Any, given: Any) -> Any:
+def _as_declared(spec: OpSpec, argument: Any, given: Any) -> Any:
     """`given` as the schema has it: lists are tuples, and every number has the type that it says.
 
     Equal calls are one node then, and the node that recording gives.
     """
-    told = _without(argument.real_type, "Optional[")
-    if given is None or not str(told).startswith("List["):
-        return _item(spec, argument.name, str(told), given)
+    declared = _without(argument.real_type, "Optional[")
+    if given is None or not str(declared).startswith("List["):
+        return _item(spec, argument.name, str(declared), given)
     single = isinstance(given, (bool, int, float))
     if single and argument.N:
         given = (given,) * argument.N
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise _wrong(spec, argument.name, "a list", given)
-    item = str(_without(told.getElementType(), "Optional["))
+    item = str(_without(declared.getElementType(), "Optional["))
     return tuple([_item(spec, argument.name, item, one) for one in given])
 
 
@@ -148,13 +145,13 @@ _MAKES: Final[dict[str, Callable[[Any], Any]]] = {
 }  # fmt: skip
 
 
-def _item(spec: OpSpec, name: str, told: str, given: Any) -> Any:
-    if given is None or type(given) is Value or told not in _TAKES:
+def _item(spec: OpSpec, name: str, declared: str, given: Any) -> Any:
+    if given is None or type(given) is Value or declared not in _TAKES:
         return given
-    wanted, types = _TAKES[told]
+    wanted, types = _TAKES[declared]
     if not isinstance(given, types):
         raise _wrong(spec, name, wanted, given)
-    return _MAKES[told](given) if told in _MAKES else given
+    return _MAKES[declared](given) if declared in _MAKES else given
 
 
 def _wrong(spec: OpSpec, name: str, wanted: str, given: Any) -> TypeError:
@@ -195,10 +192,10 @@ def class_name(base: str, overload: str) -> str:
 
     The underscores that tell ops apart are kept: those in front, and that of in-place ops.
     """
-    front = len(base) - len(base.lstrip("_"))
+    leading = len(base) - len(base.lstrip("_"))
     end = "_" if base.endswith("_") or overload.endswith("_") else ""
     words = re.split("_+", f"{base.strip('_')}_{overload}")
-    return "_" * front + "".join(w[:1].upper() + w[1:] for w in words) + end
+    return "_" * leading + "".join(w[:1].upper() + w[1:] for w in words) + end
 
 
 def node_class(module: str, name: str, op: str) -> type[TypedNode]:

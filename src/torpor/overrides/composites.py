@@ -19,8 +19,8 @@ from torpor.frontend.devices import lazy_device
 from torpor.ops.spec import spec_of
 from torpor.overrides.eager import count_sync, run_eager
 from torpor.overrides.special import record_to_copy
-from torpor.specialize.recorders import make_recorder
 from torpor.trace.dispatch import special
+from torpor.trace.recorder import make_recorder
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import physical
 from torpor.trace.wrap import plain_copy, wrap_plainly
@@ -197,6 +197,8 @@ def scaled_dot_product_attention(
         if fused is not None:
             given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             return _attend(*fused(given[:3], dropout_p, is_causal, scale), given)
+    if _torch.CAPTURING.on:
+        raise RuntimeError("attention on the device `lazy` with a mask, groups or dropout")
     return physically(  # type: ignore[no-any-return]  # ops have no types
         aten.scaled_dot_product_attention.default, query,
         (query, key, value, attn_mask, dropout_p, is_causal), scale=scale, enable_gqa=enable_gqa,
@@ -224,8 +226,9 @@ def _choice(
 def _choose(
     kind: str, tensors: tuple[torch.Tensor, ...], p: float, causal: bool, scale: float | None
 ) -> int:
-    query, key, value = map(_real, tensors)
-    choice = _torch.attention_choice(query, key, value, p, causal, scale)
+    with _torch.without_modes():  # fake tensors are given another kernel
+        query, key, value = map(_real, tensors)
+        choice = _torch.attention_choice(query, key, value, p, causal, scale)
     padded = query.shape[-1] % 8 or value.shape[-1] != query.shape[-1]
     return -1 if padded and kind != "cpu" else choice
 

@@ -71,14 +71,14 @@ def set_turn(generator: torch.Generator, seed: torch.Tensor, offset: torch.Tenso
     generator.set_offset(int(offset))
 
 
-class Captured(threading.local):
+class CapturedGenerators(threading.local):
     """Generators of the CUDA graph that this thread captures, by where the offset lies."""
 
     def __init__(self) -> None:
         self.generators: dict[int, torch.Generator] = {}
 
 
-CAPTURED: Final = Captured()
+CAPTURED: Final = CapturedGenerators()
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def numbers_drawn(
 
 
 @dataclass(frozen=True)
-class Drawing:
+class DrawingOp:
     """An op of torch's that draws, and the same op with its place among others as arguments."""
 
     original: Any
@@ -120,7 +120,7 @@ class Drawing:
 _library = torch.library.Library("torpor", "FRAGMENT")
 
 
-def _define(original: Any, name: str, arguments: str, tensors: tuple[int, ...]) -> Drawing:
+def _define(original: Any, name: str, arguments: str, tensors: tuple[int, ...]) -> DrawingOp:
     """`original` with its turn."""
 
     def run(
@@ -136,7 +136,9 @@ def _define(original: Any, name: str, arguments: str, tensors: tuple[int, ...]) 
     return _defined(original, name, f"{turn}, {arguments}", tensors, run, types)
 
 
-def _define_in_order(original: Any, name: str, arguments: str, tensors: tuple[int, ...]) -> Drawing:
+def _define_in_order(
+    original: Any, name: str, arguments: str, tensors: tuple[int, ...]
+) -> DrawingOp:
     """`original` after another that draws."""
 
     def run(after: torch.Tensor | None, *args: Any, **names: Any) -> Any:
@@ -152,7 +154,7 @@ def _defined(
     tensors: tuple[int, ...],
     run: Callable[..., Any],
     types: Callable[..., Any],
-) -> Drawing:
+) -> DrawingOp:
     results = ", ".join(["Tensor"] * len(tensors))
     _library.define(f"{name}({arguments}) -> ({results})")
 
@@ -165,7 +167,7 @@ def _defined(
 
     _library.impl(name, kept(run), "CUDA")
     _library._register_fake(name, kept(types))
-    return Drawing(original, getattr(torch.ops.torpor, name).default, tensors)
+    return DrawingOp(original, getattr(torch.ops.torpor, name).default, tensors)
 
 
 _TENSORS: Final = "Tensor query, Tensor key, Tensor value"

@@ -13,18 +13,16 @@ import torch
 from torpor import _torch
 from torpor.backend.registry import get_backend
 from torpor.execute.storage import TRACE, LazyStorage
-from torpor.ir.node import Value
 from torpor.ir.types import TensorType
 from torpor.ops.spec import OpSpec, ReturnKind, spec_of
 from torpor.overrides import draws
 from torpor.overrides.cudnn_weights import packed
 from torpor.overrides.random import random_recorder
-from torpor.specialize.recorders import make_recorder
 from torpor.trace.dispatch import special
-from torpor.trace.recorder import tensor_value
+from torpor.trace.recorder import make_recorder, tensor_value
 from torpor.trace.tensor import LazyTensor
-from torpor.trace.values import apply, physical
-from torpor.trace.wrap import data_storage, wrap_data, wrap_value
+from torpor.trace.values import apply, physical, root_value
+from torpor.trace.wrap import data_storage, wrap_data, wrap_storage, wrap_value
 
 aten = torch.ops.aten
 _dropout = random_recorder(spec_of(aten.native_dropout.default))
@@ -39,12 +37,12 @@ def native_dropout(input: LazyTensor, p: float, train: bool | None) -> Any:
     if not (apart and train is not False and draws.has_a_mask(type_, p)):
         return _dropout(input, p, train)
     with _torch.kernels():
-        drawn = aten.native_dropout.default(_alike(type_, device), p, train)[1]
+        drawn = aten.native_dropout.default(alike(type_, device), p, train)[1]
     mask = wrap_data(drawn, input.device)
     return aten.native_dropout_backward.default(input, mask, draws.scale_of(p, type_.dtype)), mask
 
 
-def _alike(type_: TensorType, device: torch.device) -> torch.Tensor:
+def alike(type_: TensorType, device: torch.device) -> torch.Tensor:
     """A tensor at the same place in its memory: how a kernel draws depends on alignment too."""
     memory = torch.empty((type_.offset + type_.span,), dtype=type_.dtype, device=device)
     return memory.as_strided(type_.shape, type_.stride, type_.offset)
@@ -56,7 +54,7 @@ _rnn = spec_of(aten._cudnn_rnn.default)
 _rnn_at_once = random_recorder(_rnn)
 
 
-def _record_attention(op: Any, drawing: draws.Drawing | None = None) -> None:
+def _record_attention(op: Any, drawing: draws.DrawingOp | None = None) -> None:
     """Record an attention kernel, also with dropout where its turn to draw can be reserved."""
     spec = spec_of(op)
     at_once = random_recorder(spec)
@@ -80,17 +78,21 @@ def _length(tensor: torch.Tensor) -> int:
     return tensor.shape[2]
 
 
-def _recorded_in_turn(spec: OpSpec, bound: list[Any], drawing: draws.Drawing) -> tuple[Any, ...]:
+def _recorded_in_turn(spec: OpSpec, bound: list[Any], drawing: draws.DrawingOp) -> tuple[Any, ...]:
     """The same of an op that draws when it runs."""
-    seed, offset = _TURNS.next(spec, bound)
+    return _record_at(_TURNS.storages(spec, bound), spec, bound, drawing)
+
+
+def _record_at(
+    turn: tuple[LazyStorage, LazyStorage], spec: OpSpec, bound: list[Any], drawing: draws.DrawingOp
+) -> tuple[Any, ...]:
     numbers = (_length(bound[position]) for position in _LENGTHS)
     results: list[Any] = [
         next(numbers) if returned.kind is ReturnKind.OTHER else None for returned in spec.returns
     ]
     with TRACE.lock:
-        turn = [_TURNS.leaf_of(seed), TRACE.leaf_value(_number(offset))]
         values = [tensor_value(a) if isinstance(a, torch.Tensor) else a for a in bound]
-        node = apply(drawing.target, turn + values)
+        node = apply(drawing.target, [*map(root_value, turn), *values])
         for place, output in zip(drawing.tensors, node.outputs, strict=True):
             results[place] = wrap_value(output)
     return tuple(results)
@@ -121,11 +123,12 @@ class _Turns:
             numbers = self.numbers[kind] = _numbers_drawn(spec, bound, device)
         return draws.reserve(device, numbers)
 
-    def leaf_of(self, seed: int) -> Value:
-        """What stands for a seed in this trace."""
+    def storages(self, spec: OpSpec, bound: list[Any]) -> tuple[LazyStorage, LazyStorage]:
+        """The next turn as data: seed and offset."""
+        seed, offset = self.next(spec, bound)
         if self.seed is None or self.seed[0] != seed:
             self.seed = seed, _number(seed)
-        return TRACE.leaf_value(self.seed[1])
+        return self.seed[1], _number(offset)
 
 
 _TURNS = _Turns()
@@ -133,16 +136,14 @@ _TURNS = _Turns()
 
 def _kind(argument: Any) -> Any:
     """What decides of an argument how many numbers are drawn."""
-    is_tensor = isinstance(argument, torch.Tensor)
-    return (argument.shape, argument.dtype) if is_tensor else argument
+    is_tensor = isinstance(argument, (torch.Tensor, TensorType))
+    return (tuple(argument.shape), argument.dtype) if is_tensor else argument
 
 
 def _numbers_drawn(spec: OpSpec, bound: list[Any], device: torch.device) -> int:
     with _torch.kernels():
-        real = [
-            _alike(TensorType.of_tensor(a), device) if isinstance(a, torch.Tensor) else a
-            for a in bound
-        ]
+        types = [TensorType.of_tensor(a) if isinstance(a, torch.Tensor) else a for a in bound]
+        real = [alike(a, device) if isinstance(a, TensorType) else a for a in types]
         return draws.numbers_drawn(spec.target, *spec.call_arguments(real), device)
 
 
@@ -151,6 +152,31 @@ def _number(number: int) -> LazyStorage:
     with _torch.kernels():
         tensor = torch.tensor(draws.as_int64(number))
     return data_storage(tensor, tensor.device)
+
+
+# -- the same for a captured graph, in which arguments have types and no numbers -------------------
+
+_IN_TURN = {one.original: one for one in (draws.FLASH_ATTENTION, draws.CUDNN_ATTENTION)}
+
+
+def turn_apart(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """What reserves the next turn of an attention kernel, and what records the kernel at a turn.
+
+    Types stand for tensors; nothing, if its turn cannot be reserved.
+    """
+    spec = spec_of(target)
+    bound = spec.bind(args, kwargs)
+    if target not in _IN_TURN or not _TURNS.can_be_reserved(spec, bound):
+        return None, None
+
+    def draw() -> list[LazyTensor]:
+        return [wrap_storage(storage) for storage in _TURNS.storages(spec, bound)]
+
+    def record(turn: list[LazyTensor], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        at = turn[0]._lazy_storage, turn[1]._lazy_storage
+        return _record_at(at, spec, spec.bind(args, kwargs), _IN_TURN[target])
+
+    return draw, record
 
 
 @special("aten._cudnn_rnn.default")

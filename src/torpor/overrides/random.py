@@ -13,8 +13,7 @@ from torpor.backend.registry import get_backend
 from torpor.ops.signature import Extra
 from torpor.ops.spec import OpSpec
 from torpor.overrides.eager import run_random
-from torpor.specialize.recorders import make_recorder
-from torpor.trace.recorder import numbered
+from torpor.trace.recorder import make_recorder, numbered
 
 
 def random_recorder(spec: OpSpec) -> Callable[..., Any]:

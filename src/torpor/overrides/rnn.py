@@ -60,7 +60,7 @@ def _is_whole(inputs: Inputs, layers: Layers, dropout: float) -> bool:
     """
     return (
         _are_ordinary(inputs.differentiable)
-        and _fit(inputs, layers)
+        and _shapes_agree(inputs, layers)
         and (inputs.batch_sizes is not None or _adds_up_nothing(inputs, layers))
         and 0 <= dropout <= 1
         and not (_torch.is_transforming() or _torch.is_any_autocast_on())
@@ -80,7 +80,7 @@ def _are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
     return alike and lazy and dtype.is_floating_point and physical(device).type == "cpu"
 
 
-def _fit(inputs: Inputs, layers: Layers) -> bool:
+def _shapes_agree(inputs: Inputs, layers: Layers) -> bool:
     """Every size is what eager asks for."""
     states = [tuple(state.shape) for state in inputs.hx]
     if len(states) != (2 if layers.cell == "lstm" else 1) or any(len(s) != 3 for s in states):

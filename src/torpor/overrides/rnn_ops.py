@@ -139,7 +139,7 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _unseen() -> AbstractContextManager[Any]:
+def unseen() -> AbstractContextManager[Any]:
     """Hides what is saved for backward from the user's `saved_tensors_hooks`.
 
     Only where there are any: each tensor would be handed to Python twice.
@@ -153,7 +153,7 @@ def _unseen() -> AbstractContextManager[Any]:
 def _with_autograd() -> Iterator[None]:
     """Autograd records the ops of the body, wherever the graph runs, and nobody sees it."""
     aside = _torch.as_on_another_thread()
-    with aside, torch.enable_grad(), _torch.above_autograd(), _unseen():
+    with aside, torch.enable_grad(), _torch.above_autograd(), unseen():
         yield
 
 
@@ -176,13 +176,13 @@ def _forward(*args: Any) -> list[torch.Tensor]:
     if not any(needs):
         with torch.set_grad_enabled(bool(needs)):  # kernels look at it
             output, *hidden = run_layers(op_of(inputs, layers), inputs, layers)
-            return [_laid_out(output, layers), *hidden, ticket]
+            return [_with_layout(output, layers), *hidden, ticket]
     kept = _graph(inputs, layers, needs)
     setattr(ticket, _ATTRIBUTE, kept)
     KEPT.add(kept)
     # compilers write over results that nobody needs any more; the graph may need them
     output, *hidden = [output.detach().clone() for output in kept.outputs]
-    return [_laid_out(output, layers), *hidden, ticket]
+    return [_with_layout(output, layers), *hidden, ticket]
 
 
 def _backward(grads: list[torch.Tensor | None], ticket: torch.Tensor, *args: Any) -> Any:
@@ -196,7 +196,7 @@ def _backward(grads: list[torch.Tensor | None], ticket: torch.Tensor, *args: Any
         found = gradients(kept.outputs, wanted, grads)
     filled = [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
     dense = [grad.detach().contiguous() for grad in filled[needs[0] :]]
-    rows = [_laid_out(grad.detach(), layers) for grad in filled[: needs[0]]]
+    rows = [_with_layout(grad.detach(), layers) for grad in filled[: needs[0]]]
     return _apart([*rows, *dense], grads)
 
 
@@ -222,7 +222,7 @@ def _apart(results: list[torch.Tensor], given: Sequence[Any]) -> list[torch.Tens
     return results
 
 
-def _laid_out(sequence: torch.Tensor, layers: Layers) -> torch.Tensor:
+def _with_layout(sequence: torch.Tensor, layers: Layers) -> torch.Tensor:
     """A sequence as eager lays it out: step by step."""
     if layers.batch_first:
         return sequence.transpose(0, 1).contiguous().transpose(0, 1)

@@ -19,9 +19,9 @@ from torpor.ops.spec import spec_of
 from torpor.overrides.eager import count_sync, writable, write_data
 from torpor.overrides.grad_mode import mkldnn_rnn_layer_without_grad
 from torpor.overrides.resize import memory_of, resize
-from torpor.specialize.recorders import make_recorder
 from torpor.trace.dispatch import special
 from torpor.trace.overlap import check_overlap
+from torpor.trace.recorder import make_recorder
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import physical, value_of, write
 from torpor.trace.wrap import become, plain, wrap_data, wrap_window
@@ -174,7 +174,7 @@ def _in_place_view(name: str, view: Any) -> None:
         return become(tensor, make_view(tensor, *args, **kwargs))
 
     def make_view(*args: Any, **kwargs: Any) -> LazyTensor:
-        return make_recorder(spec_of(view))(*args, **kwargs)  # type: ignore[no-any-return]  # generated
+        return make_recorder(spec_of(view))(*args, **kwargs)  # type: ignore[no-any-return]  # a recorder
 
 
 for _name, _view in {

@@ -11,9 +11,10 @@ from typing import Any
 from torpor import metrics
 from torpor.execute.storage import TRACE
 from torpor.ir.graph import Graph
-from torpor.ir.node import TABLE, Node, OpKind, Value
+from torpor.ir.node import Node, OpKind, Value, intern
+from torpor.passes.rewrite import mapped
 from torpor.symbols.expressions import Condition
-from torpor.symbols.record import add_node
+from torpor.symbols.symbolic_nodes import contents
 
 
 class Undefined:
@@ -31,28 +32,29 @@ class _Slot(int):
     __slots__ = ()
 
 
-class _Step:
+class _TemplateNode:
     """One node of a template."""
 
     __slots__ = ("args", "conditions", "key", "op", "types")
 
     def __init__(self, node: Node, slots: dict[Value, _Slot]) -> None:
         self.op: OpKind = node.op
-        self.key = _pattern(node.key, slots)
-        self.args = self.key if node.args == node.key else _pattern(node.args, slots)
+        self.key = mapped(node.key, slots)
+        self.args = self.key if node.args == node.key else mapped(node.args, slots)
         self.types = tuple([value.type for value in node.outputs])
         self.conditions = node.conditions
 
     def write(self, values: list[Value], site: Any, scope: Any) -> None:
         """Find or make the node on `values`, and add its results to them."""
         key = _filled(self.key, values)
-        node = TABLE.find(self.op, key)
-        if node is None:
+
+        def make() -> tuple[Any, ...]:
             args = key if self.args is self.key else _filled(self.args, values)
             metrics.count_node(self.op.name)
             TRACE.misses += 1
-            node = add_node(self.op, key, args, self.types, site, scope, self.conditions)
-        values.extend(node.outputs)
+            return contents(self.op, args, self.types, site, scope, self.conditions)
+
+        values.extend(intern(self.op, key, make).outputs)
 
 
 class Template:
@@ -60,7 +62,7 @@ class Template:
 
     __slots__ = ("results", "steps")
 
-    def __init__(self, steps: list[_Step], results: list[_Slot | None]) -> None:
+    def __init__(self, steps: list[_TemplateNode], results: list[_Slot | None]) -> None:
         self.steps = steps
         self.results = results
 
@@ -75,7 +77,7 @@ class Template:
             slots.setdefault(value, _Slot(number))
         steps, filled = [], len(operands)
         for node in graph.nodes:
-            steps.append(_Step(node, slots))
+            steps.append(_TemplateNode(node, slots))
             for value in node.outputs:
                 slots[value] = _Slot(filled)
                 filled += 1
@@ -97,15 +99,6 @@ def conditions_between(
     """The conditions on sizes under which the nodes between operands and results are right."""
     graph = Graph.of([v for v in results if isinstance(v, Value)], set(operands))
     return tuple({c: None for node in graph.nodes for c in node.conditions})
-
-
-def _pattern(args: tuple[Any, ...], slots: dict[Value, _Slot]) -> tuple[Any, ...]:
-    return tuple(
-        [
-            slots[a] if type(a) is Value else _pattern(a, slots) if type(a) is tuple else a
-            for a in args
-        ]
-    )  # fmt: skip
 
 
 def _filled(pattern: tuple[Any, ...], values: list[Value]) -> tuple[Any, ...]:

@@ -14,13 +14,12 @@ that keeps its graph.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from torpor import _torch, config, metrics
 from torpor.execute.storage import TRACE
@@ -33,13 +32,14 @@ from torpor.observe.site import site
 from torpor.ops.signature import Extra
 from torpor.ops.spec import OpSpec, spec_of
 from torpor.overrides.composites import expanded_batch
+from torpor.overrides.rnn_ops import unseen
 from torpor.overrides.template import UNDEFINED, Template, Undefined, conditions_between
-from torpor.specialize.recorders import make_recorder
 from torpor.symbols.leaves import SIZES
 from torpor.trace.dispatch import SPECIAL
-from torpor.trace.recorder import CutFirst
+from torpor.trace.recorder import CutFirst, make_recorder
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import value_of
+from torpor.trace.wrap import wrap_value
 
 aten = torch.ops.aten
 
@@ -84,8 +84,8 @@ class _Parts:
         self, key: tuple[Any, ...], kind: Any, operands: list[Value], arguments: tuple[Any, ...]
     ) -> Expansion:
         epoch, leaves = TRACE.epoch, len(TRACE.leaves)
-        with _unseen(), parts_of(scope()):
-            results = self.parts(*arguments)
+        with unseen(), parts_of(scope()):
+            results = self.parts(*map(_as_recorded, arguments, key))  # the key may end with more
         expansion = Expansion(tuple(map(_output, results)))
         # no leaf was added, or else a part was run at once and its result is new data;
         # the trace was not cut meanwhile, or else the key is of another trace
@@ -106,13 +106,12 @@ def _record_parts(op: Any, parts: Callable[..., Any], extra: Extra) -> None:
     )
 
 
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _unseen() -> AbstractContextManager[Any]:
-    """Hides what our own graphs save from the user's `saved_tensors_hooks`."""
-    return saved_tensors_hooks(_as_it_is, _as_it_is)
+def _as_recorded(argument: Any, value: Any) -> Any:
+    """A plain tensor as the leaf it was taken for: no part of the op is computed on plain ones."""
+    if type(value) is not Value or type(argument) is LazyTensor:
+        return argument
+    leaf: Any = wrap_value(value)
+    return leaf.requires_grad_(argument.requires_grad)
 
 
 def _output(tensor: Any) -> Value | Undefined:
@@ -139,7 +138,7 @@ def _gradients(
     op: Any, inputs: list[Any], grad: torch.Tensor, mask: tuple[bool, ...], create_graph: bool
 ) -> list[Any]:
     """Gradients of the parts of `op` at `inputs`, where `mask` asks for them."""
-    with torch.enable_grad():
+    with torch.enable_grad(), _torch.without_autocast():  # which the whole op was recorded below
         output = _taken_apart(op, *inputs)
     wanted = [tensor for tensor, asked in zip(inputs, mask, strict=True) if asked]
     found = iter(torch.autograd.grad(output, wanted, grad, create_graph=create_graph))
@@ -215,6 +214,20 @@ def _matmul_backward_again(
     return tuple(_gradients(aten.matmul.default, inputs, grad, mask, again))
 
 
+def _in_autocast(op: Any, again: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward under autocast, which casts the parts of those that it has not cast before."""
+
+    def backward(*arguments: Any) -> Any:
+        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+        lower = torch.get_autocast_dtype(tensors[0].device.type)
+        if type(tensors[0]) is LazyTensor and any(one.dtype != lower for one in tensors):
+            return again(*arguments)
+        with _torch.without_autocast():
+            return op(*arguments)
+
+    return backward
+
+
 def _never(*arguments: Any) -> Any:
     raise AssertionError("a lazy tensor reaches torpor before it reaches its backend")
 
@@ -247,7 +260,7 @@ class _While:
 _listeners: list[Callable[[bool], None]] = []
 
 
-def _tell(on: bool) -> None:
+def _notify(on: bool) -> None:
     for listener in _listeners:
         listener(on)
 
@@ -263,16 +276,16 @@ WHOLE: dict[Any, Callable[..., Any]] = {}
 
 _kept = _torch.Kernels("Lazy", {aten.linear.default: _never, aten.matmul.default: _never})
 _library = torch.library.Library("aten", "IMPL")
-_parts = _While(_tell)
-_parts_of_backward = _While(
-    _torch.Kernels(
-        "AutogradLazy",
-        {
-            aten.linear_backward.default: _linear_backward_again,
-            aten.matmul_backward.default: _matmul_backward_again,
-        },
-    ).set
-)
+_parts = _While(_notify)
+_again: dict[Any, Callable[..., Any]] = {
+    aten.linear_backward.default: _linear_backward_again,
+    aten.matmul_backward.default: _matmul_backward_again,
+}
+_parts_of_backward = _While(_torch.Kernels("AutogradLazy", _again).set)
+_under_autocast = [
+    _torch.Kernels(key, {op: _in_autocast(op, again) for op, again in _again.items()})
+    for key in ("AutocastCPU", "AutocastCUDA")
+]
 
 
 def _whole_or_parts(op: Any) -> None:
@@ -316,6 +329,12 @@ def _forward_mode(on: bool) -> None:
         state.__enter__() if on else state.__exit__()
 
 
+@functools.cache
+def keep_parts() -> None:
+    """From now on ops are taken apart: gradients of their arguments arrive in eager's order."""
+    _parts.__enter__()
+
+
 class _Again:
     """A backward that keeps its graph: somebody differentiates twice, and will do so again."""
 
@@ -334,7 +353,8 @@ class _Again:
 
 def install() -> None:
     """Keep the ops whole, but for what needs their parts."""
-    _kept.set(True)
+    for kernels in (_kept, *_under_autocast):
+        kernels.set(True)
     _whole_or_parts(aten.linear.default)
     _whole_or_parts(aten.matmul.default)
     _torch.on_higher_derivatives(_While(_forward_mode), _Again())

@@ -6,6 +6,6 @@ behind, which inputs are overwritten), so that every pass reads and makes text. 
 (`torpor.backend.Backend.passes`).
 """
 
-from torpor.passes.pipeline import Pass, run_passes
+from torpor.passes.pipeline import Pass, run_passes, stages
 
-__all__ = ["Pass", "run_passes"]
+__all__ = ["Pass", "run_passes", "stages"]

@@ -1,24 +1,28 @@
-"""Takes ops apart that have a lowering (`custom.registration`).
+"""Takes ops apart that have a lowering (`custom.registration`) or a decomposition of the backend's.
 
     %1 = acme.scale.default(%0, 2.0)        %1 = aten.mul.Tensor(%0, 2.0)
     %2 = aten.relu.default(%1)              %2 = aten.relu.default(%1)
 
 A lowering is traced on fake tensors, its writes turned into values, and its ops become nodes that
-carry the line of the op they stand for. What it makes gets the very types that were promised.
+carry the line of the op they replace. What it makes gets the very types that were promised.
+
+A decomposition (`Backend.decompositions`) is a lowering that may be refused: where it returns
+NotImplemented, cannot be traced or makes other types, the backend gets the op itself.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
-from torpor import _torch
+from torpor import _torch, metrics
 from torpor._torch import OpOverload
 from torpor.custom import registration
 from torpor.errors import RegistrationError
@@ -27,30 +31,51 @@ from torpor.ir.graph import Graph
 from torpor.ir.memo import Memo
 from torpor.ir.node import Node, Value, values_in
 from torpor.ir.types import ScalarType, TensorType
-from torpor.ops.keys import key_of
+from torpor.ops.keys import key_of, private_node
 from torpor.ops.spec import Mode, OpSpec, ReturnKind, spec_of
+from torpor.passes.functionalize import functional, is_rewritten
 from torpor.passes.interpreter import Interpreter
 from torpor.passes.pipeline import Pass
 
 aten = torch.ops.aten
 
 
-def expand(backend: str, physical: Physical) -> Pass:
-    """The pass, for a backend: its name, and the devices behind those of tensors."""
+Decompositions = Mapping[str, registration.Lowering]
+"""By the names of ops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The ops that a backend wants to see: what its graphs are made of."""
+
+    backend: str
+    physical: Physical  # the devices behind those of tensors
+    decompositions: Decompositions = field(default_factory=dict)
+    functional: bool = False  # no op writes, and none works on lists
+    draws: bool = False  # random ops are nodes
+
+    def has(self, node: Node) -> bool:
+        """The backend gets `node` as it is."""
+        name = node.op.name
+        if name in self.decompositions or registration.lowering_of(name, self.backend):
+            return False
+        return not (self.functional and is_rewritten(node))
+
+
+def expand(vocabulary: Vocabulary) -> Pass:
+    """The pass, for a backend."""
 
     def run(graph: Graph) -> Graph:
-        return expanded(graph, backend, physical)
+        return expanded(graph, vocabulary)
 
-    return Pass("expand", "ops that have a lowering, taken apart", run)
+    return Pass("expand", "ops that have a lowering or a decomposition, taken apart", run)
 
 
-def expanded(graph: Graph, backend: str, physical: Physical) -> Graph:
-    """`graph` as `backend` is to see it: `graph` itself if no op in it has a lowering."""
-    if not registration.lowerings():
+def expanded(graph: Graph, vocabulary: Vocabulary) -> Graph:
+    """`graph` in the ops of `vocabulary`: `graph` itself if it is."""
+    if all(map(vocabulary.has, graph.nodes)):
         return graph
-    if not any(registration.lowering_of(node.op.name, backend) for node in graph.nodes):
-        return graph
-    expansion = _Expansion(backend, physical)
+    expansion = _Expansion(vocabulary)
     expansion.run(graph.nodes)
     outputs = [expansion.value(value) for value in graph.outputs]
     donated = {value: expansion.value(output) for value, output in graph.donated.items()}
@@ -58,12 +83,12 @@ def expanded(graph: Graph, backend: str, physical: Physical) -> Graph:
 
 
 class _Expansion(Interpreter[Value]):
-    """A graph while it is rewritten: values stand for values."""
+    """A graph while it is rewritten: new values replace old ones."""
 
-    def __init__(self, backend: str, physical: Physical) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
-        self.backend = backend
-        self.physical = physical
+        self.vocabulary = vocabulary
+        self.physical = vocabulary.physical
         self.nodes: list[Node] = []
         self.inside: list[str] = []  # ops that are being taken apart
 
@@ -71,31 +96,68 @@ class _Expansion(Interpreter[Value]):
         return value
 
     def node(self, node: Node, args: tuple[Any, ...]) -> Sequence[Value]:
-        lowering = registration.lowering_of(node.op.name, self.backend)
-        if lowering is None:
-            return self._kept(node, args).outputs
+        name = node.op.name
+        lowering = registration.lowering_of(name, self.vocabulary.backend)
+        if lowering is not None:
+            return self._inlined(node, args, lowering)
+        made: Sequence[Value] | None = None
+        if self.vocabulary.functional and is_rewritten(node):
+            made = functional(node, args, self.call, self.types)
+        if made is None and name in self.vocabulary.decompositions:
+            made = self._decomposed(node, args)
+        return self._kept(node, args).outputs if made is None else made
+
+    def _inlined(
+        self, node: Node, args: tuple[Any, ...], lowering: registration.Lowering
+    ) -> Sequence[Value]:
         inlining = _Inlining(self, node, args)
         if node.op.name in self.inside:
             raise inlining.wrong("leads back to itself")
         self.inside.append(node.op.name)
-        made = inlining.run(lowering)
-        self.inside.pop()
+        try:
+            return inlining.run(lowering)
+        finally:
+            self.inside.pop()
+
+    def _decomposed(self, node: Node, args: tuple[Any, ...]) -> Sequence[Value] | None:
+        """What the backend's decomposition of `node` makes; None where the backend gets the op."""
+        name, length = node.op.name, len(self.nodes)
+        decomposition = self.vocabulary.decompositions[name]
+        key = (decomposition, node.op, types_in(key_of(spec_of(node.op.target), args)))
+        try:
+            if _refused.find(key) is not None:
+                return None
+            made = self._inlined(node, args, decomposition)
+        except Exception as error:  # of whatever kind: the op is left to the backend, and counted
+            del self.nodes[length:]
+            _refused.add(key, f"{type(error).__name__}: {error}")
+            metrics.count_line(f"decomposition_refused::{name}", str(node.site))
+            return None
+        if not self.inside:
+            metrics.count_line(f"decomposed::{name}", str(node.site))
         return made
 
     def _kept(self, node: Node, args: tuple[Any, ...]) -> Node:
         if args != node.args:
-            key = key_of(spec_of(node.op.target), args)
-            node = Node(node.op, key, args, tuple(value.type for value in node.outputs), node.site)
+            types = tuple(value.type for value in node.outputs)
+            node = private_node(spec_of(node.op.target), args, types, node.site)
         self.nodes.append(node)
         return node
 
-    def call(self, target: OpOverload, bound: list[Any], site: Any) -> Sequence[Value]:
-        """The outputs of an op on values that stand in the graph already."""
-        spec = spec_of(target)
-        key = key_of(spec, bound)
-        types = infer(spec, key, bound, {}, self.physical)
-        node = Node(spec.kind, key, tuple(bound), types, site)  # type: ignore[arg-type]  # None: no tensor
+    def call(
+        self, target: OpOverload, bound: list[Any], site: Any, types: Sequence[Any] | None = None
+    ) -> Sequence[Value]:
+        """The outputs of an op on values that are in the graph already."""
+        types = self.types(target, bound) if types is None else types
+        node = private_node(spec_of(target), bound, tuple(types), site)
         return self.node(node, node.args)
+
+    def types(self, target: OpOverload, bound: list[Any]) -> Sequence[Any]:
+        """The types of what an op makes."""
+        spec = spec_of(target)
+        numbers = [v for v in values_in(tuple(bound)) if type(v.type) is ScalarType]
+        sample = {value: value.type.kind(1) for value in numbers}
+        return infer(spec, key_of(spec, bound), bound, sample, self.physical)
 
 
 _REFUSED: Final = {
@@ -106,6 +168,7 @@ _REFUSED: Final = {
 
 
 _traces: Memo[torch.fx.GraphModule] = Memo()
+_refused: Memo[str] = Memo()  # decompositions, and why the op stays whole
 
 
 class _Inlining:
@@ -116,12 +179,12 @@ class _Inlining:
         self.node = node
         self.args = args
         self.spec = spec_of(node.op.target)
-        self.device = common_device(self.spec, list(args))
+        self.device = common_device(self.spec, list(args)) or _device_of(node)
         self.values: dict[torch.fx.Node, Any] = {}
         self.constants: torch.fx.GraphModule | None = None
 
     def run(self, lowering: registration.Lowering) -> list[Value]:
-        """The values that stand for the node's outputs."""
+        """The values that replace the node's outputs."""
         operands = list(values_in(self.args))
         if any(type(value.type) is ScalarType for value in operands):
             raise self.wrong("takes a number that is not known yet")
@@ -159,7 +222,7 @@ class _Inlining:
             error.node = self.node
             raise
         except Exception as error:
-            raise self._told(registration.lowering_failed(self.spec, error)) from error
+            raise self._error(registration.lowering_failed(self.spec, error)) from error
 
     def _traced(self, lowering: registration.Lowering) -> torch.fx.GraphModule:
         mode, fakes = fake_arguments(list(self.args), self.expansion.physical)
@@ -170,6 +233,8 @@ class _Inlining:
             positional, keywords = self.spec.call_arguments([_refilled(f, rest) for f in fakes])
             with registration.running(f"the lowering of {self.spec.name}"), _NoMemory(self):
                 result = lowering(*positional, **keywords)
+            if result is NotImplemented:
+                raise self.wrong("does not know these arguments")
             return _made(self.spec, result)
 
         with torch.no_grad(), _torch.quiet_fakes(), mode:
@@ -188,7 +253,9 @@ class _Inlining:
         return self._call(node, spec_of(node.target))
 
     def _call(self, node: torch.fx.Node, spec: OpSpec) -> Any:
-        if spec.mode in _REFUSED:
+        if spec.mode in _REFUSED and not (
+            spec.mode is Mode.RANDOM and self.expansion.vocabulary.draws
+        ):
             raise self.wrong(f"calls {spec.name}, which {_REFUSED[spec.mode]}")
         args = spec.bind(tuple(node.args), dict(node.kwargs))
         bound = [self._argument(arg) for arg in args]
@@ -236,16 +303,16 @@ class _Inlining:
         if type_ is None or type(value) is not Value or (value.type.shape, value.type.dtype) != (
             type_.shape, type_.dtype
         ):  # fmt: skip
-            told = value.type if type(value) is Value else value
-            raise self.wrong(f"makes {told!r} where {type_!r} was promised")
+            made = value.type if type(value) is Value else value
+            raise self.wrong(f"makes {made!r} where {type_!r} was promised")
         movable = type_.is_dense and not type_.offset
         if value.type is type_ and not (movable and value in self.node.operands):
             return value
         if not movable:
             raise self.wrong(f"makes {value.type!r} where {type_!r} was promised")
-        return self._laid_out(value, type_)
+        return self._with_layout(value, type_)
 
-    def _laid_out(self, value: Value, type_: TensorType) -> Value:
+    def _with_layout(self, value: Value, type_: TensorType) -> Value:
         """A copy of `value` with the strides of `type_`, which has no holes."""
         rank = len(type_.shape)
         order = sorted(range(rank), key=lambda d: (-type_.stride[d], -type_.shape[d]))
@@ -257,12 +324,17 @@ class _Inlining:
 
     def wrong(self, what: str) -> RegistrationError:
         """The error that says what is wrong with the lowering."""
-        return self._told(f"the lowering of {self.spec.name} {what}")
+        return self._error(f"the lowering of {self.spec.name} {what}")
 
-    def _told(self, text: str) -> RegistrationError:
+    def _error(self, text: str) -> RegistrationError:
         error = RegistrationError(text)
         error.node = self.node
         return error
+
+
+def _device_of(node: Node) -> torch.device | None:
+    """The device of what a node makes of nothing."""
+    return next((value.type.device for value in node.outputs if value.type is not None), None)
 
 
 _NUMBERS: Final = frozenset(

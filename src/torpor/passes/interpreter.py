@@ -1,6 +1,6 @@
 """One way to walk a graph: a class to subclass, with a method for each kind of thing.
 
-`Interpreter` lets something stand for every value: a tensor, a name, a value of another graph.
+`Interpreter` maps every value to something: a tensor, a name, a value of another graph.
 `Copier` makes a graph of nodes that no table knows, which may differ from those it copies.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from torpor.ir.graph import Graph
-from torpor.ir.node import LEAF, SCALAR, SIZE, Key, Node, Value
+from torpor.ir.node import LEAF, SCALAR, SIZE, Key, Node, PrivateNode, Value
 from torpor.ir.types import ScalarType, type_at
 from torpor.symbols.expressions import Symbol, number
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Interpreter(Generic[T]):
-    """Takes the nodes of a graph in order; `env` holds what stands for the values so far."""
+    """Takes the nodes of a graph in order; `env` maps the values so far."""
 
     def __init__(self) -> None:
         self.env: dict[Value, T] = {}
@@ -30,19 +30,19 @@ class Interpreter(Generic[T]):
             self.env.update(zip(node.outputs, made, strict=True))
 
     def node(self, node: Node, args: tuple[Any, ...]) -> Sequence[T]:
-        """What stands for the outputs of a node, given what stands for its arguments."""
+        """What the outputs of a node map to, given its mapped arguments."""
         raise NotImplementedError
 
     def input(self, value: Value) -> T:
-        """What stands for a value that no node made; asked for once."""
+        """What a value that no node made maps to; asked for once."""
         raise NotImplementedError
 
     def constant(self, constant: Any) -> Any:
-        """What stands for an argument that is no value."""
+        """What an argument that is no value maps to."""
         return constant
 
     def argument(self, arg: Any) -> Any:
-        """What stands for an argument; a tuple of what stands for its items."""
+        """What an argument maps to; for a tuple, that of its items."""
         if type(arg) is Value:
             return self.value(arg)
         if type(arg) is tuple:
@@ -50,7 +50,7 @@ class Interpreter(Generic[T]):
         return self.constant(arg)
 
     def value(self, value: Value) -> T:
-        """What stands for a value."""
+        """What a value maps to."""
         if value not in self.env:
             self.env[value] = self.input(value)
         return self.env[value]
@@ -62,7 +62,7 @@ class Copier(Interpreter[Value]):
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[Node] = []
-        self.read: list[Value] = []  # what the inputs of the copy stand for
+        self.read: list[Value] = []  # the values that the inputs of the copy replace
 
     def graph(self, outputs: Iterable[Value]) -> Graph:
         """What was copied, with these values as its outputs."""
@@ -73,12 +73,12 @@ class Copier(Interpreter[Value]):
         type_, place = self.input_type(value), len(self.read)
         self.read.append(value)
         if isinstance(type_, ScalarType):
-            return Node(SCALAR, (place, type_.kind), (place,), (type_,)).outputs[0]
-        return Node(LEAF, (place, type_), (place,), (type_,)).outputs[0]
+            return PrivateNode(SCALAR, (place, type_.kind), (place,), (type_,)).outputs[0]
+        return PrivateNode(LEAF, (place, type_), (place,), (type_,)).outputs[0]
 
     def node(self, node: Node, args: tuple[Any, ...]) -> Sequence[Value]:
         types = tuple([self.type(value.type) for value in node.outputs])
-        made = Node(node.op, self.key(node, args), args, types, node.site, node.scope)
+        made = PrivateNode(node.op, self.key(node, args), args, types, node.site, node.scope)
         self.nodes.append(made)
         return made.outputs
 
@@ -87,7 +87,7 @@ class Copier(Interpreter[Value]):
         return type_
 
     def input_type(self, value: Value) -> Any:
-        """The type of the input that stands for a value."""
+        """The type of the input that replaces a value."""
         return self.type(value.type)
 
     def key(self, node: Node, args: tuple[Any, ...]) -> Key:
@@ -116,7 +116,7 @@ class _WithInputs(AtSizes):
         node = value.node
         args = node.args if node.op in (LEAF, SCALAR) else ()
         types = tuple([self.type(output.type) for output in node.outputs])
-        made = Node(node.op, args, args, types, node.site, node.scope)
+        made = PrivateNode(node.op, args, args, types, node.site, node.scope)
         self.env.update(zip(node.outputs, made.outputs, strict=True))
         return made.outputs[value.index]
 

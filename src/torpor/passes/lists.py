@@ -4,7 +4,7 @@
                                                %3 = aten._foreach_exp([%1]) items [1] of 2 op 0
 
 Between the two passes blocks may be cut through such an op: it is joined as far as its items are in
-one block and nothing stands between them.
+one block with nothing between them.
 """
 
 from __future__ import annotations

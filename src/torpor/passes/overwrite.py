@@ -99,7 +99,7 @@ def _overwrite(graph: Graph) -> Graph:
     return graph.in_blocks(blocks[::-1])
 
 
-class _Reads:
+class _DonatedReads:
     """The donated inputs that values are computed from, in the loop that reads the value."""
 
     def __init__(self, block: Block) -> None:
@@ -136,7 +136,7 @@ class _Reads:
             *_, origin = self.descent(outputs[0])
             self.scattered.setdefault(origin, []).append(outputs[0])
         for place, value in enumerate(outputs):
-            read = _beside(operands, place) if on_lists else operands
+            read = _others(operands, place) if on_lists else operands
             self._note_sole(value, read)
             if name in _APART or (name in _NORM_BACKWARDS and place):
                 continue
@@ -208,8 +208,8 @@ def _operands(node: Node) -> Iterator[Operand]:
                 yield position, place, one, getattr(one.type, "shape", None)
 
 
-def _beside(operands: Sequence[Operand], place: int) -> list[Operand]:
-    """Those of the operands of an op on lists that are beside its output, and those of all."""
+def _others(operands: Sequence[Operand], place: int) -> list[Operand]:
+    """Operands of an op on lists that belong to the same item as its output, or to all items."""
     lengths = [0] * (1 + max((position for position, *_ in operands), default=0))
     for position, *_ in operands:
         lengths[position] += 1
@@ -219,7 +219,7 @@ def _beside(operands: Sequence[Operand], place: int) -> list[Operand]:
 
 def unsafe(block: Block) -> set[Value]:
     """Donated inputs of `block` that its results must not be written over."""
-    reads, donated = _Reads(block), dict(block.donated)
+    reads, donated = _DonatedReads(block), dict(block.donated)
     while True:  # a result that is not written over an input is kept elsewhere
         new = set(donated.values())
         kept = {reads.sole.get(output) for output in block.outputs or () if output not in new}

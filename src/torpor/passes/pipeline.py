@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from torpor import config
@@ -22,7 +22,14 @@ class Pass:
 
 
 def run_passes(passes: Iterable[Pass], graph: Graph) -> Graph:
-    """`graph` after all `passes`; verified after each, unless `config.verify_graphs` is off."""
+    """`graph` after all `passes`."""
+    for _, made in stages(passes, graph):
+        graph = made
+    return graph
+
+
+def stages(passes: Iterable[Pass], graph: Graph) -> Iterator[tuple[Pass, Graph]]:
+    """`graph` after each of `passes`; verified there, unless `config.verify_graphs` is off."""
     known: set[Node] = set()
     for one in passes:
         before, graph = graph, one.run(graph)
@@ -32,4 +39,4 @@ def run_passes(passes: Iterable[Pass], graph: Graph) -> Graph:
             except GraphError as error:
                 error.args = (f"after pass {one.name!r}: {error}",)
                 raise
-    return graph
+        yield one, graph

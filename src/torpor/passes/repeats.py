@@ -8,7 +8,7 @@
                                           %4 = aten.sin.default(%3)
 
 Nodes are compared by op, attributes and types, not by the values they use. Where the same sequence
-of them stands several times in a row, forward, backward or in the optimizer, each copy becomes a
+of them occurs several times in a row, forward, backward or in the optimizer, each copy becomes a
 block. Which blocks are equal once values are renamed, and so what is compiled, is decided later.
 
 All that happens to one item of lists that were split (`split-lists`) is put together first: an
@@ -41,7 +41,7 @@ BLOCK: Final = 0.4  # seconds to compile a block, however small
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class RunCosts:
     """What running a graph takes."""
 
     runs: int  # of a graph
@@ -50,8 +50,8 @@ class Costs:
 
 
 COSTS: Final = {
-    "cpu": Costs(10_000, 20e-6, 2 / 100e9),
-    "cuda": Costs(50_000, 2e-6, 2 / 3e12),  # calls of a CUDA graph cost little
+    "cpu": RunCosts(10_000, 20e-6, 2 / 100e9),
+    "cuda": RunCosts(50_000, 2e-6, 2 / 3e12),  # calls of a CUDA graph cost little
 }
 
 SEED: Final = 6  # nodes in a row that must be equal for a period to be looked at
@@ -87,7 +87,7 @@ def repeats(device: torch.device) -> Pass:
     return Pass("repeats", "blocks cut where sequences of nodes repeat, to compile them once", run)
 
 
-def _parts(block: Block, costs: Costs) -> list[Block]:
+def _parts(block: Block, costs: RunCosts) -> list[Block]:
     """A block in parts, some of them equal."""
     if block.kind == EAGER:
         return [block]
@@ -166,7 +166,7 @@ def _op_of(node: Node) -> int:
 def waiting(nodes: Sequence[Node]) -> list[Node]:
     """The same nodes, with what is computed from inputs of the block where it is first read.
 
-    A dropout's mask then stands in its layer, wherever it was recorded, and fuses with the layer.
+    A dropout's mask is then in its layer, wherever it was recorded, and fuses with the layer.
     """
     makers: dict[Value, Node] = {}  # of values, which wait
     known: set[Value] = set()  # values that are made and do not wait
@@ -203,7 +203,7 @@ class Lost:
     """What cuts cost in each run, in seconds.
 
     `values` are those that cost if they are cut: `(first, last, cost)` for one that is cut by any
-    border from `first` to `last`; a border stands before the node of that number.
+    border from `first` to `last`; a border comes before the node of that number.
     """
 
     def __init__(self, values: Iterable[tuple[int, int, float]], nodes: int) -> None:
@@ -224,7 +224,7 @@ class Lost:
         return self.at(0)[borders.start] + sum(self.at(borders.step)[b] for b in borders[1:])
 
 
-def find_repeats(tokens: Sequence[int], lost: Lost, costs: Costs) -> list[Repeat]:
+def find_repeats(tokens: Sequence[int], lost: Lost, costs: RunCosts) -> list[Repeat]:
     """Repeats that are worth a cut, none overlapping, in order."""
     stretches = [
         (start, end, period)
@@ -284,7 +284,7 @@ def _stretches(tokens: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
             start = None
 
 
-def _best_cut(start: int, end: int, period: int, lost: Lost, costs: Costs) -> Repeat:
+def _best_cut(start: int, end: int, period: int, lost: Lost, costs: RunCosts) -> Repeat:
     """The best way to cut a stretch of equal copies: how long a part is, and where it begins."""
     copies = (end - start) // period
     # nodes of a part times calls is constant: their sum is least near the root
@@ -299,7 +299,7 @@ def _best_cut(start: int, end: int, period: int, lost: Lost, costs: Costs) -> Re
     return max(options, key=lambda repeat: repeat.saved)
 
 
-def _cut_at(start: int, end: int, length: int, lost: Lost, costs: Costs) -> Repeat:
+def _cut_at(start: int, end: int, length: int, lost: Lost, costs: RunCosts) -> Repeat:
     count = (end - start) // length
     borders = range(start, start + length * count + 1, length)
     spent = costs.runs * (costs.call * (count + 1) + lost.by(borders))
@@ -308,7 +308,7 @@ def _cut_at(start: int, end: int, length: int, lost: Lost, costs: Costs) -> Repe
 
 
 def _rest_together(nodes: list[Node], found: list[Repeat]) -> tuple[list[Node], list[Repeat]]:
-    """Put items that stand after the last repeat before the first: one block fewer."""
+    """Put items that come after the last repeat before the first: one block fewer."""
     if not _are_items(nodes[found[-1].start :]):
         return nodes, found
     first = next(r for r in found if _are_items(nodes[r.start :]))
@@ -358,7 +358,7 @@ def _lost(nodes: Sequence[Node], byte: float) -> Lost:
     """What cuts cost, where a byte that is written and read again takes so many seconds.
 
     A value costs if it is made and read by what would have been one kernel: no op with a kernel of
-    its own stands between. A view is nothing but what it is a view of. What can wait is computed by
+    its own lies between. A view is nothing but what it is a view of. What can wait is computed by
     the kernel that needs it: what backward computes from a value of forward alone is no part of
     forward's kernels.
     """

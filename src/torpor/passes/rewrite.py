@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torpor.ir.graph import Block, Donated, Graph
@@ -10,18 +10,18 @@ from torpor.ir.node import Derived, Node, Value, items_of
 from torpor.ops.spec import Mode, ReturnKind, spec_of
 
 Values = dict[Value, Value]
-"""Values that others stand for."""
+"""Replaced values, and what replaces each."""
 
 
-def mapped(arg: Any, values: Values) -> Any:
-    """An argument with the values that stand for those in it."""
+def mapped(arg: Any, values: Mapping[Value, Any]) -> Any:
+    """An argument with its values replaced."""
     if type(arg) is Value:
         return values.get(arg, arg)
     return tuple([mapped(item, values) for item in arg]) if type(arg) is tuple else arg
 
 
 def on(node: Node, values: Values) -> Node:
-    """`node` on the values that stand for its operands, which are added for its outputs."""
+    """`node` on its replaced operands; the replacements of its outputs are added."""
     if values.keys().isdisjoint(node.operands):
         return node
     made = restored(node, tuple([mapped(arg, values) for arg in node.args]))
@@ -37,7 +37,7 @@ def restored(node: Node, args: tuple[Any, ...]) -> Node:
 
 
 def with_outputs(graph: Graph, blocks: Sequence[Block], values: Values) -> Graph:
-    """`graph` in `blocks`, whose nodes make the values that stand for its own."""
+    """`graph` in `blocks`, whose nodes make the values that replace its own."""
     outputs = [values.get(value, value) for value in graph.outputs]
     donated: Donated = {value: values.get(out, out) for value, out in graph.donated.items()}
     nodes = [node for block in blocks for node in block.nodes]

@@ -11,7 +11,7 @@
 
 A node that cannot be compiled splits the graph. Nodes are put in an order that makes few blocks:
 all that can be computed before the first of them is one block, all that can be computed after it
-and before the next another.
+and before the next another. A collective is started as soon as it can be, and waited for last.
 
 A step that fails must not have written over an input. So all that may fail runs first (indices are
 checked, memory is taken, ops of somebody's own are called), and what updates donated inputs element
@@ -21,11 +21,12 @@ is: the gradients are there before it, in memory of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
 
+from torpor.distributed.ops import COLLECTIVES, WAIT
 from torpor.ir.graph import COMMIT, COMPILED, EAGER, Block, Graph
 from torpor.ir.node import Node, Value
 from torpor.ops.spec import spec_of
@@ -38,6 +39,8 @@ _ELEMENTWISE: Final = frozenset(
     # besides the ops that torch calls pointwise
     {"_to_copy", "alias", "detach", "lift_fresh_copy", "copy", "copy_", "fill_", "zero_", "clone"}
 )  # fmt: skip
+MIN_OVERLAP: Final = 16
+"""Nodes that compute something, beside which a collective is worth starting a block of its own."""
 _REDUCING: Final = ("_foreach_norm", "_foreach_max", "_foreach_powsum")
 
 
@@ -62,22 +65,73 @@ def _ordered(nodes: Sequence[Node], runs_eagerly: Predicate) -> Iterable[Block]:
     made_eagerly: dict[Value, int] = {}  # the level after which a compiled block may read it
     made: dict[Value, int] = {}  # the level of a value
     drawn = 0  # the level of the last draw: random numbers are drawn in the program's order
+    top = floor = work = 0  # levels: the highest of what is compiled, the lowest of a wait from now
     for node in nodes:
         read, eager = node.operands, runs_eagerly(node)
         level = max((made.get(value, 0) for value in read), default=0)
         if not eager:
             after = (made_eagerly[value] + 1 for value in read if value in made_eagerly)
             level = max((level, *after))
+            top, work = max(top, level), work + (not is_view(node))
+        elif node.op.target is WAIT:
+            if work >= MIN_OVERLAP:
+                floor, work = top, 0  # while the collective is under way, that is computed
+            level = max(level, floor)
         elif spec_of(node.op.target).draws(node.args):
             drawn = level = max(level, drawn)
         levels.setdefault(level, ([], []))[eager].append(node)
         made.update(dict.fromkeys(node.outputs, level))
         if eager:
             made_eagerly.update(dict.fromkeys(node.outputs, level))
-    for level in sorted(levels):
-        for kind, group in zip((COMPILED, EAGER), levels[level], strict=True):
+    stages = [part for level in sorted(levels) for part in _launched(*levels[level])]
+    for stage, groups in enumerate(stages):
+        for kind, group in zip((COMPILED, EAGER), groups, strict=True):
             if group:
-                yield Block(kind, level, tuple(group))
+                yield Block(kind, stage, tuple(group))
+
+
+def _launched(compiled: list[Node], eager: list[Node]) -> Iterator[tuple[list[Node], list[Node]]]:
+    """What is computed up to the start of a collective and what comes with it, in turns.
+
+        compiled 0:                             compiled 0:
+          %1 = backward of the last layers        %1 = backward of the last layers
+          %2 = backward of the first layers     eager 0:
+        eager 0:                                  %3 = torpor.all_reduce.default(%1)
+          %3 = torpor.all_reduce.default(%1)    compiled 1:
+          %4 = torpor.wait.default(%3)            %2 = backward of the first layers
+                                                eager 1:
+                                                  %4 = torpor.wait.default(%3)
+
+    So ranks compute while they communicate. It is not done for the sake of a few nodes.
+    """
+    left = dict.fromkeys((*compiled, *eager))
+    work = sum(not is_view(node) for node in compiled)
+    for launch in [node for node in eager if node.op.target in COLLECTIVES]:
+        needed = _needed(launch, left, _draws(eager))
+        computed = sum(not is_view(node) for node in compiled if node in needed)
+        if computed >= MIN_OVERLAP and work - computed >= MIN_OVERLAP:
+            yield [n for n in compiled if n in needed], [n for n in eager if n in needed]
+            compiled, eager = ([n for n in ns if n not in needed] for ns in (compiled, eager))
+            left, work = dict.fromkeys((*compiled, *eager)), work - computed
+    yield compiled, eager
+
+
+def _needed(last: Node, among: Collection[Node], after: Mapping[Node, Node]) -> set[Node]:
+    """The nodes that have to run before one of them can, and that one."""
+    found, todo = {last}, [last]
+    while todo:
+        node = todo.pop()
+        before = [*(value.node for value in node.operands), *filter(None, (after.get(node),))]
+        new = [one for one in before if one in among and one not in found]
+        found.update(new)
+        todo += new
+    return found
+
+
+def _draws(nodes: Sequence[Node]) -> dict[Node, Node]:
+    """The draw before each: random numbers are drawn in the program's order."""
+    drawing = [node for node in nodes if spec_of(node.op.target).draws(node.args)]
+    return dict(zip(drawing[1:], drawing))
 
 
 def updates(graph: Graph, runs_eagerly: Predicate, may_refuse: Predicate) -> set[Node]:

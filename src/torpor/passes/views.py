@@ -61,7 +61,7 @@ def _read(nodes: Iterable[Node], views: Makers) -> list[Node]:
 
 
 def _with_copies(block: Block, views: Sequence[Node], values: Values) -> Block:
-    """`block` with views of its own before its nodes; its results stand for those before."""
+    """`block` with views of its own before its nodes; its results replace the earlier ones."""
     before = {value: values.get(value) for view in views for value in view.outputs}
     copies: list[Node] = []
     for view in views:

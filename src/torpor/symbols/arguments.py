@@ -19,7 +19,7 @@ from torpor.ir.node import Value
 from torpor.ir.types import SymbolicType
 from torpor.ops.spec import OpSpec
 from torpor.symbols.expressions import Expr, Symbol, symbols_in
-from torpor.symbols.solve import fit, times
+from torpor.symbols.solve import solve_size, times
 
 MAX_SAMPLES = 6
 MAX_CANDIDATES = 8
@@ -97,7 +97,7 @@ class Sample:
         self.sizes = sizes  # filled while the step is recorded
 
 
-class Place:
+class SizePlace:
     """What was met at one place."""
 
     __slots__ = ("candidates", "samples")
@@ -136,7 +136,7 @@ class Place:
         return sizes
 
 
-_places: Memo[Place] = Memo()
+_places: Memo[SizePlace] = Memo()
 
 
 def forget_places() -> None:
@@ -144,7 +144,7 @@ def forget_places() -> None:
     _places.clear()
 
 
-def place_of(spec: OpSpec, key: tuple[Any, ...], positions: tuple[int, ...]) -> Place:
+def place_of(spec: OpSpec, key: tuple[Any, ...], positions: tuple[int, ...]) -> SizePlace:
     """The place where `key` is met."""
     blank = list(types_in(key))
     for position in positions:
@@ -154,10 +154,10 @@ def place_of(spec: OpSpec, key: tuple[Any, ...], positions: tuple[int, ...]) -> 
         elif arg is not None:
             blank[position] = _BLANK
     name = (spec.kind, *blank)
-    return _places.find(name) or _places.add(name, Place())
+    return _places.find(name) or _places.add(name, SizePlace())
 
 
-def forget_numbers(spec: OpSpec, place: Place) -> None:
+def forget_numbers(spec: OpSpec, place: SizePlace) -> None:
     """Nodes that were recorded at a place before its sizes were known must not be met again."""
     positions = size_positions(spec.target)
     for nodes in (spec.kind.nodes, spec.kind.old_nodes):
@@ -249,20 +249,22 @@ def _guess(number: Any, sizes: Mapping[Symbol, int], types: list[Any], others: l
     return number
 
 
-def fitted(place: Place, types: list[Any]) -> tuple[Any, ...] | None:
+def solved(place: SizePlace, types: list[Any]) -> tuple[Any, ...] | None:
     """Expressions that give what was met at a place; None if there are none.
 
     Symbols without a number in this step may be among them.
     """
     kinds = Counter(frozenset(s.sizes) for s in place.samples if s.sizes)
     for symbols, _ in kinds.most_common():
-        found = _fitted(place, symbols, types)
+        found = _solved(place, symbols, types)
         if found is not None:
             return found
     return None
 
 
-def _fitted(place: Place, symbols: frozenset[Symbol], types: list[Any]) -> tuple[Any, ...] | None:
+def _solved(
+    place: SizePlace, symbols: frozenset[Symbol], types: list[Any]
+) -> tuple[Any, ...] | None:
     """Expressions of `symbols` that give what was met in steps that had them."""
     seen = [s for s in place.samples if symbols <= set(s.sizes)]
     if len(seen) < 2:
@@ -279,7 +281,7 @@ def _fitted(place: Place, symbols: frozenset[Symbol], types: list[Any]) -> tuple
                 return None
             made.append(column[0])
             continue
-        found = fit(column, known)
+        found = solve_size(column, known)
         if found is None or not _is_plausible(found, len(seen)):
             return None
         made.append(found)

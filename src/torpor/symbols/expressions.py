@@ -217,7 +217,7 @@ class Condition:
         self.text = text
         self.symbols = symbols
         self.test = test
-        self.entries: set[Entry] = set()
+        self.entries: set[GuardedEntry] = set()
         self.holds = self.now()
 
     def now(self) -> bool:
@@ -246,7 +246,7 @@ class Condition:
         return self.text
 
 
-class Entry:
+class GuardedEntry:
     """Something that stands in a table while its conditions hold."""
 
     __slots__ = ("conditions", "item", "key", "rivals", "table")
@@ -257,7 +257,7 @@ class Entry:
         key: Any,
         item: Any,
         conditions: tuple[Condition, ...],
-        rivals: dict[tuple[Condition, ...], Entry],
+        rivals: dict[tuple[Condition, ...], GuardedEntry],
     ) -> None:
         self.table, self.key, self.item, self.conditions = table, key, item, conditions
         self.rivals = rivals  # all under the same key, itself among them
@@ -265,18 +265,18 @@ class Entry:
             each.entries.add(self)
 
     @property
-    def stands(self) -> bool:
+    def is_valid(self) -> bool:
         """All its conditions hold."""
         return all(condition.holds for condition in self.conditions)
 
     def refresh(self) -> None:
         """Put it into its table, or take it out and let another take its place."""
-        if self.stands:
+        if self.is_valid:
             self.table[self.key] = self.item
         elif self.table.get(self.key) is self.item:
             del self.table[self.key]
             for rival in self.rivals.values():
-                if rival.stands:
+                if rival.is_valid:
                     self.table[self.key] = rival.item
 
     def forget(self) -> None:
@@ -290,7 +290,7 @@ class Entry:
             _entries.pop((id(self.table), self.key), None)
 
 
-_entries: dict[tuple[int, Any], dict[tuple[Condition, ...], Entry]] = {}
+_entries: dict[tuple[int, Any], dict[tuple[Condition, ...], GuardedEntry]] = {}
 """Entries by table and key, then by conditions."""
 
 _conditions: OrderedDict[str, Condition] = OrderedDict()
@@ -338,7 +338,7 @@ def _forget_old_conditions() -> None:
             entry.forget()
 
 
-def stands_while(
+def valid_while(
     conditions: Iterable[Condition], table: dict[Any, Any], key: Any, item: Any
 ) -> None:
     """`item`, which is in `table` now, is there only while the conditions hold."""
@@ -348,7 +348,7 @@ def stands_while(
     if before is not None:
         for each in held:
             each.entries.discard(before)
-    rivals[held] = Entry(table, key, item, held, rivals)
+    rivals[held] = GuardedEntry(table, key, item, held, rivals)
 
 
 def _known(old: Condition) -> Condition:

@@ -27,8 +27,8 @@ from torpor.symbols.arguments import (
     size_positions,
 )
 from torpor.symbols.expressions import Expr, Size, Symbol, bound, present, symbol
-from torpor.symbols.infer import NO_FIT, fit_type
-from torpor.symbols.solve import fit, fit_strides, times
+from torpor.symbols.solve import solve_size, solve_strides, times
+from torpor.symbols.symbolic_types import UNSOLVED, solve_type
 
 MAX_STRUCTURES = 64
 MAX_SAMPLES = 4
@@ -299,9 +299,9 @@ class Structure:
         for place, value in enumerate(values):
             types = tuple([seen.types[place] for seen in self.seen])
             if types not in kinds:
-                kinds[types] = fit_type(types, symbols)
+                kinds[types] = solve_type(types, symbols)
             known = kinds[types]
-            there[value] = None if known is NO_FIT else Value(value.node, value.index, known)
+            there[value] = None if known is UNSOLVED else Value(value.node, value.index, known)
         steps = [{s: numbers[i] for s, numbers in symbols.items()} for i in range(len(self.seen))]
         for place, node in enumerate(self.graph.nodes):
             if any(type(n) is int and n > 1 for n in self.seen[0].numbers[place]):
@@ -389,8 +389,8 @@ class LeafSizes:
                 return None
             sizes.append(size)
         shapes, strides = [t.shape for t in types], [t.stride for t in types]
-        steps = fit_strides(shapes, strides, sizes, self.symbols)
-        offset = fit([type_.offset for type_ in types], self.symbols)
+        steps = solve_strides(shapes, strides, sizes, self.symbols)
+        offset = solve_size([type_.offset for type_ in types], self.symbols)
         if steps is None or offset is None:
             return None
         return SymbolicType.with_sizes(tuple(sizes), tuple(steps), offset, first)
@@ -403,7 +403,7 @@ class LeafSizes:
         known = self.by_numbers.get(numbers)
         if known is not None:
             return known.expr
-        derived = fit(numbers, self.symbols) if self.symbols else None
+        derived = solve_size(numbers, self.symbols) if self.symbols else None
         if type(derived) is Expr and _is_plausible(derived, len(numbers)):
             return derived
         made = _symbol_at(*where)

@@ -3,8 +3,8 @@
 `data[i : i + n]` and `x[i]` look at another part of the same memory in every step. The offset
 starts as a constant of its node, as numbers do (`symbols/scalars.py`). When the same place (same op
 on the same value, same length) is met in a later step with another offset, the offset becomes a
-symbol, as sizes do (`symbols/record.py`): the k-th such offset of a trace is the k-th symbol. Sizes
-and strides of the view stay what they are; its type has the symbol in its offset.
+symbol, as sizes do (`symbols/symbolic_nodes.py`): the k-th such offset of a trace is the k-th
+symbol. Sizes and strides of the view stay what they are; its type has the symbol in its offset.
 
 A symbol is two more than its offset: compilers take sizes below two for something special.
 """
@@ -74,7 +74,7 @@ LOOKS = {
 """View ops with an offset."""
 
 
-class Place:
+class OffsetPlace:
     """Offsets met at one place, this step and before, and whether they are inputs by now."""
 
     __slots__ = ("before", "epoch", "met", "promoted")
@@ -101,7 +101,7 @@ class Place:
         return whole and offset == count + len(self.met)
 
 
-_places: Memo[Place] = Memo()
+_places: Memo[OffsetPlace] = Memo()
 
 
 class _Entered:
@@ -136,12 +136,12 @@ def node_at_offset(spec: OpSpec, key: tuple[Any, ...], bound: list[Any], make: M
     return _moving_node(spec, bound, look, make)
 
 
-def _place(name: tuple[Any, ...]) -> Place:
+def _place(name: tuple[Any, ...]) -> OffsetPlace:
     """The place of that name, made on first use."""
-    return _places.find(name) or _places.add(name, Place())
+    return _places.find(name) or _places.add(name, OffsetPlace())
 
 
-def _is_due(spec: OpSpec, place: Place, key: tuple[Any, ...], look: Look) -> bool:
+def _is_due(spec: OpSpec, place: OffsetPlace, key: tuple[Any, ...], look: Look) -> bool:
     """The offset has changed here; or it follows one that has, and those of its like change too.
 
     What follows a promoted node is new, and so is its place: one step promotes a whole chain.
@@ -157,7 +157,7 @@ def _has_fixed_sizes(type_: TensorType) -> bool:
     return type(type_) is not SymbolicType or type_.has_fixed_sizes
 
 
-def _promote(spec: OpSpec, place: Place) -> None:
+def _promote(spec: OpSpec, place: OffsetPlace) -> None:
     """From now on offsets are inputs here; their constants must not be met again."""
     metrics.count("OffsetsPromoted")
     place.promoted = True

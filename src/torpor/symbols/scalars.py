@@ -27,7 +27,7 @@ _NUMBERS = (float, int)
 MAX_KEYS = 64
 
 
-class Place:
+class ScalarPlace:
     """Where numbers are met: under which keys, this step and before, and which are promoted."""
 
     __slots__ = ("before", "epoch", "keys", "promoted", "slots", "slots_epoch")
@@ -124,15 +124,15 @@ def _blanked(key: tuple[Any, ...], numbers: Numbers) -> tuple[Any, ...]:
     return tuple(blank)
 
 
-_places: Memo[Place] = Memo()
+_places: Memo[ScalarPlace] = Memo()
 
 
-def _place(name: tuple[Any, ...]) -> Place:
+def _place(name: tuple[Any, ...]) -> ScalarPlace:
     """The place of that name, made on first use."""
-    return _places.find(name) or _places.add(name, Place())
+    return _places.find(name) or _places.add(name, ScalarPlace())
 
 
-def _promote(spec: OpSpec, place: Place, changed: set[int]) -> None:
+def _promote(spec: OpSpec, place: ScalarPlace, changed: set[int]) -> None:
     """From now on the numbers at `changed` are inputs; their constants must not be met again."""
     metrics.count("ScalarsPromoted", len(changed - place.promoted))
     place.promoted |= changed
@@ -149,7 +149,7 @@ def _are_one(numbers: tuple[Any, ...]) -> bool:
     )
 
 
-def _promoted_node(spec: OpSpec, bound: list[Any], place: Place) -> Node:
+def _promoted_node(spec: OpSpec, bound: list[Any], place: ScalarPlace) -> Node:
     sample: dict[Value, Any] = {}
     inputs = list(bound)
     for position in sorted(place.promoted):
@@ -221,7 +221,7 @@ def _number(part: Any) -> Any:
     return part[1] if type(part) is tuple and part[0] == "int" else None
 
 
-def _entered(place: Place, numbers: Any) -> Any:
+def _entered(place: ScalarPlace, numbers: Any) -> Any:
     """Values of run-time inputs in the place of numbers."""
     if type(numbers) is not tuple:
         return place.enter(numbers)

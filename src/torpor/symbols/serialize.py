@@ -70,7 +70,7 @@ def assumption(text: str, symbols: Mapping[str, Symbol]) -> Condition:
     return Condition(shown, tuple([symbols[name] for name in used]), test)
 
 
-def told_condition(condition: Condition, symbols: Iterable[Symbol]) -> str:
+def condition_text(condition: Condition, symbols: Iterable[Symbol]) -> str:
     """Its text, on the names that all processes know."""
     names = {one.name: common for common, one in common_names(symbols).items()}
     return _renamed(condition.text, names)
@@ -127,34 +127,36 @@ def _test(tree: ast.Expression, names: Sequence[str]) -> Callable[..., bool]:
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def told_size(size: Size, symbols: Iterable[Symbol]) -> Any:
+def serialize_size(size: Size, symbols: Iterable[Symbol]) -> Any:
     """A size as lists, numbers and names that all processes know."""
     names = {one: common for common, one in common_names(symbols).items()}
-    return _told(size, names)
+    return _serialized(size, names)
 
 
-def _told(size: Any, names: Mapping[Symbol, str]) -> Any:
+def _serialized(size: Any, names: Mapping[Symbol, str]) -> Any:
     if type(size) is not Expr:
         return names[size] if isinstance(size, Symbol) else size
-    terms = [[number, [_told(one, names) for one in factors]] for number, factors in size.terms]
+    terms = [
+        [number, [_serialized(one, names) for one in factors]] for number, factors in size.terms
+    ]
     return [terms, size.divisor]
 
 
-def size_told(told: Any, symbols: Mapping[str, Symbol]) -> Size:
-    """The size of which `told_size` made this; `NotSizes` if it did not."""
+def deserialize_size(data: Any, symbols: Mapping[str, Symbol]) -> Size:
+    """The size of which `serialize_size` made this; `NotSizes` if it did not."""
     try:
-        size = size_of(_formula(told, symbols))
+        size = size_of(_formula(data, symbols))
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise NotSizes(f"no size: {type(error).__name__}: {error}") from error
     assert size is not None, "a formula is that of a size"
     return size
 
 
-def _formula(told: Any, symbols: Mapping[str, Symbol]) -> Any:
-    """`told` with this process's names, as `size_of` takes it; an error if it is something else."""
-    if type(told) is int:
-        return told
-    terms, divisor = told
+def _formula(data: Any, symbols: Mapping[str, Symbol]) -> Any:
+    """`data` with this process's names, as `size_of` takes it; an error if it is something else."""
+    if type(data) is int:
+        return data
+    terms, divisor = data
     made = []
     for number, factors in terms:
         parts = [symbols[f].name if type(f) is str else _formula(f, symbols) for f in factors]

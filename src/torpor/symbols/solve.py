@@ -13,7 +13,7 @@ from torpor.symbols.expressions import Expr, Size, Symbol, named
 _DIVISORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64)
 
 
-def fit(numbers: Sequence[int], symbols: Mapping[Any, Sequence[int]]) -> Size | None:
+def solve_size(numbers: Sequence[int], symbols: Mapping[Any, Sequence[int]]) -> Size | None:
     """The simplest size that is `numbers[i]` where each symbol is the i-th of its numbers.
 
     Expressions may stand among the symbols.
@@ -69,7 +69,7 @@ def _term_order(term: tuple[int, tuple[Any, ...]]) -> tuple[int, list[Any]]:
     return len(term[1]), [_order(factor) for factor in term[1]]
 
 
-def fit_strides(
+def solve_strides(
     shapes: Sequence[Sequence[int]],
     strides: Sequence[Sequence[int]],
     sizes: Sequence[Size],
@@ -87,8 +87,8 @@ def fit_strides(
             found[dim] = step
             step = times(step, sizes[dim])
         return found
-    fitted = [fit(numbers, symbols) for numbers in zip(*strides, strict=True)]
-    return None if None in fitted else fitted  # type: ignore[return-value]  # no None
+    solved = [solve_size(numbers, symbols) for numbers in zip(*strides, strict=True)]
+    return None if None in solved else solved  # type: ignore[return-value]  # no None
 
 
 def _is_dense_in(order: Sequence[int], shape: Sequence[int], stride: Sequence[int]) -> bool:

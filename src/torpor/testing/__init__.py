@@ -3,8 +3,9 @@
     pytest --pyargs torpor.testing --backend acme
     torpor conformance acme --html report.html
 
-The sections are `test_contract` (the methods of `Backend`), `test_laziness` (what runs, when, how
-often), `test_errors` (what the user sees when something fails), `test_models` (training runs) and
+The sections are `test_contract` (the methods of `Backend`), `test_buffers` (data and devices of its
+own, fallbacks, decompositions, `torch.compile`), `test_laziness` (what runs, when, how often),
+`test_errors` (what the user sees when something fails), `test_models` (training runs) and
 `test_operators` (torch's own operator table). Eager PyTorch is the judge in all of them.
 
 Nothing of torpor imports this package, and only running it needs pytest.

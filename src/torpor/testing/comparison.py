@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torpor.backends.agreement import TOLERANCES, same_bits
+from torpor.backends.equality import TOLERANCES, same_bits
 
 WIDER = {
     torch.float16: torch.float64,

@@ -26,7 +26,7 @@ _by_path: set[str] = set()
 
 
 @dataclass
-class Call:
+class BackendCall:
     """One call of a backend method: what it was given and what it returned or raised."""
 
     name: str
@@ -39,9 +39,9 @@ class Call:
 class Calls:
     """Every call the core made while a test watched."""
 
-    made: list[Call] = field(default_factory=list)
+    made: list[BackendCall] = field(default_factory=list)
 
-    def of(self, name: str) -> list[Call]:
+    def of(self, name: str) -> list[BackendCall]:
         return [call for call in self.made if call.name == name]
 
     def count(self, name: str) -> int:
@@ -210,7 +210,7 @@ class Kit:
 
 def _watching(name: str, method: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
     def watch(*args: Any, **kwargs: Any) -> Any:
-        call = Call(name, (*args, *kwargs.values()))
+        call = BackendCall(name, (*args, *kwargs.values()))
         calls.made.append(call)
         try:
             call.result = method(*args, **kwargs)
@@ -231,6 +231,6 @@ def raised_by(call: Callable[[], Any]) -> BaseException:
     raise AssertionError("nothing was raised")
 
 
-def told_by(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """All an error tells its reader."""
     return "\n".join([str(error), *getattr(error, "__notes__", [])])

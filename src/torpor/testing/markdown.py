@@ -68,8 +68,8 @@ def _operators(card: Scorecard) -> list[str]:
     rows = [(status, counted[status], meaning) for status, meaning in STATUSES.items()]
     late = [result for result in card.ops if card.falls_back_later(result)]
     samples = sum(result.samples for result in card.ops)
-    told = f"{len(card.ops)} entries of op_db, {samples} samples run forward or backward."
-    parts = ["## Operators", told, table(("how", "entries", "meaning"), rows)]
+    summary = f"{len(card.ops)} entries of op_db, {samples} samples run forward or backward."
+    parts = ["## Operators", summary, table(("how", "entries", "meaning"), rows)]
     parts += _of_status(card.ops, "wrong")
     parts += _of_status(card.ops, "fallback")
     late_rows = [(r.op, ", ".join(r.backward_fallbacks)) for r in _sorted(late)]

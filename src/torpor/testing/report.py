@@ -14,6 +14,7 @@ from torpor.testing.scorecard import STATUSES, OpResult, Point, Scorecard
 
 SECTIONS = {
     "contract": "The methods of Backend: types, data, devices, graphs",
+    "buffers": "Data and devices of its own, fallbacks, decompositions, torch.compile",
     "laziness": "What runs, when, how often, and what a step leaves behind",
     "errors": "What the user sees when something fails, and that they can go on",
     "models": "Five training steps against eager's",

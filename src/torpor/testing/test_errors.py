@@ -12,7 +12,7 @@ import torch
 import torpor
 from torpor.errors import BackendError, CompileError, TorporWarning
 from torpor.testing.instruments import failing, need_custom_ops, user_program
-from torpor.testing.kit import Kit, raised_by, told_by
+from torpor.testing.kit import Kit, message_of, raised_by
 
 X = torch.tensor([[1.0, -2.0, 0.5], [-0.25, 4.0, 3.0]])
 _widths = itertools.count(101)
@@ -27,9 +27,9 @@ def refuse(*_: Any, **__: Any) -> Any:
     raise ValueError("the toolchain is out of order")
 
 
-def assert_told(error: BaseException, kit: Kit, line: str) -> None:
+def assert_reported(error: BaseException, kit: Kit, line: str) -> None:
     """The message names the backend, the graph and the user's line."""
-    text = told_by(error)
+    text = message_of(error)
     for part in (repr(kit.name), "graph", line):
         assert part in text, f"{part} is not in:\n{text}"
 
@@ -47,8 +47,8 @@ def test_a_failing_kernel_is_told_with_backend_graph_and_line(kit: Kit) -> None:
     need_custom_ops(kit)
     names, file = user_program("y = x + x\nbad = failing(y)\n", x=kit.put(unmet()), failing=failing)
     error = raised_by(lambda: names["bad"].tolist())
-    assert_told(error, kit, f"{file}:2")
-    assert "the kernel failed" in told_by(error)
+    assert_reported(error, kit, f"{file}:2")
+    assert "the kernel failed" in message_of(error)
 
 
 def test_a_failed_tensor_fails_again_when_it_is_read_again(kit: Kit) -> None:
@@ -90,7 +90,7 @@ def test_a_run_that_raises_is_told_with_backend_graph_and_line(
         names, file = user_program("y = x + x\n", x=kit.put(own))
         error = raised_by(lambda: names["y"].tolist())
     assert type(error) is ValueError
-    assert_told(error, kit, f"{file}:1")
+    assert_reported(error, kit, f"{file}:1")
     x = names["x"]
     kit.check(x * x, kit.eager(own * own))
     kit.check(x, kit.eager(own))
@@ -104,7 +104,7 @@ def test_a_missing_result_is_told(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> 
         names, file = user_program("y = x - x\n", x=kit.put(own))
         error = raised_by(lambda: names["y"].tolist())
     assert isinstance(error, BackendError)
-    assert_told(error, kit, f"{file}:1")
+    assert_reported(error, kit, f"{file}:1")
     kit.check(names["x"] + names["x"], kit.eager(own + own))
 
 
@@ -115,7 +115,7 @@ def test_a_result_of_another_type_is_told(kit: Kit, monkeypatch: pytest.MonkeyPa
         names, file = user_program("y = x.relu()\n", x=kit.put(unmet()))
         error = raised_by(lambda: names["y"].tolist())
     assert isinstance(error, BackendError)
-    assert_told(error, kit, f"{file}:1")
+    assert_reported(error, kit, f"{file}:1")
 
 
 def test_a_graph_that_cannot_be_compiled_is_an_error_in_strict_mode(
@@ -127,8 +127,8 @@ def test_a_graph_that_cannot_be_compiled_is_an_error_in_strict_mode(
         names, file = user_program("y = x * x\n", x=kit.put(own))
         error = raised_by(lambda: names["y"].tolist())
     assert isinstance(error, CompileError)
-    assert_told(error, kit, f"{file}:1")
-    assert "out of order" in told_by(error)
+    assert_reported(error, kit, f"{file}:1")
+    assert "out of order" in message_of(error)
     kit.check(names["y"], kit.eager(own * own))
 
 
@@ -146,7 +146,7 @@ def test_a_graph_that_cannot_be_compiled_runs_on_the_reference_with_one_warning(
             y = x * x + x
             kit.check(y, kit.eager(X * X + X))
             torpor.sync(wait=True)
-    told = [str(w.message) for w in caught if issubclass(w.category, TorporWarning)]
-    assert len(told) == 1
-    assert repr(kit.name) in told[0]
+    messages = [str(w.message) for w in caught if issubclass(w.category, TorporWarning)]
+    assert len(messages) == 1
+    assert repr(kit.name) in messages[0]
     kit.check(y + x, kit.eager(X * X + X + X))

@@ -126,15 +126,15 @@ def difference(before: Graph, after: Graph, replaced: Collection[int] = ()) -> D
     if wholes[0] is None or wholes[1] is None:
         return difference_of_parts(before, after)
     signatures: dict[tuple[Any, ...], int] = {}
-    old = _Outline(before, wholes[0], _numbers_by_slot(wholes[0]), signatures)
-    new = _Outline(after, wholes[1], _numbers_by_slot(wholes[1]), signatures)
+    old = _ComparedGraph(before, wholes[0], _numbers_by_slot(wholes[0]), signatures)
+    new = _ComparedGraph(after, wholes[1], _numbers_by_slot(wholes[1]), signatures)
     structure = _structure(old, new)
     if structure is not None and _same_ops(old.whole, new.whole):
         uses: Uses = {}
         by_use = [_numbers_by_use(whole, uses) for whole in (old.whole, new.whole)]
         alike = (
-            _Outline(before, old.whole, by_use[0], signatures),
-            _Outline(after, new.whole, by_use[1], signatures),
+            _ComparedGraph(before, old.whole, by_use[0], signatures),
+            _ComparedGraph(after, new.whole, by_use[1], signatures),
         )
         if _structure(*alike) is None:
             return _first(*alike, (), None) or Difference(ORDER)
@@ -151,8 +151,8 @@ def _same_ops(one: Graph, other: Graph) -> bool:
 def difference_of_parts(before: Graph, after: Graph) -> Difference:
     """What differs first in graphs taken as they are, whatever their inputs were computed from."""
     signatures: dict[tuple[Any, ...], int] = {}
-    old = _Outline(before, before, _numbers_by_place(before), signatures)
-    new = _Outline(after, after, _numbers_by_place(after), signatures)
+    old = _ComparedGraph(before, before, _numbers_by_place(before), signatures)
+    new = _ComparedGraph(after, after, _numbers_by_place(after), signatures)
     return _first(old, new, (), _structure(old, new)) or _ends(old, new)
 
 
@@ -177,7 +177,7 @@ def _computed(graph: Graph) -> list[Value]:
 
 
 def _first(
-    old: _Outline, new: _Outline, replaced: Collection[int], structure: Found | None
+    old: _ComparedGraph, new: _ComparedGraph, replaced: Collection[int], structure: Found | None
 ) -> Difference | None:
     """The first difference in leaves, attributes or structure."""
     leaf = _leaf(old, new, replaced, structure)
@@ -194,7 +194,7 @@ Uses = dict[tuple[Any, ...], int]
 """Numbers of leaves by what they are used for."""
 
 
-class _Outline:
+class _ComparedGraph:
     """A graph's nodes by structure, and in the order in which they were recorded, nearly."""
 
     def __init__(
@@ -279,7 +279,7 @@ def _numbers_by_use(graph: Graph, uses: Uses) -> dict[Value, int]:
 
 
 def _leaf(
-    old: _Outline, new: _Outline, replaced: Collection[int], structure: Found | None
+    old: _ComparedGraph, new: _ComparedGraph, replaced: Collection[int], structure: Found | None
 ) -> Difference | None:
     """A leaf of another type that both graphs use alike; the earliest."""
     limit = structure[0][0] if structure else None
@@ -353,7 +353,7 @@ def _changed_dim(one: Sequence[int], other: Sequence[int]) -> int | None:
 # -- attributes of matching nodes --------------------------------------------------------------
 
 
-def _attribute(old: _Outline, new: _Outline) -> Found | None:
+def _attribute(old: _ComparedGraph, new: _ComparedGraph) -> Found | None:
     """The first pair of nodes alike in structure whose attributes differ."""
     for node in new.in_order:
         signature = new.signature[node]
@@ -419,7 +419,7 @@ def _same(one: Any, other: Any) -> bool:
 # -- structure ---------------------------------------------------------------------------------
 
 
-def _structure(old: _Outline, new: _Outline) -> Found | None:
+def _structure(old: _ComparedGraph, new: _ComparedGraph) -> Found | None:
     """The first node that only one graph has, and what the other has in its place."""
     added, removed = _surplus(new, old), _surplus(old, new)
     if not added and not removed:
@@ -433,7 +433,7 @@ def _structure(old: _Outline, new: _Outline) -> Found | None:
     return min(orders), _exchange(gone, node)
 
 
-def _surplus(one: _Outline, other: _Outline) -> list[Node]:
+def _surplus(one: _ComparedGraph, other: _ComparedGraph) -> list[Node]:
     """Nodes of `one` that `other` has not, or not as often; first ones first."""
     left = Counter({signature: len(nodes) for signature, nodes in other.groups.items()})
     found = []
@@ -479,7 +479,7 @@ def _tensors(node: Node) -> int:
 # -- where graphs begin and end ----------------------------------------------------------------
 
 
-def _ends(old: _Outline, new: _Outline) -> Difference:
+def _ends(old: _ComparedGraph, new: _ComparedGraph) -> Difference:
     """All nodes are alike: other values were computed before, or other results are held."""
     if len(old.computed) != len(new.computed):
         longer = new if len(new.computed) > len(old.computed) else old
@@ -493,7 +493,7 @@ def _ends(old: _Outline, new: _Outline) -> Difference:
     return Difference(SAME)
 
 
-def _results(outline: _Outline) -> dict[tuple[int, int], Value]:
+def _results(outline: _ComparedGraph) -> dict[tuple[int, int], Value]:
     return {
         (outline.signature[value.node], value.index): value
         for value in outline.graph.outputs

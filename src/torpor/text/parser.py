@@ -42,11 +42,10 @@ import torch
 
 from torpor.errors import GraphError
 from torpor.ir.graph import Block, Graph
-from torpor.ir.node import TABLE, Derived, Items, Node, Value, leaf, scalar
-from torpor.ir.types import TensorType, contiguous_strides
+from torpor.ir.node import Derived, Items, Node, Value, intern, leaf, scalar
+from torpor.ir.types import TensorType, Types, contiguous_strides
 from torpor.text.printer import COMPUTED
 
-Types = tuple[TensorType | None, ...]
 Intern = Callable[[str, list[Any], dict[str, Any], Types], Node]
 """Finds or makes the node of an op, by name, on positional and named arguments."""
 
@@ -79,10 +78,10 @@ _DEEPEST_LIST: Final = 8
 
 def parse_graph(text: str, intern: Intern) -> Graph:
     """The graph `text` describes; its nodes come from `intern`."""
-    return _Parser(text, intern).graph()
+    return _GraphParser(text, intern).graph()
 
 
-class _Reader:
+class _TextReader:
     """A place in a text, and what stands there."""
 
     def __init__(self, text: str) -> None:
@@ -144,7 +143,7 @@ class _Reader:
         raise GraphError(f"line {number}: {problem}\n  {line}\n  {pointer}") from None
 
 
-class _Parser(_Reader):
+class _GraphParser(_TextReader):
     """Reads one graph."""
 
     def __init__(self, text: str, intern: Intern) -> None:
@@ -446,6 +445,4 @@ class _Parser(_Reader):
 
 def _computed(place: int, type_: TensorType) -> Value:
     """The opaque value that stands for the `place`-th input computed before."""
-    key = (place, type_)
-    node = TABLE.find(COMPUTED, key) or TABLE.add(COMPUTED, key, (place,), (type_,))
-    return node.outputs[0]
+    return intern(COMPUTED, (place, type_), lambda: ((place,), (type_,))).outputs[0]

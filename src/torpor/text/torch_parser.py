@@ -12,9 +12,10 @@ from torpor._torch import OpOverload
 from torpor.errors import GraphError
 from torpor.ir.graph import Graph
 from torpor.ir.node import TABLE, Node
-from torpor.ops.keys import intern
+from torpor.ir.types import Types
+from torpor.ops.keys import node_of
 from torpor.ops.spec import ArgKind, Argument, OpSpec, spec_of
-from torpor.text.parser import Types, parse_graph
+from torpor.text.parser import parse_graph
 
 _LISTS: Final = (ArgKind.TENSORS, ArgKind.PLAINS, ArgKind.FLOATS, ArgKind.SCALARS)
 
@@ -23,7 +24,7 @@ Make = Callable[[OpSpec, list[Any], Types], Node]
 """Finds or makes the node of an op on its arguments, in schema order."""
 
 
-def parse(text: str, make: Make = intern) -> Graph:
+def parse(text: str, make: Make = node_of) -> Graph:
     """The graph `text` describes, of the nodes that recording the same ops gives.
 
     Types are taken at their word: a node met here first has the types that the text says, for

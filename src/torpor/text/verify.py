@@ -6,8 +6,8 @@ Operands    are the values in the arguments, in order, each an output of its own
 Outputs     know their node and position; what the graph returns is defined in it and not `none`.
 Types       have a stride for every size, and nothing negative in them.
 Devices     the results of a node are where an operand of it is, or where an argument says.
-Interning   a node is the one its op's table knows, as long as the table never forgot one; or a pass
-            made it, and no table knows it.
+Interning   a node is the one its op's table knows, as long as the table never forgot one; or it is
+            private to the graph, and no table knows it.
 Donations   an output is written over one input, of its type.
 Blocks      hold all nodes, in order. Once it is known what they leave behind, nothing else that a
             block made is read after it, and only what it leaves is written over inputs.
@@ -25,7 +25,7 @@ import torch
 
 from torpor.errors import GraphError, annotate
 from torpor.ir.graph import Donated, Graph
-from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Derived, Node, Value, values_in
+from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value, values_in
 from torpor.ir.types import ScalarType, TensorType
 from torpor.text.printer import INPUT_WORDS, print_node
 
@@ -180,7 +180,7 @@ def _type_problem(type_: TensorType) -> str:
 
 def _check_interned(node: Node) -> None:
     """Before the table has dropped a node (two generations), a key can have no second one."""
-    if node.conditions or type(node) is Derived:  # another node may serve other sizes
+    if node.conditions or type(node) is not Node:  # another node may serve other sizes
         return
     known = node.op.nodes.get(node.key) or node.op.old_nodes.get(node.key)
     if known is not None and known is not node:

@@ -2,7 +2,7 @@
 
 `dispatch` gets an op from torch, `recorder` makes it a node, `values` and `wrap` go between tensors
 and values. What torch needs besides ops is in `frontend`, ops recorded otherwise in `overrides`.
-All packages beside the engine may import it; `ir`, `ops`, `backend`, `execute`, backends may not.
+All packages outside the engine may import it; `ir`, `ops`, `backend`, `execute`, backends may not.
 """
 
 from torpor.trace.tensor import LazyTensor, is_lazy

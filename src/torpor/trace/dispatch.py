@@ -26,9 +26,8 @@ from torpor.overrides.eager import (
     try_on_zeros,
 )
 from torpor.overrides.random import random_recorder
-from torpor.specialize.recorders import make_recorder
 from torpor.trace.overlap import WritesPlain
-from torpor.trace.recorder import CutFirst, ForeignTensor, LeavesDevice
+from torpor.trace.recorder import CutFirst, ForeignTensor, LeavesDevice, make_recorder
 from torpor.trace.tensor import LazyTensor
 
 Recorder = Callable[..., Any]
@@ -39,7 +38,7 @@ SPECIAL: dict[str, Recorder] = {}
 
 
 USUAL: dict[Recorder, Recorder] = {}
-"""Recorders written by hand that end in a generated one where tensors are lazy and stay on their
+"""Recorders written by hand that end in the usual one where tensors are lazy and stay on their
 device: that one has the same arguments, but for some that make no difference."""
 
 
@@ -222,8 +221,8 @@ _watch.place()
 registration.on_running(_watch)
 
 
-def stand_in_front(entry: Recorder, switch: Callable[[bool], None]) -> None:
-    """Let torch call `entry` in the place of `dispatch`, but for what `switch` is told of."""
+def set_dispatch_entry(entry: Recorder, switch: Callable[[bool], None]) -> None:
+    """Let torch call `entry` instead of `dispatch`; `switch` turns it off and on."""
     with _watch.lock:
         _watch.entry, _watch.switch = entry, switch
         _watch.place()

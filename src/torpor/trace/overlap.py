@@ -75,8 +75,11 @@ def apart(written: Any, read: Any) -> None:
     storages = {t._lazy_storage for t in written if type(t) is LazyTensor}
     for place, tensor in enumerate(read):
         if type(tensor) is LazyTensor and tensor._lazy_storage in storages:
-            beside = written[place] if place < len(written) else None
-            if type(beside) is LazyTensor and beside._lazy_storage is not tensor._lazy_storage:
+            counterpart = written[place] if place < len(written) else None
+            if (
+                type(counterpart) is LazyTensor
+                and counterpart._lazy_storage is not tensor._lazy_storage
+            ):
                 raise NotRecordable("tensors are read that are written before", fallback=True)
 
 

@@ -1,16 +1,15 @@
 """How a call of an op becomes a node.
 
 `record` is the whole of it: bind the arguments, read their values, build the key, find or make the
-node, make the results. It reads an op's signature (`ops.signature`), as the native recorder does.
-Ops that are called often from Python do the same in code of their own (`specialize.source`), so
-that no argument list is walked.
+node, make the results. It reads an op's signature (`ops.signature`), as the native recorder does,
+which records calls that were met before where there is a C++ compiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -19,9 +18,9 @@ from torpor.backend.registry import get_backend
 from torpor.execute import sync
 from torpor.execute.storage import TRACE
 from torpor.inference.infer import NotRecordable
-from torpor.ir.node import Node, Value
+from torpor.ir.node import Key, Node, Value
 from torpor.observe.site import site
-from torpor.ops.keys import key_of, number_key
+from torpor.ops.keys import number_key
 from torpor.ops.signature import NO_EXTRA, Extra, Make, Result, Signature, signature_of
 from torpor.ops.spec import ArgKind, OpSpec
 from torpor.overrides.resize import resize
@@ -33,7 +32,6 @@ from torpor.trace.values import make_node, root_value, value_of, write
 from torpor.trace.wrap import data_storage, is_traceable, wrap_value, wrap_view
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-Key = tuple[Any, ...]
 
 
 class CutFirst(Exception):
@@ -58,6 +56,7 @@ class Recording:
     signature: Signature
     nodes: dict[Key, Any]
     make: Callable[[Key, tuple[Any, ...]], Any]  # from the key, and the arguments as they came
+    readers: tuple[Callable[[Any], Any], ...]  # for each argument: what stands for it in the key
     calls: list[int]
     numbered: Callable[[torch.device, Any], torch.device]
     cut: Callable[[], object] = sync.cut
@@ -76,7 +75,7 @@ def record(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             node = recording.make(key, tuple(bound))
         if spec.may_fail:
             node.site = site()
-        result = finish(signature, node, tuple(bound))
+        result = finish(signature, node, bound)
     if len(TRACE.pending) > config.max_trace_nodes:
         recording.cut()
     return result
@@ -85,14 +84,15 @@ def record(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def key_of_call(recording: Recording, bound: list[Any]) -> Key:
     """The intern key of an op on `bound`, its arguments in schema order."""
     signature = recording.signature
-    check_kept(signature, bound)
-    values = []
-    for position, argument in enumerate(signature.spec.arguments):
-        if position == signature.device and bound[position] is not None:
-            bound[position] = recording.numbered(bound[position], bound[0])
-        values.append(_value(argument.kind, bound[position]))
-    check_written(signature, bound)
-    return key_of(signature.spec, values) + _extra(signature.extra, bound)
+    if signature.kept:
+        check_kept(signature, bound)
+    key = [read(arg) for read, arg in zip(recording.readers, bound, strict=True)]
+    device = signature.device
+    if device >= 0 and bound[device] is not None:
+        bound[device] = key[device] = recording.numbered(bound[device], bound[0])
+    if signature.written:
+        check_written(signature, bound)
+    return (*key, *_extra(signature.extra, bound)) if signature.extra else tuple(key)
 
 
 def _extra(extra: Extra, bound: list[Any]) -> Key:
@@ -105,34 +105,18 @@ def _extra(extra: Extra, bound: list[Any]) -> Key:
 # -- values of arguments ---------------------------------------------------------------------------
 
 
-def _value(kind: ArgKind, arg: Any) -> Any:
-    """What stands for an argument in a node."""
-    if arg is None:
-        return None
-    if kind is ArgKind.TENSOR:
-        return tensor_value(arg) if isinstance(arg, torch.Tensor) else arg
-    if kind is ArgKind.TENSORS:
-        return list_values(arg)
-    if kind is ArgKind.OPAQUE:
-        raise OPAQUE
-    return arg
-
-
-OPAQUE = NotRecordable("an argument cannot be part of a graph", fallback=True)
-
-
-def tensor_value(arg: torch.Tensor) -> Value:
-    """What stands in a key for a tensor."""
+def tensor_value(arg: Any) -> Any:
+    """The key of a tensor."""
     return value_of(arg) if type(arg) is LazyTensor else other_value(arg)
 
 
-def list_values(args: Any) -> tuple[Any, ...]:
-    """What stands in a key for a list of tensors."""
-    return tuple([value_of(a) if type(a) is LazyTensor else other_value(a) for a in args])
+def list_values(args: Any) -> tuple[Any, ...] | None:
+    """The key of a list of tensors."""
+    return None if args is None else tuple([tensor_value(arg) for arg in args])
 
 
 def other_value(arg: Any) -> Any:
-    """What stands in a key for a tensor argument that is not a lazy tensor."""
+    """The key of a tensor argument that is not a lazy tensor."""
     if arg is None:
         return None
     if not isinstance(arg, torch.Tensor):
@@ -147,6 +131,30 @@ def other_value(arg: Any) -> Any:
     # its owner may write to it before the graph runs, and torpor would not know: take a copy
     storage = data_storage(_snapshot(arg), arg.device)
     return TRACE.leaf_value(storage)
+
+
+def _itself(arg: Any) -> Any:
+    return arg
+
+
+def _tuple(args: Any) -> tuple[Any, ...] | None:
+    return None if args is None else tuple(args)
+
+
+def _numbers(args: Any) -> tuple[Any, ...] | None:
+    return None if args is None else tuple(map(number_key, args))
+
+
+def _nothing(arg: Any) -> None:
+    if arg is not None:
+        raise NotRecordable("an argument cannot be part of a graph", fallback=True)
+
+
+READERS: Final = {
+    "t": tensor_value, "T": list_values, "p": _itself, "P": _tuple, "n": number_key,
+    "N": _numbers, "o": _nothing,
+}  # fmt: skip
+"""What stands in a key for an argument of each kind of a signature."""
 
 
 def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
@@ -207,8 +215,10 @@ def _as_bound(kind: ArgKind, key: Any, raw: Any) -> Any:
 # -- results ---------------------------------------------------------------------------------------
 
 
-def finish(signature: Signature, node: Node, args: tuple[Any, ...]) -> Any:
+def finish(signature: Signature, node: Node, args: Sequence[Any]) -> Any:
     """The results of a call: fresh tensors, views, written arguments, lists of them."""
+    if signature.is_plain:
+        return wrap_value(node.outputs[0])
     outputs = iter(node.outputs)
     length = _list_length(signature, node, args)
     results = [_result(each, node, outputs, args, length) for each in signature.results]
@@ -226,14 +236,14 @@ def _tensors(written: Any) -> list[Any]:
     return [tensor for tensor in several if tensor is not None]
 
 
-def _list_length(signature: Signature, node: Node, args: tuple[Any, ...]) -> int:
+def _list_length(signature: Signature, node: Node, args: Sequence[Any]) -> int:
     """How many outputs the op's one list-typed result takes."""
     alone = sum(not r.is_list and r.make < Make.ARGUMENT for r in signature.results)
     written = sum(len(_tensors(args[w.argument])) for w in signature.written)
     return len(node.outputs) - alone - written
 
 
-def _result(result: Result, node: Node, outputs: Any, args: tuple[Any, ...], length: int) -> Any:
+def _result(result: Result, node: Node, outputs: Any, args: Sequence[Any], length: int) -> Any:
     if result.make is Make.ARGUMENT:
         return args[result.argument]
     if result.make is Make.LENGTH:
@@ -243,7 +253,7 @@ def _result(result: Result, node: Node, outputs: Any, args: tuple[Any, ...], len
     return _one(result, node, next(outputs), args)
 
 
-def _one(result: Result, node: Node, value: Value, args: tuple[Any, ...]) -> Any:
+def _one(result: Result, node: Node, value: Value, args: Sequence[Any]) -> Any:
     if result.make is Make.FRESH or value.type is None:
         return wrap_value(value)
     viewed: LazyTensor = args[result.argument]
@@ -281,11 +291,27 @@ def recording_of(
     With `may_leave`, a tensor on `lazy` may stay lazy on the physical device.
     """
     name = spec.target._schema.name.removeprefix("aten::")
+    signature = signature_of(spec, extra, lengths)
     return Recording(
-        signature=signature_of(spec, extra, lengths),
+        signature=signature,
         nodes=spec.kind.nodes if nodes is None else nodes,
         make=node_maker(spec) if make is None else make,
+        readers=tuple([READERS[kind] for kind in signature.kinds]),
         calls=metrics.op_cell(f"lazy::{name}", spec.name) if calls is None else calls,
         numbered=_as_it_is if may_leave else numbered,
         cut=cut,
     )
+
+
+def make_recorder(spec: OpSpec, **other: Any) -> Callable[..., Any]:
+    """The recorder of an op that becomes a node; `other` is what `recording_of` takes.
+
+    Its attribute `recording` says how it records.
+    """
+    recording = recording_of(spec, **other)
+
+    def recorder(*args: Any, **kwargs: Any) -> Any:
+        return record(recording, args, kwargs)
+
+    recorder.recording = recording  # type: ignore[attr-defined]  # functions have attributes
+    return recorder

@@ -43,8 +43,10 @@ class View:
         self.value = value
         self.type = value.type.concrete
         # of a view that is right in this trace only, so is every view
-        passing = value.node.passing or (parent is not None and type(parent.base) is InThisTrace)
-        self.base: Any = InThisTrace(base, TRACE.epoch) if passing else base
+        transient = value.node.transient or (
+            parent is not None and type(parent.base) is InThisTrace
+        )
+        self.base: Any = InThisTrace(base, TRACE.epoch) if transient else base
 
     def shows(self, root: Value) -> bool:
         """`value` is what it looks like while its storage holds `root`."""
@@ -81,5 +83,5 @@ class LazyTensor(torch.Tensor):
 
 
 def is_lazy(tensor: object) -> bool:
-    """`tensor` is recorded rather than computed at once."""
-    return isinstance(tensor, LazyTensor)
+    """`tensor` is recorded rather than computed at once; of a DTensor: this rank's part of it."""
+    return isinstance(_torch.local_part(tensor), LazyTensor)

@@ -16,7 +16,7 @@ from torpor.execute.storage import TRACE, LazyStorage
 from torpor.inference.infer import forget as forget_inferences
 from torpor.inference.infer import infer, work_on
 from torpor.ir.memo import forget_memos
-from torpor.ir.node import TABLE, Node, Value
+from torpor.ir.node import TABLE, Node, Value, intern
 from torpor.ir.types import TensorType
 from torpor.observe.scope import scope
 from torpor.observe.site import site
@@ -25,10 +25,10 @@ from torpor.ops.spec import OpSpec, spec_of
 from torpor.ops.view_rules import INVERSES
 from torpor.overrides.storage_ops import storage_scatter
 from torpor.symbols.expressions import Symbol, forget_conditions
-from torpor.symbols.infer import forget as forget_sizes
 from torpor.symbols.leaves import SIZES
 from torpor.symbols.offsets import LOOKS, node_at_offset
-from torpor.symbols.record import Call, are_own, sized_node, symbols_met
+from torpor.symbols.symbolic_nodes import Call, are_own, sized_node, symbols_met
+from torpor.symbols.symbolic_types import forget as forget_sizes
 from torpor.trace.tensor import InThisTrace, LazyTensor, View
 
 aten = torch.ops.aten
@@ -57,17 +57,18 @@ def make_node(
     `again`: nobody has called the op now, it was recorded before on other values.
     """
     TRACE.misses += 1
-    found = TABLE.find(spec.kind, key)
-    if found is not None:
-        return found
-    if SIZES.active:
+    if SIZES.active and TABLE.find(spec.kind, key) is None:
         call = Call(spec, key, bound, sample or {}, physical, lambda: (site(), scope()), again)
         sized = sized_node(call)
         if sized is not None:
             return sized
-    types = infer(spec, key, bound, sample or {}, physical)
-    metrics.count_node(spec.name)
-    return TABLE.add(spec.kind, key, tuple(bound), types, site(), scope())  # type: ignore[arg-type]  # None: no tensor
+
+    def make() -> tuple[Any, ...]:
+        types = infer(spec, key, bound, sample or {}, physical)
+        metrics.count_node(spec.name)
+        return tuple(bound), types, site(), scope()
+
+    return intern(spec.kind, key, make)
 
 
 def finish() -> None:
@@ -152,7 +153,7 @@ def _had_other_sizes(view: View, root: Value) -> bool:
         if link.value.type.concrete is not link.type:  # they were, for all to see
             return True
         node = link.node
-        met |= symbols_met(node)
+        met |= symbols_met(node.args, [v.type for v in node.outputs], node.conditions)
         link = link.parent
     if not met:
         return False
@@ -213,9 +214,9 @@ def write(tensor: LazyTensor, new: Value) -> None:
 
 def _move_on(view: View, root: Value, new: Value) -> None:
     """`new` was written through `view`, which may be right in this trace only, and stays so."""
-    passing = type(view.base) is InThisTrace
+    transient = type(view.base) is InThisTrace
     view.move(root, new)
-    if passing:
+    if transient:
         view.base = InThisTrace(root, TRACE.epoch)
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torpor import _torch, metrics
-from torpor.backend.data import BackendData
+from torpor import metrics
 from torpor.backend.interface import Backend
 from torpor.backend.native_library import NATIVE
 from torpor.execute.storage import TRACE
@@ -46,11 +45,13 @@ def protect(arguments: list[Any], positions: tuple[int, ...], backend: Backend) 
     """
     if not positions:
         return arguments
-    find = shared if NATIVE.library is None else NATIVE.library.shared
-    refused = find(arguments, positions)
+    if NATIVE.library is None or type(backend).is_shared is not Backend.is_shared:
+        refused = shared(arguments, positions, backend)
+    else:
+        refused = NATIVE.library.shared(arguments, positions)
     given = list(arguments) if refused else arguments
     for position in refused:
-        given[position] = _copy(arguments[position], backend)
+        given[position] = backend.copy_data(arguments[position])
     if refused:
         metrics.count("DonationRefused", len(refused))
     if len(positions) > len(refused):
@@ -58,26 +59,17 @@ def protect(arguments: list[Any], positions: tuple[int, ...], backend: Backend) 
     return given
 
 
-_SOLE_REFERENCES = 3  # the list of arguments or the handle, a name here, the count itself
+_SOLE_REFERENCES = 3  # the list of arguments, a name here, the count itself
 
 
-def shared(arguments: list[Any], positions: tuple[int, ...]) -> list[int]:
+def shared(arguments: list[Any], positions: tuple[int, ...], backend: Backend) -> list[int]:
     """Those positions whose data somebody else holds or looks at."""
     found = []
     for position in positions:
         data = arguments[position]
         if data.error is not None:
             continue
-        tensor = data.tensor
-        if sys.getrefcount(data) > _SOLE_REFERENCES or (
-            tensor is not None
-            and (sys.getrefcount(tensor) > _SOLE_REFERENCES or _torch.shares_memory(tensor))
-        ):
+        if sys.getrefcount(data) > _SOLE_REFERENCES or backend.is_shared(data):
             found.append(position)
-        del data, tensor
+        del data
     return found
-
-
-def _copy(data: BackendData, backend: Backend) -> BackendData:
-    tensor = backend.tensor_from_data(data).clone()
-    return backend.data_from_tensor(tensor, data.type, data.device)

@@ -56,7 +56,7 @@ class Job:
         kept: Sequence[BackendData] = (),
         usual: float | None = None,
         here: bool = False,
-        beside: bool = False,
+        one_core: bool = False,
         kept_bytes: int | None = None,
         done: Done | None = None,
     ) -> None:
@@ -70,7 +70,7 @@ class Job:
         self.awaited = False  # that thread does nothing else before it has run
         self.donates = False  # it may write over its arguments: it is not to be interrupted
         self.succeeded = False  # what comes now cannot undo it
-        self.expect(kept, usual, here, beside, kept_bytes)
+        self.expect(kept, usual, here, one_core, kept_bytes)
         if done is None:  # else the results know it
             for result in results:
                 result.done = self.done
@@ -80,14 +80,14 @@ class Job:
         kept: Sequence[BackendData],
         usual: float | None,
         here: bool,
-        beside: bool,
+        one_core: bool,
         kept_bytes: int | None,
     ) -> None:
         """Say what will be known of its run."""
         self.kept = kept
         self.bytes = kept_bytes  # of all it keeps; None: not counted yet
         self.must_be_here = here
-        known = usual is not None and not beside  # the seconds it takes; beside: it leaves cores
+        known = usual is not None and not one_core  # the seconds it takes; beside: it leaves cores
         self.short = known and (usual < SHORT or self.threads >= cores())  # type: ignore[operator]  # not None
 
     def is_ready(self) -> bool:
@@ -148,16 +148,16 @@ class Budget:
     def is_full(self) -> bool:
         """There is more than fits."""
         with self.changed:
-            return not self._fits()
+            return not self._has_room()
 
     def wait(self) -> None:
         """Wait until all jobs fit; one that never will may stay when no other does."""
         with self.changed:
-            if not self._fits():
+            if not self._has_room():
                 with phase(WAITING), metrics.timer("QueueFull"):
-                    self.changed.wait_for(self._fits)
+                    self.changed.wait_for(self._has_room)
 
-    def _fits(self) -> bool:
+    def _has_room(self) -> bool:
         if len(self.jobs) < 2:
             return True
         most = sum(JOB_BYTES + _kept_alone(job) for job in self.jobs)

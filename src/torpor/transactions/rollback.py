@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torpor import config
 from torpor.backend.data import BackendData, Failure
 from torpor.compiling.compilation import StandIn
+from torpor.distributed.ops import COLLECTIVES
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value
@@ -266,10 +267,10 @@ def _replace(job: StepJob, contents: dict[int, Value]) -> None:
 
 
 def _computed(job: StepJob, values: list[Value]) -> list[BackendData]:
-    """What `values` are, by the reference; nothing where numbers would be drawn once more."""
+    """What `values` are, by the reference; nothing where one would draw or send once more."""
     outline, plan = job.outline, job.plan
     graph = Graph.of(values, set(outline.graph.inputs)).with_sizes()
-    drawn = any(node.op.target in IN_TURN for node in graph.nodes)
+    drawn = any(node.op.target in IN_TURN | COLLECTIVES for node in graph.nodes)
     if not values or drawn or plan is None or plan.runner.scalars_as_data:
         return []
     stand_in = StandIn(graph, plan.record.name, job.backend, job.device)

@@ -12,13 +12,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torpor.backend.data import BackendData, Done, Failure
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.native_library import NATIVE
-from torpor.errors import tell_run
+from torpor.distributed.agreement import agreed, leave
+from torpor.errors import annotate_run
 from torpor.execute.plan import SCALAR_DATA, Plan
 from torpor.execute.plan_cache import Making
 from torpor.execute.queue import DeviceQueue, queues
@@ -120,15 +122,21 @@ class StepJob(Job):
         self.donates = bool(plan.donated)
         kept = (*plan.kept_inputs(self.arguments), *plan.kept_outputs(self.results))
         here = plan.runner.runs_here(plan.computation, plan.in_turn)
-        beside = plan.runner.runs_beside(plan.computation)
-        self.expect(kept, plan.record.usual_seconds, here, beside, plan.kept_bytes)
+        one_core = plan.runner.runs_on_one_core(plan.computation)
+        self.expect(kept, plan.record.usual_seconds, here, one_core, plan.kept_bytes)
 
     def give_up(self, queue: DeviceQueue, error: BaseException) -> None:
-        """It cannot be compiled: all is pending again, unless others have gone on meanwhile."""
+        """It cannot be compiled: all is pending again, unless others have gone on meanwhile.
+
+        With collectives it fails: other ranks are in that step, and none of them can be again.
+        """
+        if self.outline.collectives:
+            leave(self.outline.collectives, error)
+            self.saved = None
         with LOCK:
             saved, self.saved = self.saved, None
             handles = (*self.results, *(alias for alias, _ in self.aliases))
-            if saved is not None and saved.fits() and queue.withdraw(self, error):
+            if saved is not None and saved.is_current() and queue.withdraw(self, error):
                 saved.restore({id(handle) for handle in handles})
             elif isinstance(error, Exception):  # else the queue's thread may try
                 self.refused = error
@@ -160,7 +168,9 @@ class StepJob(Job):
     def _execute(self, plan: Plan, given: list[Any]) -> list[BackendData]:
         start, before = time.perf_counter(), time.thread_time()
         try:
-            with span("run", plan.record.name), recorded_by(self.lines):
+            collectives, launches = plan.collectives, plan.launches
+            together = agreed(collectives, launches) if collectives else nullcontext()
+            with span("run", plan.record.name), recorded_by(self.lines), together:
                 results: Any = plan.runner.execute(plan.computation, given, self.device)
             self.written = bool(plan.donated)  # unless a result has failed: see `Backend.execute`
             busy = time.thread_time() - before  # and not waiting for Python's lock
@@ -168,7 +178,7 @@ class StepJob(Job):
             if not plan.checked or plan.sized:
                 results = checked(results, plan, self.backend, self.types)
         except Exception as error:
-            raise told(error, plan, self.backend) from error.__cause__
+            raise with_graph_named(error, plan, self.backend) from error.__cause__
         return results  # type: ignore[no-any-return]  # of a backend
 
     # -- failing -------------------------------------------------------------------------------
@@ -182,13 +192,13 @@ class StepJob(Job):
         self._go_back_to_computed()
         self._roll_back(error)
         if error is self.refused:  # who asked for it was told at once
-            self.done.failure.note_told()  # type: ignore[union-attr]  # it has failed
+            self.done.failure.mark_reported()  # type: ignore[union-attr]  # it has failed
 
     def _tell_all(self, plan: Plan, results: Sequence[BackendData]) -> None:
         """Some results have failed: those that replace nothing keep what was computed."""
         errors = [result.error for result in results if result.error is not None]
         for error in errors:
-            told(error, plan, self.backend)
+            with_graph_named(error, plan, self.backend)
         self.written = any(map(_has_written, errors))
         for alias, position in self.aliases:
             alias.assign(self.results[position])
@@ -281,10 +291,12 @@ def _wait_for(arguments: Sequence[Any]) -> None:
                 done.wait()
 
 
-def told(error: BaseException, plan: Plan, backend: Backend) -> BaseException:
+def with_graph_named(error: BaseException, plan: Plan, backend: Backend) -> BaseException:
     """`error`, which says now which graph failed on which backend, and whose line that was."""
     site = next((v.node.site for v in plan.outputs if v.node.site is not None), None)
-    return tell_run(error, plan.computation.name, backend.name, None if site is None else str(site))
+    return annotate_run(
+        error, plan.computation.name, backend.name, None if site is None else str(site)
+    )
 
 
 # -- what a job replaces ---------------------------------------------------------------------------
@@ -384,7 +396,7 @@ class Saved:
         self._values: Mapping[LazyStorage, Value | None] = known
         self._fields = {} if partial else {name: _copied(name) for name in _FIELDS}
 
-    def fits(self) -> bool:
+    def is_current(self) -> bool:
         """Nothing has been recorded since that a step back would undo."""
         if self.partial:
             return TRACE.epoch == self.epoch
@@ -410,7 +422,7 @@ class Saved:
 
 _FIELDS = (
     "leaves", "leaf_storages", "leaf_values", "scalars", "computed", "sized", "undo", "draws",
-    "misses", "epoch",
+    "effects", "misses", "epoch",
 )  # fmt: skip
 
 

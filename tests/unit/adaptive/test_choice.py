@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torpor.adaptive.choice import EAGER, RECORDED, WARMING, Choice, Facts, Limits
+from torpor.adaptive.choice import EAGER, RECORDED, WARMING, Choice, Limits, ProcessFacts
 
 CALL, STEP = 1, 2  # events
 
@@ -47,7 +47,7 @@ class Program:
             self.choice.interval((STEP, CALL), cost / 4)
             self.choice.interval((CALL, STEP), cost * 3 / 4)
         self.done += 1
-        if self.choice.step(Facts(self.graphs, 0, 0, self._is_compiling()), self.now):
+        if self.choice.step(ProcessFacts(self.graphs, 0, 0, self._is_compiling()), self.now):
             if not self.can_change(self.done):
                 self.choice.refused("held", True)
                 return
@@ -192,7 +192,7 @@ def test_a_step_that_takes_very_long_is_noticed_in_its_middle() -> None:
     choice = Choice(0.0)
     for i in range(6):
         choice.interval((STEP, CALL), 0.01)
-        choice.step(Facts(0, 0, 0, False), 0.01 * i)
+        choice.step(ProcessFacts(0, 0, 0, False), 0.01 * i)
     choice.changed(0.1)
     for _ in range(3):
         choice.interval((STEP, CALL), 0.2)

@@ -15,17 +15,17 @@ ALL = ("software", "settings_of_torch", "processor", "graphics", "compiler")
 def test_it_is_the_same_in_every_process(name: str) -> None:
     program = f"from torpor.backends import provenance; print(provenance.{name}(), end='')"
     command = [sys.executable, "-c", program]
-    told = [subprocess.run(command, capture_output=True, text=True) for _ in range(2)]
-    assert all(done.returncode == 0 for done in told), told
+    reported = [subprocess.run(command, capture_output=True, text=True) for _ in range(2)]
+    assert all(done.returncode == 0 for done in reported), reported
     if name != "software":  # sources may be edited meanwhile
-        assert told[0].stdout == told[1].stdout
-    assert told[0].stdout.strip()
+        assert reported[0].stdout == reported[1].stdout
+    assert reported[0].stdout.strip()
 
 
 def test_versions_are_told() -> None:
-    told = provenance.software()
-    assert torch.__version__ in told
-    assert sys.version in told
+    reported = provenance.software()
+    assert torch.__version__ in reported
+    assert sys.version in reported
 
 
 def test_sources_are_told_by_their_contents(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,10 +37,10 @@ def test_sources_are_told_by_their_contents(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("precision", ["high", "medium"])
 def test_the_precision_of_products_is_told(precision: str) -> None:
     before = torch.get_float32_matmul_precision()
-    told = provenance.settings_of_torch()
+    reported = provenance.settings_of_torch()
     torch.set_float32_matmul_precision(precision)
     try:
-        assert provenance.settings_of_torch() != told
+        assert provenance.settings_of_torch() != reported
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -61,10 +61,10 @@ def test_precision_may_be_set_by_device() -> None:
 
 
 def test_the_number_of_threads_is_told() -> None:
-    before, told = torch.get_num_threads(), provenance.settings_of_torch()
+    before, reported = torch.get_num_threads(), provenance.settings_of_torch()
     torch.set_num_threads(before + 1)
     try:
-        assert provenance.settings_of_torch() != told
+        assert provenance.settings_of_torch() != reported
     finally:
         torch.set_num_threads(before)
 
@@ -72,5 +72,5 @@ def test_the_number_of_threads_is_told() -> None:
 def test_features_of_the_processor_are_told() -> None:
     assert torch.backends.cpu.get_cpu_capability() in provenance.processor()
     with open("/proc/cpuinfo") as file:
-        told = file.read()
-    assert provenance._features().split("; ")[0] in told
+        reported = file.read()
+    assert provenance._features().split("; ")[0] in reported

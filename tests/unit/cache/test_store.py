@@ -29,9 +29,9 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.fixture(autouse=True)
-def told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing had been warned of in this process, and no directory been used."""
-    monkeypatch.setattr(persistent, "_told", set())
+    monkeypatch.setattr(persistent, "_warned", set())
     monkeypatch.setattr(persistent, "_stores", {})
 
 
@@ -430,7 +430,7 @@ def hammer(directory: Path, seed: int, limit: int) -> None:
             store.write(key, {"seed": seed}, content_of(key))
         found = store.read(key)
         assert found in (None, content_of(key))
-    assert not persistent._told, persistent._told
+    assert not persistent._warned, persistent._warned
 
 
 @pytest.mark.parametrize("limit", [1 << 20, 100_000])

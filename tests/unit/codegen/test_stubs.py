@@ -32,9 +32,9 @@ def test_classes_have_the_names_and_ops_of_native_functions_yaml() -> None:
 def test_the_stub_of_every_class_is_that_of_native_functions_yaml() -> None:
     for schema in own_ops.nodes():
         printed = LazyIrSchema.parse(str(target_of(schema)._schema))
-        told, read = node_class(printed).splitlines(), node_class(schema).splitlines()
-        assert told[1:] == read[1:]
-        assert told[0].partition("  #")[0] == read[0].partition("  #")[0]
+        reported, read = node_class(printed).splitlines(), node_class(schema).splitlines()
+        assert reported[1:] == read[1:]
+        assert reported[0].partition("  #")[0] == read[0].partition("  #")[0]
 
 
 def test_every_class_is_in_the_stub_once() -> None:

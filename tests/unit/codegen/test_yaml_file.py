@@ -183,17 +183,17 @@ ONE_MISTAKE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "line", "told"), ONE_MISTAKE)
-def test_a_mistake_is_told_with_its_line(written, text: str, line: int, told: str) -> None:
+@pytest.mark.parametrize(("text", "line", "reported"), ONE_MISTAKE)
+def test_a_mistake_is_told_with_its_line(written, text: str, line: int, reported: str) -> None:
     path = written(f"backend: acme\n{text}\n")
     (problem,) = errors_of(path).problems
     assert problem.line == line
-    assert told in str(problem)
+    assert reported in str(problem)
     assert str(errors_of(path)).startswith(f"{path}:{line}: ")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("", "the file is empty"),
         ("# only a comment\n", "the file is empty"),
@@ -207,13 +207,13 @@ def test_a_mistake_is_told_with_its_line(written, text: str, line: int, told: st
         ("backend: Inductor\n", "'Inductor' is taken"),
     ],
 )
-def test_a_file_without_a_backend_is_refused(written, text: str, told: str) -> None:
+def test_a_file_without_a_backend_is_refused(written, text: str, reported: str) -> None:
     (problem,) = errors_of(written(text)).problems
-    assert (problem.line, told in str(problem)) == (1, True)
+    assert (problem.line, reported in str(problem)) == (1, True)
 
 
 @pytest.mark.parametrize(
-    ("data", "line", "told"),
+    ("data", "line", "reported"),
     [
         (b"backend: acme\nfull_codegen:\n  - \xff\n", 3, "not UTF-8 text"),
         (b"backend: acme\n# \x00\n", 1, "not YAML"),
@@ -221,12 +221,12 @@ def test_a_file_without_a_backend_is_refused(written, text: str, told: str) -> N
         (b"backend: *name\n", 1, "not YAML: found undefined alias"),
     ],
 )
-def test_what_is_no_yaml_is_refused(tmp_path: Path, data: bytes, line: int, told: str) -> None:
+def test_what_is_no_yaml_is_refused(tmp_path: Path, data: bytes, line: int, reported: str) -> None:
     path = tmp_path / "acme.yaml"
     path.write_bytes(data)
     (problem,) = errors_of(path).problems
     assert problem.line == line
-    assert told in str(problem)
+    assert reported in str(problem)
 
 
 def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
@@ -252,9 +252,9 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines(written) -> N
     text = "backend: acme\nsuported: []\nfull_codegen:\n  - mm\n  - nm\n  - mm\nsymint: 3\n"
     errors = errors_of(written(text))
     assert [problem.line for problem in errors.problems] == [2, 5, 6, 7]
-    told = str(errors).splitlines()
-    assert told[1] == "     2 | suported: []"
-    assert told[3] == "     5 |   - nm"
+    reported = str(errors).splitlines()
+    assert reported[1] == "     2 | suported: []"
+    assert reported[3] == "     5 |   - nm"
     assert errors.to_json()[0]["hint"] == "did you mean 'supported'?"
 
 

@@ -11,7 +11,7 @@ import torch
 import torpor
 from tests.unit.debug import planted
 from tests.unit.debug.steps import training_step
-from torpor.backends.agreement import same_bits
+from torpor.backends.equality import same_bits
 from torpor.debug import bisect as bisecting
 from torpor.debug.bisect import bisect
 from torpor.debug.judge import Judge, run_graph
@@ -188,7 +188,7 @@ def test_every_kind_of_node_can_be_written_as_plain_torch(tmp_path):
         whole, needed = cut_out(graph.nodes, [value])
         known = dict(zip(graph.inputs, arguments(), strict=True))
         expected = judge.expected([value], exact=False)[value]
-        fault.part = bisecting.Part(whole, [known[v] for v in needed], expected)
+        fault.part = bisecting.FaultyPart(whole, [known[v] for v in needed], expected)
         script = tmp_path / f"repro{output}.py"
         assert write_reproduction(fault, script)
         scope = {"__name__": "repro"}

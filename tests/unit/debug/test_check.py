@@ -45,9 +45,9 @@ def test_a_warning_and_the_program_goes_on():
             for _ in range(3):
                 step().item()
 
-    with pytest.warns(TorporWarning, match="first at node") as told:
+    with pytest.warns(TorporWarning, match="first at node") as reported:
         steps()
-    assert len(check.faults) == len(told)
+    assert len(check.faults) == len(reported)
     assert {fault.op for fault in check.faults} == {"aten.tanh.default"}
     assert check.graphs >= 3
 

@@ -16,9 +16,9 @@ from torpor.debug.file_format import END, MAGIC, Reader, Writer
 from torpor.errors import RecordFileError
 
 
-def written(path: Path, *blobs: bytes, **manifest: Any) -> Path:
+def written(path: Path, *parts: bytes, **manifest: Any) -> Path:
     writer = Writer(path)
-    for blob in blobs:
+    for blob in parts:
         writer.add(blob)
     writer.close(manifest)
     return path

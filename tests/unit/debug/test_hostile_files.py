@@ -161,10 +161,10 @@ def _is_plain(text: str) -> bool:
 def test_escape_sequences_of_a_file_are_not_printed(plain: Path, capsys: Any) -> None:
     path = forged(plain, ADDED, 1, f"{ESCAPE}\nline", _hostile)
     main(["replay", str(path)])
-    told = capsys.readouterr()
-    assert "acme" in told.out
-    assert _is_plain(told.out)
-    assert _is_plain(told.err)
+    reported = capsys.readouterr()
+    assert "acme" in reported.out
+    assert _is_plain(reported.out)
+    assert _is_plain(reported.err)
 
 
 def test_escape_sequences_of_an_error_are_not_printed(plain: Path, capsys: Any) -> None:
@@ -173,10 +173,10 @@ def test_escape_sequences_of_an_error_are_not_printed(plain: Path, capsys: Any) 
 
     path = forged(plain, ADDED, 1, change=change)
     assert main(["replay", str(path)]) == 2
-    told = capsys.readouterr()
-    assert "oops" in told.err
-    assert _is_plain(told.out)
-    assert _is_plain(told.err)
+    reported = capsys.readouterr()
+    assert "oops" in reported.err
+    assert _is_plain(reported.out)
+    assert _is_plain(reported.err)
 
 
 def test_lines_of_a_file_are_shown_without_control_characters(plain: Path, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_views_writes_and_expanded_leaves(tmp_path):
 # -- files that lie ----------------------------------------------------------------------------
 
 
-def tampered(path, folder, change, blobs=None):
+def tampered(path, folder, change, changed=None):
     """A copy of a record with another manifest, all its sums right."""
     with Reader(path) as reader:
         manifest = dict(reader.manifest)
@@ -188,7 +188,7 @@ def tampered(path, folder, change, blobs=None):
     change(manifest)
     writer = Writer(folder / "tampered")
     for number, blob in enumerate(contents):
-        writer.add((blobs or {}).get(number, blob))
+        writer.add((changed or {}).get(number, blob))
     writer.close(manifest)
     return folder / "tampered"
 

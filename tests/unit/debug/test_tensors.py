@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torpor.backends.agreement import same_bits
+from torpor.backends.equality import same_bits
 from torpor.debug.file_format import Reader, Writer
 from torpor.debug.tensors import (
     DTYPES,

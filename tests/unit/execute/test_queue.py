@@ -291,7 +291,10 @@ def test_any_other_job_runs_on_the_queue(threaded: DeviceQueue, usual: float | N
 
 
 @pytest.mark.usefixtures("many_cores")
-def test_a_short_job_ends_the_thread_and_a_long_one_starts_it_again(threaded: DeviceQueue) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_short_job_of_several_threads_ends_the_queues_thread(
+    threaded: DeviceQueue, threads: int
+) -> None:
     """OpenMP keeps threads for every thread that used it, and lets all of them sleep early."""
     ran: list[threading.Thread] = []
 
@@ -299,9 +302,12 @@ def test_a_short_job_ends_the_thread_and_a_long_one_starts_it_again(threaded: De
         ran.append(threading.current_thread())
 
     for usual in (1.0, 0.001, 1.0):
-        threaded.submit(Job(note, [], usual=usual))
+        job = Job(note, [], usual=usual)
+        job.threads = threads
+        threaded.submit(job)
         threaded.wait()
+    torch.set_num_threads(torch.get_num_threads())  # what new threads start with
     here = threading.main_thread()
     assert [thread is here for thread in ran] == [False, True, False]
-    assert not ran[0].is_alive()
+    assert ran[0].is_alive() == (threads == 1)
     assert ran[2].is_alive()

@@ -93,7 +93,7 @@ def asked(spec: OpSpec, bound: list[Any], sample: dict[Value, Any]) -> Any:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_direct_types_are_torchs(layout: str) -> None:
-    told = 0
+    reported = 0
     differences = []
     for name in RESULT_OF:
         spec = spec_of(find_op(name))
@@ -101,13 +101,13 @@ def test_direct_types_are_torchs(layout: str) -> None:
             direct = elementwise_types(spec, bound)
             if direct is None:
                 continue
-            told += 1
+            reported += 1
             answer = asked(spec, bound, sample)
             if answer != direct:
                 differences.append(f"{name}{bound}: {direct}, and torch says {answer}")
     assert differences == []
     nothing = {"do not fit", "empty", "mixed dtypes", "integers"}
-    assert told == 0 if layout in nothing - {"do not fit", "mixed dtypes"} else told > 50
+    assert reported == 0 if layout in nothing - {"do not fit", "mixed dtypes"} else reported > 50
 
 
 def test_complex_numbers_and_flags_are_left_to_torch() -> None:

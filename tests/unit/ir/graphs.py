@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torpor.ir.graph import Graph
 from torpor.ir.node import TABLE, Node, Value, leaf, scalar
 from torpor.ir.types import TensorType, contiguous_strides
-from torpor.ops.keys import intern
+from torpor.ops.keys import node_of
 from torpor.ops.spec import ArgKind, Argument, spec_of
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ def record(target: Any, *args: Any, types: Any = MATRIX, site: Any = None, **key
     """The node of an op, its type given."""
     spec = spec_of(target)
     types = types if isinstance(types, tuple) else (types,)
-    return intern(spec, spec.bind(args, keywords), types, site)
+    return node_of(spec, spec.bind(args, keywords), types, site)
 
 
 def chain(length: int) -> Graph:
@@ -48,7 +48,7 @@ def chain(length: int) -> Graph:
     value = first = leaf(0, MATRIX)
     spec = spec_of(aten.add.Tensor)
     for _ in range(length):
-        value = intern(spec, [value, first, 1], (MATRIX,)).outputs[0]
+        value = node_of(spec, [value, first, 1], (MATRIX,)).outputs[0]
     return Graph.of([value])
 
 
@@ -145,7 +145,7 @@ def nodes(draw: st.DrawFn, values: list[Value]) -> Node:
     operands = st.sampled_from(values)
     bound = [draw(Attribute(argument, operands).strategy()) for argument in spec.arguments]
     types = draw(st.lists(tensor_types() | st.none(), max_size=3).map(tuple))
-    return intern(spec, bound, types)
+    return node_of(spec, bound, types)
 
 
 @st.composite

@@ -19,13 +19,14 @@ from torpor.ir.node import (
     Node,
     OpKind,
     Value,
+    intern,
     leaf,
     op_kind,
     scalar,
     values_in,
 )
 from torpor.ir.types import SCALAR_TYPES, TensorType
-from torpor.ops.keys import intern
+from torpor.ops.keys import node_of
 from torpor.ops.spec import spec_of
 
 TYPE = TensorType.contiguous((2,), torch.float32, torch.device("cpu"))
@@ -41,9 +42,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> InternTable:
 
 
 def meet(table: InternTable, op: OpKind, number: int) -> Node:
-    """What a recorder does: look up, else add."""
-    key = (number,)
-    return table.find(op, key) or table.add(op, key, (number,), (TYPE,))
+    """What a recorder does."""
+    return table.intern(op, (number,), lambda: ((number,), (TYPE,)))
 
 
 # -- identity --------------------------------------------------------------------------------------
@@ -63,10 +63,10 @@ def test_the_same_slot_and_kind_is_the_same_scalar() -> None:
 def test_the_same_op_on_the_same_values_is_the_same_node() -> None:
     add = spec_of(torch.ops.aten.add.Tensor)
     x, y = leaf(0, TYPE), leaf(1, TYPE)
-    first = intern(add, [x, y, 1], (TYPE,))
-    assert intern(add, [x, y, 1], (TYPE,)) is first
+    first = node_of(add, [x, y, 1], (TYPE,))
+    assert node_of(add, [x, y, 1], (TYPE,)) is first
     others = [[y, x, 1], [x, x, 1], [x, y, 2], [x, y, 1.0], [x, y, True], [x, 1, 1]]
-    assert len({first, *(intern(add, args, (TYPE,)) for args in others)}) == 7
+    assert len({first, *(node_of(add, args, (TYPE,)) for args in others)}) == 7
 
 
 def test_other_ops_have_other_nodes_under_the_same_key() -> None:
@@ -77,16 +77,16 @@ def test_other_ops_have_other_nodes_under_the_same_key() -> None:
 
 def test_the_line_is_no_part_of_a_node() -> None:
     neg = spec_of(torch.ops.aten.neg.default)
-    first = intern(neg, [leaf(0, TYPE)], (TYPE,), site="a.py:1")
-    assert intern(neg, [leaf(0, TYPE)], (TYPE,), site="b.py:2") is first
+    first = node_of(neg, [leaf(0, TYPE)], (TYPE,), site="a.py:1")
+    assert node_of(neg, [leaf(0, TYPE)], (TYPE,), site="b.py:2") is first
     assert first.site == "a.py:1"
 
 
 def test_lists_in_arguments_become_tuples() -> None:
     cat = spec_of(torch.ops.aten.cat.default)
     x = leaf(0, TYPE)
-    node = intern(cat, [[x, x], 0], (TYPE,))
-    assert node is intern(cat, [(x, x), 0], (TYPE,))
+    node = node_of(cat, [[x, x], 0], (TYPE,))
+    assert node is node_of(cat, [(x, x), 0], (TYPE,))
     assert node.args == ((x, x), 0)
 
 
@@ -96,7 +96,7 @@ def test_values_are_found_in_arguments_and_in_lists() -> None:
 
 
 def test_outputs_know_their_node_and_place() -> None:
-    node = TABLE.add(TABLE.kind("test.two"), (0,), (), (TYPE, OTHER))
+    node = intern(TABLE.kind("test.two"), (0,), lambda: ((), (TYPE, OTHER)))
     assert [(v.node, v.index, v.type) for v in node.outputs] == [(node, 0, TYPE), (node, 1, OTHER)]
     assert all(type(value) is Value for value in node.outputs)
 
@@ -197,7 +197,7 @@ def test_a_graph_of_forgotten_nodes_is_still_a_graph() -> None:
     relu = spec_of(torch.ops.aten.relu.default)
     value = leaf(0, TYPE)
     for _ in range(10):
-        value = intern(relu, [value], (TYPE,)).outputs[0]
+        value = node_of(relu, [value], (TYPE,)).outputs[0]
     TABLE.clear()
     graph = Graph.of([value])
     assert len(graph) == 10

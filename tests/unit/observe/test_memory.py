@@ -153,9 +153,9 @@ def test_a_graph_that_does_not_fit_is_told_before_it_runs_and_once():
     x = torch.zeros(1).to("lazy")
     y = x.expand(1 << 23, 4) * 2  # the large one
     total = y.sum()
-    with pytest.warns(TorporWarning) as told:
+    with pytest.warns(TorporWarning) as reported:
         assert total.item() == 0.0
-    (warning,) = told
+    (warning,) = reported
     text = str(warning.message)
     assert "needs about 128.0 MiB on cpu:0, where 60.0 MiB are free" in text
     assert "float32[8388608,4]" in text

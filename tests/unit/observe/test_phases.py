@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from torpor.observe import phases
-from torpor.observe.phases import AWAY, PLANNING, RUNNING, WAITING, beside, phase, spent
+from torpor.observe.phases import AWAY, PLANNING, RUNNING, WAITING, mark_as_background, phase, spent
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_a_phase_that_fails_is_over() -> None:
 
 def test_threads_beside_the_program_do_not_count() -> None:
     def work() -> None:
-        beside()
+        mark_as_background()
         with phase(RUNNING):
             pass
 
@@ -59,7 +59,7 @@ def test_threads_beside_the_program_do_not_count() -> None:
 def test_a_reset_begins_anew() -> None:
     with phase(RUNNING):
         pass
-    AWAY.begin_anew()
+    AWAY.restart()
     with phase(WAITING):
         pass
     assert (spent()[RUNNING], spent()[WAITING]) == (0.0, 1.0)

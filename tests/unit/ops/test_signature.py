@@ -1,21 +1,18 @@
-"""Signatures: what is derived of a schema, and the code that is specialised from it."""
+"""Signatures: what is derived of a schema, and how a key follows from it."""
 
 from __future__ import annotations
 
-import ast
 from typing import Any
 
 import pytest
 import torch
 
-from torpor.codegen import own_ops
-from torpor.codegen.torch_schemas import target_of
-from torpor.native.recorder import can_be_native
+from torpor.execute.storage import TRACE
+from torpor.native.attach import can_be_native
 from torpor.ops.signature import Extra, Make, Result, signature_of
 from torpor.ops.spec import spec_of
-from torpor.specialize.recorders import SPECIALISE_AFTER, make_recorder, specialised
-from torpor.specialize.source import recorder_code, source
-from torpor.trace.recorder import recording_of
+from torpor.trace.recorder import key_of_call, recording_of
+from torpor.trace.values import value_of
 
 aten = torch.ops.aten
 FRESH, VIEW, SELF = (Result(make, False, 0) for make in (Make.FRESH, Make.VIEW, Make.ARGUMENT))
@@ -82,53 +79,17 @@ def test_a_signature_is_data() -> None:
 @pytest.mark.parametrize(
     ("extra", "last"),
     [
-        (Extra(), "k2"),
-        (Extra(draw=True), "draw()"),
-        (Extra(grad_mode=True, requires_grad=(0, 1)),
-         "(grad_mode(), a0.requires_grad, a1.requires_grad)"),
-        (Extra(requires_grad=(2,)), "(a2.requires_grad,)"),
+        (Extra(), ()),
+        (Extra(grad_mode=True, requires_grad=(0, 1)), ((True, False, True),)),
+        (Extra(requires_grad=(1,)), ((True,),)),
+        (Extra(requires_grad=(1,), draw=True), ((True,), 7)),
     ],
-)  # fmt: skip
-def test_what_ends_a_key(extra: Extra, last: str) -> None:
-    text = source(signature_of(spec_of(aten.linear.default), extra))
-    (key,) = [line.strip() for line in text.splitlines() if line.startswith("        key = ")]
-    assert key.endswith(f", {last})")
-
-
-def test_keyword_arguments_are_not_named_like_what_recorders_use() -> None:
-    for schema in own_ops.recorded():
-        (function,) = ast.parse(source(signature_of(spec_of(target_of(schema))))).body
-        assert isinstance(function, ast.FunctionDef)
-        keywords = {argument.arg for argument in function.args.kwonlyargs}
-        names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
-        stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-        assert keywords & stored <= {"device"}, schema.name  # which gets its number
-
-
-def test_ops_of_one_shape_have_code_and_defaults_of_their_own() -> None:
-    add, sub = (specialised(spec_of(op)) for op in (aten.add.Tensor, aten.sub.Tensor))
-    assert add.__code__.co_code == sub.__code__.co_code
-    assert add.__code__ is not sub.__code__
-    assert add.__kwdefaults__ == {"alpha": 1}
-    norm = specialised(spec_of(aten.native_layer_norm.default))
-    softmax = specialised(spec_of(aten.linalg_vector_norm.default))
-    assert norm.__defaults__ == ()
-    assert softmax.__defaults__ == (2, None, False)
-
-
-def test_code_names_its_op() -> None:
-    code = recorder_code(signature_of(spec_of(aten.add.Tensor)))
-    assert code.co_qualname == "record aten.add.Tensor"
-    assert code.co_filename == "<torpor recorder>"  # no line of the user's: observe.site
-
-
-def test_an_op_that_is_called_often_gets_code_of_its_own() -> None:
-    recorder = make_recorder(spec_of(aten.add.Tensor), nodes={}, calls=[0])
-    first = recorder.__code__
-    x = torch.ones(3, device="lazy")
-    results = [recorder(x, x, alpha=2) for _ in range(SPECIALISE_AFTER - 1)]
-    assert recorder.__code__ is first
-    results += [recorder(x, x, alpha=2) for _ in range(3)]
-    assert recorder.__code__.co_qualname == "record aten.add.Tensor"
-    assert recorder.recording.calls == [SPECIALISE_AFTER + 2]  # type: ignore[attr-defined]  # set there
-    assert all(result.tolist() == [3.0] * 3 for result in results)
+)
+def test_what_ends_a_key(
+    extra: Extra, last: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(2, 2).to("lazy")
+    weight = torch.ones(2, 2).to("lazy").requires_grad_()
+    monkeypatch.setattr(type(TRACE), "draw", lambda trace: 7)
+    key = key_of_call(recording_of(spec_of(aten.linear.default), extra=extra), [x, weight, None])
+    assert key == (value_of(x), value_of(weight), None, *last)

@@ -81,7 +81,7 @@ def test_arguments_get_the_types_of_the_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "reported"),
     [
         (lambda n, x: n.Relu.create(torch.ones(2)), "'self' is a Value .* not a Tensor; .*graph"),
         (lambda n, x: n.Relu.create(torpor.lazy(torch.ones(2))), "'self' is .* not a LazyTensor"),
@@ -93,8 +93,8 @@ def test_arguments_get_the_types_of_the_schema() -> None:
         (lambda n, x: n.SumDimIntList.create(x, [0], dtype="float"), "'dtype' is a torch.dtype"),
     ],
 )
-def test_arguments_of_other_types_are_refused(make: Any, told: str) -> None:
-    with pytest.raises(TypeError, match=f"^aten.*: argument {told}"):
+def test_arguments_of_other_types_are_refused(make: Any, reported: str) -> None:
+    with pytest.raises(TypeError, match=f"^aten.*: argument {reported}"):
         make(nodes, value(2, 3))
 
 

@@ -9,7 +9,7 @@ import torch
 
 import torpor
 from torpor.ir.graph import Graph
-from torpor.passes.expand import expanded
+from torpor.passes.expand import Vocabulary, expanded
 from torpor.text.printer import print_graph
 from torpor.text.torch_parser import parse
 from torpor.text.verify import verify
@@ -37,7 +37,7 @@ def registered() -> Iterator[None]:
 
 def after(text: str, backend: str = "reference") -> Graph:
     graph = parse(text.strip())
-    made = expanded(graph, backend, lambda device: device)
+    made = expanded(graph, Vocabulary(backend, lambda device: device))
     verify(made)
     assert made.inputs == graph.inputs
     assert [v.type for v in made.outputs] == [v.type for v in graph.outputs]
@@ -53,7 +53,7 @@ def test_a_graph_without_such_ops_is_left_alone() -> None:
         "graph(%0 = leaf 0 : float32[4] @cpu) {\n"
         "  %1 = aten.relu.default(%0) : float32[4] @cpu\n  return %1\n}"
     )
-    assert expanded(graph, "reference", lambda device: device) is graph
+    assert expanded(graph, Vocabulary("reference", lambda device: device)) is graph
 
 
 def test_writes_inside_a_lowering_become_values() -> None:

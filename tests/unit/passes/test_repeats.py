@@ -22,7 +22,7 @@ from torpor.compiling.compilation import compile_graph
 from torpor.ir.node import Node, items_of
 from torpor.passes import repeats
 from torpor.passes.lists import SPLIT_LISTS
-from torpor.passes.repeats import COSTS, Costs, Lost, Repeat, find_repeats
+from torpor.passes.repeats import COSTS, Lost, Repeat, RunCosts, find_repeats
 from torpor.text.torch_parser import parse
 
 from .texts import check, graph_of
@@ -40,7 +40,7 @@ LAYER = "".join(map(chr, range(1000, 1100)))  # a hundred ops, no two alike
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cut pays."""
     monkeypatch.setattr(repeats, "BLOCK", 0.0)
-    monkeypatch.setitem(repeats.COSTS, "cpu", Costs(1, 0.0, 0.0))
+    monkeypatch.setitem(repeats.COSTS, "cpu", RunCosts(1, 0.0, 0.0))
     monkeypatch.setattr(repeats, "SEED", 2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torpor.backends.fx.guards import may_refuse
+from torpor.distributed.ops import ORDERED
 from torpor.ir.node import Node
 from torpor.ops.spec import spec_of
 from torpor.passes.schedule import schedule
@@ -138,3 +139,67 @@ def test_what_a_result_needs_is_computed_before_anything_is_written() -> None:
 def test_an_update_that_may_fail_or_takes_memory_is_not_committed(call: str, kind: str) -> None:
     body = f"%2 = {call}\nreturn %2 over %0"
     check(PASS, body, f"{kind} 0:\n  %2 = {call}\n  return %2 over %0", inputs=2)
+
+
+def test_a_collective_starts_before_what_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torpor.passes.schedule.MIN_OVERLAP", 1)
+    check(
+        schedule(lambda node: node.op.target in ORDERED, may_refuse),
+        """
+        %1 = aten.sin.default(%0)
+        %2 = torpor.all_reduce.default([%1], None, "0", "sum")
+        %3 = aten.cos.default(%1)
+        %4 = torpor.all_reduce.default([%3], %2, "0", "sum")
+        %5 = torpor.wait.default(%2)
+        %6 = torpor.wait.default(%4)
+        %7 = aten.exp.default(%3)
+        return %5, %6, %7
+        """,
+        """
+        compiled 0:
+          %1 = aten.sin.default(%0)
+        eager 0:
+          %2 = torpor.all_reduce.default([%1], None, "0", "sum")
+        compiled 1:
+          %3 = aten.cos.default(%1)
+        eager 1:
+          %4 = torpor.all_reduce.default([%3], %2, "0", "sum")
+        compiled 2:
+          %5 = aten.exp.default(%3)
+        eager 2:
+          %6 = torpor.wait.default(%2)
+          %7 = torpor.wait.default(%4)
+          return %6, %7, %5
+        """,
+    )
+
+
+def test_a_collective_is_waited_for_when_what_comes_before_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torpor.passes.schedule.MIN_OVERLAP", 1)
+    check(
+        schedule(lambda node: node.op.target in ORDERED, may_refuse),
+        """
+        %1 = torpor.all_reduce.default([%0], None, "0", "sum")
+        %2 = torpor.all_reduce.default([%0], %1, "0", "sum")
+        %3 = torpor.wait.default(%1)
+        %4 = aten.exp.default(%3)
+        %5 = torpor.wait.default(%2)
+        %6 = aten.mul.Tensor(%4, %5)
+        return %6
+        """,
+        """
+        eager 0:
+          %1 = torpor.all_reduce.default([%0], None, "0", "sum")
+          %2 = torpor.all_reduce.default([%0], %1, "0", "sum")
+          %3 = torpor.wait.default(%1)
+        compiled 1:
+          %4 = aten.exp.default(%3)
+        eager 1:
+          %5 = torpor.wait.default(%2)
+        compiled 2:
+          %6 = aten.mul.Tensor(%4, %5)
+          return %6
+        """,
+    )

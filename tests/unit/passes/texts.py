@@ -15,7 +15,9 @@ from torpor.text.torch_parser import parse
 from torpor.text.verify import verify
 
 TYPE = "float32[4,4] @cpu"
-STATEMENT = re.compile(r"(?P<made>%\w+(?:, %\w+)*) = (?P<call>aten[^:]*\))(?P<rest>(?: items .*)?)")
+STATEMENT = re.compile(
+    r"(?P<made>%\w+(?:, %\w+)*) = (?P<call>(?:aten|torpor)[^:]*\))(?P<rest>(?: items .*)?)"
+)
 
 
 def graph_of(body: str, inputs: int = 1) -> Graph:
@@ -49,5 +51,5 @@ def check(one: Pass, before: str, after: str | None, inputs: int = 1) -> Graph:
     if after is None:
         assert made is graph
     else:
-        assert body_of(made) == textwrap.dedent(after).strip()
+        assert textwrap.dedent(body_of(made)) == textwrap.dedent(after).strip()
     return made

@@ -28,11 +28,11 @@ def lint(root: Path, files: dict[str, str]) -> list[str]:
         ("backends/reference/runtime", "torpor.trace"),
         ("backends/reference/runtime", "torpor.execute.queue"),
         ("symbols/expressions", "torpor.ops.spec"),
-        ("symbols/infer", "torpor.symbols.leaves"),
-        ("symbols/__init__", "torpor.symbols.infer"),
+        ("symbols/symbolic_types", "torpor.symbols.leaves"),
+        ("symbols/__init__", "torpor.symbols.symbolic_types"),
         ("text/anything", "torpor.inference.infer"),
-        ("ir/node", "torpor.symbols.record"),
-        ("execute/sync", "torpor.native.recorder"),
+        ("ir/node", "torpor.symbols.symbolic_nodes"),
+        ("execute/sync", "torpor.native.attach"),
         ("backends/reference/runtime", "torpor.cache.store"),
     ],
 )
@@ -58,7 +58,7 @@ def test_an_upward_import_is_refused(tmp_path, importer, imported):
         ("ir/node", "torpor.symbols.expressions"),
         ("ir/node", "torpor.symbols"),
         ("execute/sync", "torpor.symbols.leaves"),
-        ("symbols/record", "torpor.trace.values"),
+        ("symbols/symbolic_nodes", "torpor.trace.values"),
         ("backends/reference/runtime", "torpor.overrides.draws"),
     ],
 )
@@ -171,6 +171,11 @@ def test_import_torpor_needs_only_torch_and_the_standard_library(tmp_path):
         lint(tmp_path, {"ir/printer": optional, "ops/show": deferred, "cli/x": "import rich\n"})
         == []
     )
+
+
+def test_a_backend_may_need_what_it_is_made_of(tmp_path):
+    assert lint(tmp_path, {"backends/xla/compile": "import jax\n"}) == []
+    assert lint(tmp_path, {"backends/fx/trace": "import jax\n"}) == ["trace.py:1 dependencies"]
 
 
 def test_a_report_names_file_line_and_remedy(tmp_path, capsys):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from torpor.ir.types import SymbolicType, TensorType
 from torpor.symbols import expressions
-from torpor.symbols.expressions import Expr, condition, exactly, present, stands_while, symbol
-from torpor.symbols.solve import fit
+from torpor.symbols.expressions import Expr, condition, exactly, present, symbol, valid_while
+from torpor.symbols.solve import solve_size
 
 LIKE = TensorType.contiguous((1,), torch.float32, torch.device("cpu"))
 A, B = symbol(100), symbol(101)
@@ -80,24 +80,24 @@ def test_what_is_fitted_gives_the_numbers(
         [slope * a * b for a, b in samples],
         [(a + 1) // 2 for a, _ in samples],
     ):
-        size = fit(numbers, known)
+        size = solve_size(numbers, known)
         assert size is not None
         for (a, b), number in zip(samples, numbers, strict=True):
             assert (size.at({A: a, B: b}) if isinstance(size, Expr) else size) == number
 
 
 def test_numbers_that_follow_no_rule_fit_nothing() -> None:
-    assert fit([3, 7, 4], {A: [37, 53, 101]}) is None
+    assert solve_size([3, 7, 4], {A: [37, 53, 101]}) is None
 
 
 def test_a_constant_is_a_constant_even_where_a_symbol_fits() -> None:
-    assert fit([8, 8], {A: [8, 8], B: [3, 5]}) == 8
+    assert solve_size([8, 8], {A: [8, 8], B: [3, 5]}) == 8
 
 
 def test_an_entry_stands_while_its_conditions_hold() -> None:
     table: dict[str, str] = {"key": "item"}
     bind(60, 2)
-    stands_while([condition("s100 >= 50"), condition("s101 < 9")], table, "key", "item")
+    valid_while([condition("s100 >= 50"), condition("s101 < 9")], table, "key", "item")
     bind(40, 2)
     assert not table
     bind(70, 2)
@@ -111,10 +111,10 @@ def test_an_entry_stands_while_its_conditions_hold() -> None:
 def test_two_entries_share_a_key_in_turn() -> None:
     table: dict[str, str] = {"key": "many"}
     bind(60, 2)
-    stands_while([condition("s100 >= 51")], table, "key", "many")
+    valid_while([condition("s100 >= 51")], table, "key", "many")
     bind(40, 2)
     table["key"] = "few"
-    stands_while([condition("s100 < 51")], table, "key", "few")
+    valid_while([condition("s100 < 51")], table, "key", "few")
     for size, item in ((60, "many"), (40, "few"), (51, "many"), (50, "few")):
         bind(size, 2)
         assert table["key"] == item
@@ -123,7 +123,7 @@ def test_two_entries_share_a_key_in_turn() -> None:
 def test_exactly_this_size() -> None:
     table: dict[str, int] = {"key": 1}
     bind(33, 2)
-    stands_while([exactly(A)], table, "key", 1)
+    valid_while([exactly(A)], table, "key", 1)
     bind(34, 2)
     assert not table
     bind(33, 5)
@@ -136,7 +136,7 @@ def test_few_conditions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in range(20, 40):
         bind(size, 2)
         table[size] = size
-        stands_while([exactly(A)], table, size, size)
+        valid_while([exactly(A)], table, size, size)
         assert len(A.exact) <= 4
     bind(20, 2)
     assert 20 not in table  # forgotten, not wrong

@@ -15,10 +15,10 @@ from torpor.symbols.serialize import (
     NotSizes,
     assumption,
     common_names,
+    condition_text,
+    deserialize_size,
     own_names,
-    size_told,
-    told_condition,
-    told_size,
+    serialize_size,
 )
 from torpor.symbols.solve import size_of
 
@@ -51,10 +51,10 @@ def test_a_condition_is_read(text: str, holds: Any) -> None:
 def test_names_of_a_process_become_names_of_all_and_others_again() -> None:
     own = assumption("s107*s103 + 1 < 2*s107", own_names(GRAPH))
     assert own.text == "s107 * s103 + 1 < 2 * s107"
-    told = told_condition(own, GRAPH)
-    assert told == "s0 * s1 + 1 < 2 * s0"
+    reported = condition_text(own, GRAPH)
+    assert reported == "s0 * s1 + 1 < 2 * s0"
     other, another = symbol(1), symbol(0)
-    again = assumption(told, common_names((other, another)))
+    again = assumption(reported, common_names((other, another)))
     assert again.text == "s1 * s0 + 1 < 2 * s1"
     assert again.at({other: 9, another: 1}) is own.at({A: 9, B: 1}) is True
     assert again.at({other: 1, another: 9}) is own.at({A: 1, B: 9}) is False
@@ -109,23 +109,23 @@ FORMULAS = st.recursive(
 def test_a_size_is_read_back(formula: Any, a: int, b: int) -> None:
     size: Size | None = size_of(formula) if type(formula) is tuple else A.expr
     assert size is not None
-    told = json.loads(json.dumps(told_size(size, GRAPH)))
-    again = size_told(told, COMMON)
+    reported = json.loads(json.dumps(serialize_size(size, GRAPH)))
+    again = deserialize_size(reported, COMMON)
     here, there = (one.at({A: a, B: b}) if type(one) is Expr else one for one in (size, again))
     assert here == there
 
 
 def test_a_size_of_another_process_is_one_of_this() -> None:
     size = Expr.of(((2, (B, A)), (1, ())), 4)
-    told = told_size(size, GRAPH)
-    assert told == [[[2, ["s1", "s0"]], [1, []]], 4]
-    assert size_told(told, COMMON) is size
-    assert size_told(told_size(A.expr, GRAPH), COMMON) is A.expr
-    assert size_told(told_size(7, GRAPH), COMMON) == 7
+    reported = serialize_size(size, GRAPH)
+    assert reported == [[[2, ["s1", "s0"]], [1, []]], 4]
+    assert deserialize_size(reported, COMMON) is size
+    assert deserialize_size(serialize_size(A.expr, GRAPH), COMMON) is A.expr
+    assert deserialize_size(serialize_size(7, GRAPH), COMMON) == 7
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         None, "s0", True, 1.0, {}, [], [1], [[], 0], [[[1, ["s9"]]], 1], [[[1, ["s0"]]], 0],
         [[[1, ["s0"]]], -2], [[[1, ["s0"]]], 1.5], [[[True, ["s0"]]], 1], [[[1.0, ["s0"]]], 1],
@@ -134,14 +134,14 @@ def test_a_size_of_another_process_is_one_of_this() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_no_size_is_refused(told: Any) -> None:
+def test_what_is_no_size_is_refused(reported: Any) -> None:
     with pytest.raises(NotSizes):
-        size_told(told, COMMON)
+        deserialize_size(reported, COMMON)
 
 
 def test_a_size_within_a_size_without_end_is_refused() -> None:
-    told: Any = "s0"
+    reported: Any = "s0"
     for _ in range(5000):
-        told = [[[1, [told]]], 2]
+        reported = [[[1, [reported]]], 2]
     with pytest.raises(NotSizes):
-        size_told(told, COMMON)
+        deserialize_size(reported, COMMON)

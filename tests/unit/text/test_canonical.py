@@ -232,30 +232,30 @@ def test_strides_are_told_whatever_the_sizes_are_now() -> None:
     ids=["products", "divided", "sums", "inside"],
 )
 def test_sizes_are_told_apart(sizes: list[tuple[Any, int]]) -> None:
-    def told(size: Expr) -> str:
+    def reported(size: Expr) -> str:
         x = leaf(0, SymbolicType.with_sizes((A.expr, B.expr), (B.expr, 1), 0, ONES))
         node = Node(VIEW, (), (x, (size,)), (x.type,))
         return canonical_text(Graph([x], [node], [node.outputs[0]]).with_sizes())
 
-    assert len({told(Expr.of(*size)) for size in sizes}) == len(sizes)
+    assert len({reported(Expr.of(*size)) for size in sizes}) == len(sizes)
 
 
 def test_the_order_of_terms_does_not_matter() -> None:
-    def told(terms: Any) -> str:
+    def reported(terms: Any) -> str:
         x = leaf(0, SymbolicType.with_sizes((A.expr, B.expr), (B.expr, 1), 0, ONES))
         node = Node(VIEW, (), (x, (Expr.of(terms),)), (x.type,))
         return canonical_text(Graph([x], [node], [node.outputs[0]]).with_sizes())
 
-    assert told(((1, (A,)), (2, (B, A)))) == told(((2, (A, B)), (1, (A,))))
+    assert reported(((1, (A,)), (2, (B, A)))) == reported(((2, (A, B)), (1, (A,))))
 
 
 def test_a_size_is_no_number() -> None:
     x = leaf(0, SymbolicType.with_sizes((A.expr,), (1,), 0, ONES))
-    told = [
+    reported = [
         canonical_text(Graph([x], [node], [node.outputs[0]]).with_sizes())
         for node in (Node(VIEW, (), (x, (size,)), (x.type,)) for size in (A.expr, 4, "s0"))
     ]
-    assert len(set(told)) == 3
+    assert len(set(reported)) == 3
 
 
 def test_a_symbol_that_is_no_input_is_refused() -> None:

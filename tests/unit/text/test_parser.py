@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.unit.ir.graphs import MATRIX
 from tests.unit.text.test_printer import SMALL
 from torpor.errors import GraphError
-from torpor.ir.node import TABLE, Node
+from torpor.ir.node import TABLE, Node, intern
 from torpor.text.parser import Types, parse_graph
 from torpor.text.torch_parser import parse
 
@@ -126,11 +126,11 @@ def test_ops_are_found_by_the_caller() -> None:
     kind = TABLE.kind("test.op.name")
     calls = []
 
-    def intern(name: str, args: list[object], keywords: dict[str, object], types: Types) -> Node:
+    def make(name: str, args: list[object], keywords: dict[str, object], types: Types) -> Node:
         calls.append((name, args, keywords))
-        return TABLE.add(kind, (len(calls),), tuple(args), types)  # type: ignore[arg-type]
+        return intern(kind, (len(calls),), lambda: (tuple(args), types))
 
-    graph = parse_graph("graph() {\n  %0 = a.b(1, [2], c=None) : none\n  return\n}", intern)
+    graph = parse_graph("graph() {\n  %0 = a.b(1, [2], c=None) : none\n  return\n}", make)
     assert calls == [("a.b", [1, (2,)], {"c": None})]
     assert graph.nodes[0].op is kind
 

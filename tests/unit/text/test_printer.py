@@ -24,7 +24,7 @@ from tests.unit.ir.graphs import (
 from torpor.ir.graph import Graph
 from torpor.ir.node import TABLE, leaf, scalar
 from torpor.ir.types import TensorType
-from torpor.ops.keys import intern
+from torpor.ops.keys import node_of
 from torpor.ops.spec import ArgKind, spec_of
 from torpor.text.printer import print_graph, print_node, same_constant
 from torpor.text.torch_parser import parse
@@ -166,7 +166,7 @@ def test_every_aten_op_comes_back_as_the_same_node(defaults: bool) -> None:
         bound = [
             a.default if defaults and a.has_default else _example(a.kind) for a in spec.arguments
         ]
-        node = intern(spec, bound, (MATRIX,))
+        node = node_of(spec, bound, (MATRIX,))
         graph = Graph.of(node.outputs)
         assert same_graph(parse(print_graph(graph)), graph), print_node(node)
 

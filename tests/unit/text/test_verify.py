@@ -21,9 +21,9 @@ from tests.unit.ir.graphs import (
 from tests.unit.text.test_printer import TEXTS
 from torpor.errors import GraphError
 from torpor.ir.graph import Graph
-from torpor.ir.node import TABLE, Node, Value, leaf, scalar
+from torpor.ir.node import TABLE, Node, Value, intern, leaf, scalar
 from torpor.ir.types import SCALAR_TYPES, TensorType
-from torpor.ops.keys import intern
+from torpor.ops.keys import node_of, private_node
 from torpor.ops.spec import spec_of
 from torpor.text.parser import parse_graph
 from torpor.text.torch_parser import parse
@@ -83,9 +83,17 @@ def test_a_node_that_the_table_forgot_and_made_again_passes() -> None:
     first = record(aten.neg.default, leaf(0, MATRIX))
     operand = first.operands[0]
     TABLE.clear()
-    second = intern(spec_of(aten.neg.default), [operand], (MATRIX,))
+    second = node_of(spec_of(aten.neg.default), [operand], (MATRIX,))
     assert first is not second
     verify(Graph.of([first.outputs[0], second.outputs[0]]))
+
+
+def test_a_private_node_may_have_the_key_of_an_interned_one() -> None:
+    operand = leaf(0, MATRIX)
+    first = node_of(spec_of(aten.neg.default), [operand], (MATRIX,))
+    second = private_node(spec_of(aten.neg.default), [operand], (MATRIX,))
+    assert second.key == first.key
+    verify(Graph.of([second.outputs[0]]))
 
 
 # -- planted faults --------------------------------------------------------------------------------
@@ -298,5 +306,7 @@ def test_an_op_without_tensors_makes_its_result_anywhere() -> None:
 def test_an_op_of_the_callers_own_is_verified_like_any_other() -> None:
     kind = TABLE.kind("test.own.op")
     text = "graph(%0 = leaf 0 : float32[2] @cpu) {\n  %1 = own.op(%0) : none\n  return\n}"
-    graph = parse_graph(text, lambda _, args, __, types: TABLE.add(kind, (0,), tuple(args), types))  # type: ignore[arg-type]
+    graph = parse_graph(
+        text, lambda _, args, __, types: intern(kind, (0,), lambda: (tuple(args), types))
+    )
     verify(graph)

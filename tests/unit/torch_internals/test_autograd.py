@@ -1,7 +1,10 @@
 """What `_torch.autograd` takes from inside torch still is what torpor takes it for."""
 
+import subprocess
+import sys
 import threading
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -42,35 +45,35 @@ def test_on_higher_derivatives_tells_of_levels_and_of_graphs(
         monkeypatch.setattr(forward_ad, name, getattr(forward_ad, name))
     for module in (torch.autograd, torch.autograd.graph):
         monkeypatch.setattr(module, "_engine_run_backward", module._engine_run_backward)
-    told: list[str] = []
+    reported: list[str] = []
 
     class Again:  # a context that can be entered again and again
         def __init__(self, name: str) -> None:
             self.name = name
 
         def __enter__(self) -> None:
-            told.append(f"into {self.name}")
+            reported.append(f"into {self.name}")
 
         def __exit__(self, *_: object) -> None:
-            told.append(f"out of {self.name}")
+            reported.append(f"out of {self.name}")
 
     _torch.on_higher_derivatives(Again("forward mode"), Again("again"))
     with forward_ad.dual_level():
-        assert told == ["into forward mode"]
-    assert told == ["into forward mode", "out of forward mode"]
-    told.clear()
+        assert reported == ["into forward mode"]
+    assert reported == ["into forward mode", "out of forward mode"]
+    reported.clear()
     x = torch.ones(2, requires_grad=True)
     (x * x).sum().backward()
-    assert told == []
+    assert reported == []
     torch.autograd.grad((x * x).sum(), x, create_graph=True)
     with warnings.catch_warnings():  # torch warns of the cycle this makes
         warnings.simplefilter("ignore")
         (x * x).sum().backward(create_graph=True)
     x.grad = None
-    assert told == ["into again", "out of again"] * 2
-    told.clear()
+    assert reported == ["into again", "out of again"] * 2
+    reported.clear()
     torch.func.jvp(lambda t: t * t, (torch.ones(2),), (torch.ones(2),))
-    assert told == ["into forward mode", "out of forward mode"]
+    assert reported == ["into forward mode", "out of forward mode"]
 
 
 def test_current_autograd_node_is_that_of_the_op_whose_derivative_is_computed() -> None:
@@ -160,6 +163,17 @@ def test_may_change_while_a_finished_graph_holds_what_accumulates_and_nothing_el
     assert _torch.may_change(x)
 
 
+def test_backward_passes_of_this_thread_are_counted() -> None:
+    before = _torch.backward_passes()
+    x = torch.ones(2).requires_grad_()
+    (x * x).sum().backward()
+    torch.autograd.grad((x * x).sum(), x)
+    thread = threading.Thread(target=lambda: (x * x).sum().backward())
+    thread.start()
+    thread.join()
+    assert _torch.backward_passes() == before + 2
+
+
 def test_pass_gradients_on_to_what_the_tensor_has_become() -> None:
     x, seen = torch.ones(2).requires_grad_(), []
     x.register_hook(lambda g: seen.append("hook") or 3 * g)
@@ -167,6 +181,7 @@ def test_pass_gradients_on_to_what_the_tensor_has_become() -> None:
     loss = (x * 2).sum()
     _torch.pass_gradients_on(x, lambda gradient, tensor: gradient + tensor.detach())
     _torch.swap(x, torch.zeros(2).requires_grad_())
+    assert not weakref.getweakrefs(x)  # `torch.utils.swap_tensors` refuses it then
     loss.backward()
     assert x.grad is not None
     assert x.grad.tolist() == [6.0, 6.0]
@@ -179,3 +194,42 @@ def test_is_in_backward_while_hooks_of_gradients_run() -> None:
     x.sum().backward()
     assert seen == [True]
     assert not _torch.is_in_backward()
+
+
+def test_compiled_node_is_that_of_a_compiled_call() -> None:
+    x = torch.ones(3, requires_grad=True)
+    result = torch.compile(torch.sin, backend="aot_eager")(x)
+    assert _torch.compiled_node([None, result]) is result.grad_fn
+    assert _torch.compiled_node([None, x, x.sin()]) is None
+
+
+def test_backward_keeps_graph_for_later_passes() -> None:
+    x, kept = torch.ones(3, requires_grad=True), []
+    result = x.sin()
+    result.register_hook(lambda grad: kept.append(_torch.backward_keeps_graph()))
+    result.sum().backward(retain_graph=True)
+    result.sum().backward()
+    assert kept == [True, False]
+
+
+def test_autocast_states_tell_dtype_and_device() -> None:
+    assert not any(on for _, _, on in _torch.autocast_states())
+    with torch.autocast("cpu", torch.float16):
+        assert ("cpu", torch.float16, True) in _torch.autocast_states()
+
+
+def test_had_unusual_backward_tells_of_graphs_and_of_autocast() -> None:
+    code = """
+import torch, torpor
+from torpor import _torch
+x = torch.ones(2, requires_grad=True)
+found = []
+torch.nn.Linear(2, 2)(x).sum().backward()
+found.append(_torch.had_unusual_backward())
+with torch.autocast("cpu", torch.bfloat16):
+    (x * 2).sum().backward()
+found.append(_torch.had_unusual_backward())
+print(found)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[False, True]"

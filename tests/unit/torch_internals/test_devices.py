@@ -67,18 +67,18 @@ def test_attention_choice_is_the_number_of_a_kernel() -> None:
 def test_on_default_dtype_is_told_of_changes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("set_default_dtype", "set_default_tensor_type"):
         monkeypatch.setattr(torch, name, getattr(torch, name))  # put back afterwards
-    told: list[torch.dtype] = []
+    reported: list[torch.dtype] = []
 
     def tell() -> None:
-        told.append(torch.get_default_dtype())
+        reported.append(torch.get_default_dtype())
 
     _torch.on_default_dtype(tell, tell)
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(before)
-        assert told == []
+        assert reported == []
         torch.set_default_dtype(torch.float64)
-        assert told == [before, torch.float64]
+        assert reported == [before, torch.float64]
     finally:
         torch.set_default_dtype(before)
 
@@ -127,16 +127,6 @@ def test_torch_lazy_system_runs_where_torpor_is_not_loaded(tmp_path: Path) -> No
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == "1 [2.0, 2.0]\n", done.stderr
-
-
-def test_is_distributed_while_there_is_a_process_group() -> None:
-    assert not _torch.is_distributed()
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        assert _torch.is_distributed()
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_finish_gpu_asks_no_gpu_to_start() -> None:

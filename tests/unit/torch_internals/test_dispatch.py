@@ -128,6 +128,14 @@ def test_is_any_autocast_on_inside_autocast() -> None:
     assert not _torch.is_any_autocast_on()
 
 
+def test_without_autocast_nothing_is_cast() -> None:
+    square = torch.ones(2, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        with _torch.without_autocast():
+            assert (square @ square).dtype is torch.float32
+        assert (square @ square).dtype is torch.bfloat16
+
+
 def test_above_autograd_makes_a_kernels_ops_differentiable_again() -> None:
     x = torch.ones(2, requires_grad=True)
     with _torch.below_autograd():

@@ -56,6 +56,39 @@ def test_inductor_compile_gives_a_function_of_a_list(monkeypatch: pytest.MonkeyP
     assert torch.equal(compiled([x])[0], x.sin() + 1)
 
 
+@pytest.mark.filterwarnings("ignore")  # Inductor imports what torch deprecates
+@pytest.mark.parametrize("transposed", [False, True])
+def test_inductor_compile_keeps_strides_where_a_product_is_padded(transposed: bool) -> None:
+    """As Inductor does on GPUs, where trials say that it pays."""
+    mode = _torch.new_fake_mode()
+    with mode:
+        inputs = [torch.empty(64, 8), torch.empty(8, 2)]
+
+        def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return ((x @ y).t() if transposed else x @ y, x + 1)
+
+        module = make_fx(function, decomposition_table=_torch.inductor_decompositions())(*inputs)
+
+    def pad(graph: torch.fx.Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=aten.mm.default):
+            with graph.inserting_before(node), mode:
+                x, y = node.args
+                wide = graph.call_function(aten.constant_pad_nd.default, (y, [0, 2], 0.0))
+                product = graph.call_function(aten.mm.default, (x, wide))
+                part = graph.call_function(aten.slice.Tensor, (product, 1, 0, 2))
+                part.meta["val"] = torch.empty(64, 4)[:, :2]
+            node.replace_all_uses_with(part)
+            graph.erase_node(node)
+
+    compiled = _torch.inductor_compile(module, inputs, mode, {"joint_custom_post_pass": pad})
+    x, y = torch.randn(64, 8), torch.randn(8, 2)
+    product, more = compiled([x, y])
+    expected = (x @ y).t() if transposed else x @ y
+    assert product.stride() == expected.stride()
+    assert torch.allclose(product, expected)
+    assert torch.equal(more, x + 1)
+
+
 def test_inductor_settings_change_with_a_setting_and_are_the_same_text_otherwise() -> None:
     from torch._inductor import config
 

@@ -14,7 +14,7 @@ from torpor._torch.modules import _CALL_NAMES, _SAME_BITS
 
 def test_register_step_pre_hook_is_told_before_every_optimizer_step() -> None:
     parameter, seen = torch.nn.Parameter(torch.ones(1)), []
-    handle = _torch.register_step_pre_hook(lambda *told: seen.append(parameter.item()))
+    handle = _torch.register_step_pre_hook(lambda *reported: seen.append(parameter.item()))
     try:
         parameter.grad = torch.ones(1)
         torch.optim.SGD([parameter], lr=1.0).step()
@@ -283,3 +283,22 @@ def test_is_compiled_tells_modules_that_torch_compile_runs() -> None:
     module = nn.Linear(1, 1)
     assert not _torch.is_compiled(module)
     assert _torch.is_compiled(torch.compile(module, backend="eager"))
+
+
+def test_after_zero_grad_a_hook_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner in (torch.optim.Optimizer, torch.nn.Module):
+        monkeypatch.setattr(owner, "zero_grad", owner.zero_grad)
+    seen = []
+    layer = torch.nn.Linear(2, 2)
+    _torch.after_zero_grad(lambda: seen.append(layer.weight.grad is None))
+    layer(torch.ones(2)).sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=0.1).zero_grad()
+    layer.zero_grad()
+    assert seen == [True, True]
+
+
+def test_has_hooks_sees_what_surrounds_forward() -> None:
+    module = torch.nn.Linear(2, 2)
+    assert not _torch.has_hooks(module)
+    module.register_forward_hook(lambda *args: None)
+    assert _torch.has_hooks(module)

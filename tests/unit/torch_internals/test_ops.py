@@ -164,3 +164,16 @@ def test_on_higher_order_op_is_asked() -> None:
     from torch._ops import HigherOrderOperator
 
     assert HigherOrderOperator.dispatch.__code__.co_filename.endswith("foreign.py")
+
+
+def test_torch_decompositions_are_found_by_the_names_of_ops() -> None:
+    table = _torch.torch_decompositions()
+    x = torch.tensor([-1.0, 2.0])
+    assert torch.allclose(table["aten.silu.default"](x), torch.nn.functional.silu(x))
+    assert table["prims.convert_element_type.default"](x, torch.int64).dtype is torch.int64
+    assert "aten.mul.Tensor" not in table  # a core op is a part of others
+
+
+def test_is_op_tells_overloads_from_functions() -> None:
+    assert _torch.is_op(torch.ops.aten.add.Tensor)
+    assert not _torch.is_op(torch.add)

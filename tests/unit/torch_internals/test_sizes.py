@@ -10,7 +10,7 @@ from torpor.ir.types import TensorType
 def test_OpenSizes() -> None:
     opened = _torch.OpenSizes({"s0": 37, "s1": 8})
     long, wide = opened.sizes["s0"], opened.sizes["s1"]
-    type_ = TensorType.loose((wide, long), (long, 1), torch.float32, torch.device("cpu"))
+    type_ = TensorType.uninterned((wide, long), (long, 1), torch.float32, torch.device("cpu"))
     with opened.tracing():
         tensor = opened.tensor(type_, torch.device("cpu"))
         torch.ops.aten.view.default(tensor, [wide * long])

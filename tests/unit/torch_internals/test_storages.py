@@ -115,14 +115,14 @@ def test_window_on_a_gpu() -> None:
     assert window.dtype is torch.float32
 
 
-def test_users_besides_are_tensors_and_storages_on_the_same_memory() -> None:
+def test_has_other_users_sees_tensors_and_storages_on_the_same_memory() -> None:
     x = torch.ones(4)
     half = x[:2]
-    assert _torch.users_besides([x])
-    assert not _torch.users_besides([x, half])
+    assert _torch.has_other_users([x])
+    assert not _torch.has_other_users([x, half])
     del half
-    assert not _torch.users_besides([x])
+    assert not _torch.has_other_users([x])
     memory = x.untyped_storage()
-    assert _torch.users_besides([x])
+    assert _torch.has_other_users([x])
     del memory
-    assert not _torch.users_besides([x])
+    assert not _torch.has_other_users([x])

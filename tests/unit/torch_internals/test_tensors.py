@@ -52,7 +52,7 @@ def test_wrapped_number_gives_way_in_type_promotion_as_the_number_does(number: A
     assert not wrapped.requires_grad
     for dtype in (torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.complex64):
         tensor = torch.ones((), dtype=dtype)
-        assert (tensor * wrapped).dtype == (tensor * number).dtype
+        assert torch.result_type(tensor, wrapped) == torch.result_type(tensor, number)
 
 
 def test_wrapped_number_is_plain_in_any_mode() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from torpor.backends.dynamo.runtime import unboxed
 from torpor.backends.fx.backend import FxBackend
 from torpor.backends.fx.program import Compiled
 from torpor.backends.fx.trace import Piece, Traced
-from torpor.errors import BackendError
+from torpor.errors import BackendError, did_you_mean
 
 MAX_NODES = 4000
 """Nodes given to a compiler at a time."""
@@ -46,7 +45,6 @@ class DynamoBackend(FxBackend):
 def _find(name: str) -> Callable[..., Any]:
     known = _torch.dynamo_backends()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean 'dynamo:{close[0]}'?" if close else ""
+        hint = did_you_mean(name, known, "dynamo:")
         raise BackendError(f"TorchDynamo has no backend {name!r}: it has {', '.join(known)}{hint}")
     return _torch.dynamo_compiler(name)

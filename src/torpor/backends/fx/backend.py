@@ -13,13 +13,18 @@ from typing import Any, TypeVar
 import torch
 
 from torpor import _torch, config, metrics
-from torpor.backend.beside import is_beside
+from torpor.backend.compile_thread import (
+    is_waited_for,
+    mark_as_waited_for,
+    on_compile_thread,
+)
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
-from torpor.backend.failures import Failure, reproduction
+from torpor.backend.failures import CompileFailure, reproduction
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backends import provenance
+from torpor.backends.fx.equal_pieces import Shared, SharedPieces, key_of
 from torpor.backends.fx.failed import failure_of
 from torpor.backends.fx.guards import may_refuse
 from torpor.backends.fx.pieces import Registers, read_by
@@ -34,13 +39,13 @@ from torpor.backends.fx.program import (
     run,
 )
 from torpor.backends.fx.saved import dump_program, load_program
-from torpor.backends.fx.sharing import Shared, SharedPieces, key_of
 from torpor.backends.fx.trace import PACKED, NodeError, Piece, Traced, is_number, trace
 from torpor.backends.reference.lowering import (
     Instruction,
     ReferenceLowering,
     plan_memory,
 )
+from torpor.distributed.ops import ORDERED
 from torpor.errors import BackendError, CompileError, TorporWarning
 from torpor.inference.infer import types_in
 from torpor.ir.graph import EAGER, Block, Graph
@@ -82,7 +87,7 @@ class FxLowering(ReferenceLowering):
         types = {register: value.type for value, register in self.emitted.items()}
         program = Program(self.name, graph, computation.program, types, self.device.torch_device)
         program.donated = {self.emitted[v]: self.emitted[o] for v, o in graph.donated.items()}
-        program.loose = frozenset(self.emitted[self.results[i]] for i in self.loose)
+        program.free_strides = frozenset(self.emitted[self.results[i]] for i in self.free_strides)
         program.sizes = self.sizes
         program.hints = {one: self.hints.get(one, one.value) for one in self.sizes}
         computation.program = program
@@ -96,6 +101,8 @@ class FxLowering(ReferenceLowering):
 
 class FxBackend(Backend):
     """Compiles graphs piece by piece; what a compiler refuses runs by eager's kernels."""
+
+    host_devices = config.cpu_devices
 
     dynamic = True
     takes_donations = True
@@ -124,7 +131,7 @@ class FxBackend(Backend):
         """
         return nullcontext(lambda: None)
 
-    def decompositions(self) -> dict[Any, Callable[..., Any]] | None:
+    def traced_decompositions(self) -> dict[Any, Callable[..., Any]] | None:
         """The ops that are taken apart while tracing."""
         return None
 
@@ -159,10 +166,20 @@ class FxBackend(Backend):
         drawn = spec_of(node.op.target).draws(node.args) and not self.draws
         if drawn or self._name(node) in self.refused:
             return True
-        if self.miscompiles(node) or _changes_device(node):
+        if node.op.target in ORDERED or self.miscompiles(node) or self._changes_device(node):
             return True
         numbers = (value.type for value in node.operands if is_number(value.type))
         return any(type_.kind not in PACKED for type_ in numbers)
+
+    def _changes_device(self, node: Node) -> bool:
+        """It brings tensors from one device to another, as `x.cpu()` does on a GPU.
+
+        Between `lazy` and the device that does its work nothing moves: that is a copy like others.
+        """
+        values = [value for value in node.operands if not is_number(value.type)]
+        read = {self.backend_device(value.type.device) for value in values}
+        made = {self.backend_device(v.type.device) for v in node.outputs if v.type is not None}
+        return bool(read) and not made <= read
 
     @staticmethod
     def _name(node: Node) -> Any:
@@ -177,9 +194,10 @@ class FxBackend(Backend):
 
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
         for computation in computations:
-            compile_ = self._compile_beside if is_beside() else self._compile_quietly
-            in_fresh_thread(functools.partial(compile_, computation.program))
-        while self.complaints and not is_beside():
+            compile_ = self._compile_in_background if on_compile_thread() else self._compile_quietly
+            inside = is_waited_for()  # a lowering that reads: the lock is held for it
+            in_fresh_thread(functools.partial(_alone, inside, compile_, computation.program))
+        while self.complaints and not on_compile_thread():
             warnings.warn(self.complaints.pop(0), TorporWarning, stacklevel=2)
         return list(computations)
 
@@ -194,7 +212,7 @@ class FxBackend(Backend):
             self._complain(f"compiled code of {program.name} failed", program.broken)
         return results
 
-    def fits(self, computation: Computation, sizes: Mapping[Symbol, int]) -> bool:
+    def accepts_sizes(self, computation: Computation, sizes: Mapping[Symbol, int]) -> bool:
         return all(condition.at(sizes) for condition in computation.program.conditions)
 
     def function(
@@ -243,7 +261,7 @@ class FxBackend(Backend):
 
     # -- compiling ---------------------------------------------------------------------------------
 
-    def _compile_beside(self, program: Program) -> None:
+    def _compile_in_background(self, program: Program) -> None:
         """Compile while the program goes on, and draws."""
         with _torch.leave_states_alone():
             self._compile_program(program)
@@ -276,7 +294,7 @@ class FxBackend(Backend):
         graph = run_passes(self.passes(device), program.graph)
         registers = Registers(program)
         program.copied = registers.copied(graph)
-        bound = {*program.results, *program.copied.values()} - program.loose
+        bound = {*program.results, *program.copied.values()} - program.free_strides
         for block in graph.blocks:
             program.steps += self._compile_block(block, registers, program, bound)
 
@@ -332,7 +350,7 @@ class FxBackend(Backend):
         piece.checked = shared.checked
         known = {one.text for one in program.conditions}
         program.conditions += [one for one in shared.conditions if one.text not in known]
-        for position, type_ in shared.laid.items():  # as later pieces will find them
+        for position, type_ in shared.layouts.items():  # as later pieces will find them
             program.types[piece.outputs[position]] = type_
         return CompiledPiece(piece, shared.run, shared.text)
 
@@ -369,10 +387,10 @@ class FxBackend(Backend):
     def _compile_traced(self, piece: Piece, program: Program, *, fixed: bool) -> Shared:
         traced = self._traced(piece, program, fixed)
         try:
-            laid = {piece.outputs.index(register): t for register, t in traced.laid.items()}
+            layouts = {piece.outputs.index(register): t for register, t in traced.layouts.items()}
             compiled = self.compile_module(traced, piece)
             conditions = _conditions(traced, piece, program.hints)
-            return Shared(*compiled, piece.checked, laid, conditions)
+            return Shared(*compiled, piece.checked, layouts, conditions)
         except Exception as error:
             blamed = [
                 instruction
@@ -384,7 +402,7 @@ class FxBackend(Backend):
             raise Refused(blamed, error) from error
 
     def _traced(self, piece: Piece, program: Program, fixed: bool) -> Traced:
-        given = (piece, program.types, program.device, self.decompositions(), program.hints)
+        given = (piece, program.types, program.device, self.traced_decompositions(), program.hints)
         try:
             with metrics.timer("FxTrace"):
                 traced = trace(*given, fixed=fixed)
@@ -396,10 +414,12 @@ class FxBackend(Backend):
 
     def _note_fallback(self, instruction: Instruction) -> None:
         node = instruction.node
+        if node.op.target in ORDERED:  # the process group runs it, as it should
+            return
         metrics.count_line(f"fallback::{node.op.name}", str(node.site))
 
     def _complain(
-        self, what: str, error: BaseException | None, failure: Failure | None = None
+        self, what: str, error: BaseException | None, failure: CompileFailure | None = None
     ) -> None:
         reason = f"{type(error).__name__}: {error}".strip()
         text = f"backend {self.name!r}: {what}: {reason}"
@@ -421,13 +441,6 @@ def _conditions(traced: Traced, piece: Piece, hints: Mapping[Symbol, int]) -> tu
         texts = traced.open_sizes.conditions()
     symbols = own_names(piece.sizes)
     return tuple([assumption(text, symbols) for text in texts])
-
-
-def _changes_device(node: Node) -> bool:
-    """It brings tensors from one device to another, as `x.cpu()` does: no compiler is needed."""
-    read = {value.type.device for value in node.operands if not is_number(value.type)}
-    made = {value.type.device for value in node.outputs if value.type is not None}
-    return bool(read) and not made <= read
 
 
 def _plan(program: Program) -> None:
@@ -478,6 +491,15 @@ def _on_a_copy(device: torch.device) -> Iterator[None]:
         generator.graphsafe_set_state(own)
 
 
+_COMPILING = threading.Lock()
+"""Compilers keep what they are at in module globals: one graph at a time."""
+
+
+def _alone(inside: bool, compile_: Callable[[Program], None], program: Program) -> None:
+    with nullcontext() if inside else _COMPILING:
+        compile_(program)
+
+
 def in_fresh_thread(function: Callable[[], T]) -> T:
     """Run `function` on a thread of its own and wait for it.
 
@@ -489,6 +511,7 @@ def in_fresh_thread(function: Callable[[], T]) -> T:
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def work() -> None:
+        mark_as_waited_for()
         torch.set_num_threads(threads)
         if device is not None:
             torch.cuda.set_device(device)

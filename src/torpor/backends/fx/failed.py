@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torpor.backend.failures import Failure
+from torpor.backend.failures import CompileFailure
 from torpor.backend.interface import Backend
 from torpor.backends.fx.pieces import Registers
 from torpor.backends.fx.program import Program
@@ -27,7 +27,7 @@ class _FailedBlock(AtSizes):
 
 def failure_of(
     block: Block, program: Program, registers: Registers, backend: Backend, error: BaseException
-) -> Failure:
+) -> CompileFailure:
     """What is known of a block that was not compiled: its graph, for the sizes it failed at."""
     outputs = block.outputs or ()
     copier = _FailedBlock(program, registers)
@@ -35,4 +35,4 @@ def failure_of(
     graph = copier.graph(outputs)
     places = {value: place for place, value in enumerate(copier.read)}
     donated = {places[v]: outputs.index(o) for v, o in block.donated.items() if v in places}
-    return Failure(graph, backend, error, donated, program.hints)
+    return CompileFailure(graph, backend, error, donated, program.hints)

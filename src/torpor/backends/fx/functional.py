@@ -7,7 +7,6 @@ becomes its functional twin (`add_` -> `add`, `sin.out` -> `sin`, `_foreach_mul_
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import torch
 from torpor._torch import OpOverload
 from torpor.ir.types import TensorType
 from torpor.ops.spec import OpSpec, ReturnKind
+from torpor.passes.functionalize import IN_DTYPE_OF_RESULT, functional_name, twin_of
 from torpor.passes.overwrite import BATCH_NORMS
 
 aten = torch.ops.aten
@@ -85,41 +85,6 @@ def outputs(spec: OpSpec, result: Any) -> list[Any]:
 # -- ops that write --------------------------------------------------------------------------------
 
 
-@functools.cache
-def twin_of(target: OpOverload) -> OpOverload | None:
-    """The functional twin of an op that writes, if torch has one."""
-    schema = target._schema
-    wanted = [(a.name, str(a.type)) for a in schema.arguments if not _is_out(a)]
-    packet = getattr(torch.ops, target.namespace, None)
-    packet = getattr(packet, functional_name(target._opname), None)
-    if packet is None:
-        return None
-    for name in packet.overloads():
-        candidate = getattr(packet, name)
-        arguments = candidate._schema.arguments
-        if any(a.alias_info is not None and a.alias_info.is_write for a in arguments):
-            continue
-        if [(a.name, str(a.type)) for a in arguments] == wanted:
-            return candidate  # type: ignore[no-any-return]  # torch.ops is not annotated
-    return None
-
-
-def _is_out(argument: Any) -> bool:
-    info = argument.alias_info
-    return bool(argument.kwarg_only and info is not None and info.is_write)
-
-
-def functional_name(name: str) -> str:
-    """The name of an op's functional twin."""
-    if name.startswith("__i") and name.endswith("__"):  # __iand__
-        return f"__{name[3:]}"
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
-
-
-_IN_DTYPE_OF_RESULT: Final = ("cumprod", "cumsum", "mean", "nansum", "prod", "sum")
-"""Ops that convert what they are given to the dtype of what they write to before they compute."""
-
-
 def _call_twin(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
     twin = twin_of(spec.target)
     if twin is None and spec.target.namespace != "aten":
@@ -127,7 +92,7 @@ def _call_twin(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
     if twin is None:
         raise NotTraceable(f"{spec.name} has no functional twin")
     pairs = list(zip(spec.arguments, args, strict=True))
-    if functional_name(spec.target._opname) in _IN_DTYPE_OF_RESULT:
+    if functional_name(spec.target._opname) in IN_DTYPE_OF_RESULT:
         dtype = types[-1].dtype
         pairs = [(a, dtype if a.name == "dtype" and v is None else v) for a, v in pairs]
     positional = [value for a, value in pairs if not a.keyword_only]

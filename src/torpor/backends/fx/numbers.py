@@ -18,6 +18,7 @@ from torpor.backends.fx import functional
 from torpor.backends.fx.functional import NotTraceable
 from torpor.ir.types import TensorType
 from torpor.ops.spec import OpSpec
+from torpor.passes.functionalize import functional_name
 from torpor.passes.overwrite import BATCH_NORMS
 
 aten = torch.ops.aten
@@ -52,7 +53,7 @@ def call(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
     """Call an op that takes run-time numbers; outputs in the order of a node's."""
     if spec.name in BATCH_NORMS:
         return functional.FORMS[spec.name](spec, args, types)
-    name = functional.functional_name(spec.target._opname)
+    name = functional_name(spec.target._opname)
     named = {a.name: value for a, value in zip(spec.arguments, args, strict=True)}
     written = [named.pop(spec.arguments[i].name) for i in spec.mutated if _is_out(spec, i)]
     if name.startswith("_foreach_"):

@@ -10,8 +10,8 @@ from torpor.backends.fx.trace import PACKED, Piece, is_number
 from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.ir.graph import Block, Donated, Graph
 from torpor.ir.node import Derived, Node, Value, items_of
-
-Step = Piece | Instruction
+from torpor.ops.keys import private_node
+from torpor.ops.spec import spec_of
 
 
 class PartialInstruction(Instruction):
@@ -23,7 +23,7 @@ class PartialInstruction(Instruction):
         self.whole = whole
         self.positions = list(positions)
         super().__init__(
-            _part_of(whole.node, positions),
+            _some_of(whole.node, positions),
             whole.spec,
             [[arg[p] for p in positions] if type(arg) is list else arg for arg in whole.args],
             [whole.outputs[position] for position in positions],
@@ -31,11 +31,11 @@ class PartialInstruction(Instruction):
         self.sizes = whole.sizes
 
 
-def _part_of(node: Node, positions: Sequence[int]) -> Node:
-    """A node for some of the items, which no table knows."""
+def _some_of(node: Node, positions: Sequence[int]) -> Node:
+    """The node on some of its items alone."""
     args = tuple(tuple(a[p] for p in positions) if type(a) is tuple else a for a in node.args)
     types = tuple(node.outputs[position].type for position in positions)
-    return Node(node.op, args, args, types, node.site)
+    return private_node(spec_of(node.op.target), args, types, node.site)
 
 
 class Registers:
@@ -93,7 +93,7 @@ def _kind(type_: Any) -> type | None:
     return type_.kind if is_number(type_) else None
 
 
-def read_by(step: Step) -> list[int]:
+def read_by(step: Piece | Instruction) -> list[int]:
     """The registers a step reads."""
     if isinstance(step, Instruction):
         return registers_in(step.args)

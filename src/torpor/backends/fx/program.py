@@ -19,7 +19,7 @@ from torpor import _torch
 from torpor.backend.data import BackendData, filled, tensors_of
 from torpor.backend.device import BackendDevice
 from torpor.backend.interrupts import Shield
-from torpor.backend.picks import picker
+from torpor.backend.item_getter import item_getter
 from torpor.backends.fx.trace import PACKED, Piece, is_number
 from torpor.backends.layout import storages_of, with_layout
 from torpor.backends.reference.lowering import Instruction, registers_in
@@ -72,9 +72,9 @@ class Program:
     copied: dict[int, int] = field(default_factory=dict)  # those copied when all has run
     commit: int = 0  # the first step that writes over parameters; before it, nothing is written
     guarded: dict[int, list[int]] = field(default_factory=dict)  # see `guard_memory`
-    loose: frozenset[int] = frozenset()  # registers of results that may have any strides
+    free_strides: frozenset[int] = frozenset()  # registers of results that may have any strides
     padded: bool = False  # results may have gaps between their rows
-    ways: Ways | None = None  # of arguments that become results, once known
+    argument_paths: ArgumentPaths | None = None  # of arguments that become results, once known
     fixes: dict[int, Fix] | None = None  # what results need, by their places, once known
     sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes
     hints: dict[Symbol, int] = field(default_factory=dict)  # sizes when it was compiled
@@ -144,13 +144,13 @@ def function(
     """
 
     keeps = program.device.type == "cpu" and not program.donated
-    ways = Ways(program)
+    argument_paths = ArgumentPaths(program)
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         fixes = program.fixes
         if fixes is None or program.broken is not None:
             return slowly(tensors)
-        written = ways.written(tensors)
+        written = argument_paths.written(tensors)
         kept = list(tensors) if keeps else None
         try:
             made = (program.replayed or _called)(plainly, tensors)
@@ -158,7 +158,7 @@ def function(
             if kept is None:
                 raise
             return slowly(kept)
-        results = list(ways.results((*written, *made)))
+        results = list(argument_paths.results((*written, *made)))
         _apply(fixes, results, types)
         return results
 
@@ -195,8 +195,8 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _run_steps(program: Program, given: list[Any]) -> list[Any]:
     """Run all steps; the tensors of the results."""
-    ways = program.ways = program.ways or Ways(program)
-    written = ways.written(given)
+    argument_paths = program.argument_paths = program.argument_paths or ArgumentPaths(program)
+    written = argument_paths.written(given)
     made: Sequence[torch.Tensor]
     if program.replayed is None:
         with _torch.kernels():
@@ -204,21 +204,21 @@ def _run_steps(program: Program, given: list[Any]) -> list[Any]:
     else:
         with _torch.without_torch_function(), _torch.below_autograd():
             packed = program.packing.pack(given, program.device)
-        made = program.replayed(on_tensors(program), [*ways.tensors(given), *packed])
-    return list(ways.results((*written, *made)))
+        made = program.replayed(on_tensors(program), [*argument_paths.tensors(given), *packed])
+    return list(argument_paths.results((*written, *made)))
 
 
-class Ways:
+class ArgumentPaths:
     """How arguments of a program become results, beside what is computed; found out once."""
 
     __slots__ = ("results", "tensors", "written")
 
     def __init__(self, program: Program) -> None:
-        self.tensors = picker(tensor_parameters(program))
-        self.written = picker(list(program.donated))
+        self.tensors = item_getter(tensor_parameters(program))
+        self.written = item_getter(list(program.donated))
         over = {register: place for place, register in enumerate(program.donated.values())}
         made = itertools.count(len(program.donated))  # what is computed follows
-        self.results = picker([over[r] if r in over else next(made) for r in program.results])
+        self.results = item_getter([over[r] if r in over else next(made) for r in program.results])
 
 
 def on_tensors(program: Program) -> Compiled:
@@ -456,7 +456,7 @@ def _find_fixes(
                 f"{program.name}: compiled code made {tensor.dtype} {tuple(tensor.shape)} "
                 f"where {type_!r} was promised"
             )
-        if register in program.loose:
+        if register in program.free_strides:
             type_ = TensorType.of_tensor(tensor)
         fix = None if register in donated else _fix(tensor, type_, taken, program.padded)
         if fix is not None:
@@ -473,8 +473,8 @@ def _fix(tensor: torch.Tensor, type_: TensorType, taken: set[int], padded: bool)
     if tensor.stride() == type_.stride:
         return None
     pairs = zip(tensor.stride(), type_.stride, type_.shape, strict=True)
-    fits = not type_.numel or all(have == want for have, want, size in pairs if size > 1)
-    if fits:
+    same_strides = not type_.numel or all(have == want for have, want, size in pairs if size > 1)
+    if same_strides:
         return Fix.STRIDES
     return None if padded and _is_padded(tensor, type_) else Fix.COPY
 

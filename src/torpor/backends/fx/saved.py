@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from torpor.backend.blobs import pack, unpack
+from torpor.backend.pack import pack, unpack
 from torpor.backends.fx.pieces import PartialInstruction
 from torpor.backends.fx.program import Compiled, CompiledPiece, CompiledStep, Program
 from torpor.backends.fx.trace import PACKED, Piece
@@ -21,9 +21,9 @@ from torpor.symbols.expressions import Size
 from torpor.symbols.serialize import (
     assumption,
     common_names,
-    size_told,
-    told_condition,
-    told_size,
+    condition_text,
+    deserialize_size,
+    serialize_size,
 )
 
 VERSION: Final = 3
@@ -41,39 +41,39 @@ def dump_program(program: Program, dump_code: DumpCode) -> bytes | None:
     """A compiled program; None if some of its code cannot be kept."""
     places = {id(i.outputs): place for place, i in enumerate(program.reference[0])}
     codes: dict[int, int] = {}
-    blobs: dict[str, bytes] = {"steps": b""}
+    parts: dict[str, bytes] = {"steps": b""}
     steps: list[Any] = []
     for step in program.steps:
         if isinstance(step, Instruction):
             steps.append(_known_as(step, places))
             continue
         number = codes.setdefault(id(step.run), len(codes))
-        if f"code {number}" not in blobs:
+        if f"code {number}" not in parts:
             code = dump_code(step.run)
             if code is None:
                 return None
-            blobs[f"code {number}"] = code
+            parts[f"code {number}"] = code
         steps.append(_piece_facts(step.piece, places, number))
     facts = {
         "version": VERSION,
         "steps": steps,
         "donated": list(program.donated.items()),
         "copied": list(program.copied.items()),
-        "laid": list(_laid(program)),
-        "conditions": [told_condition(one, program.sizes) for one in program.conditions],
+        "layouts": list(_layouts(program)),
+        "conditions": [condition_text(one, program.sizes) for one in program.conditions],
     }
-    blobs["steps"] = json.dumps(facts).encode()
-    return pack(blobs)
+    parts["steps"] = json.dumps(facts).encode()
+    return pack(parts)
 
 
-def _laid(program: Program) -> Iterator[tuple[int, list[Any]]]:
+def _layouts(program: Program) -> Iterator[tuple[int, list[Any]]]:
     """Registers that lie in memory otherwise than their type promises, with their strides."""
     for instruction in program.reference[0]:
         for register, value in zip(instruction.outputs, instruction.node.outputs, strict=True):
             type_ = program.types[register]
             if type_ is not value.type:
                 steps = type_.steps if type(type_) is SymbolicType else type_.stride
-                yield register, [told_size(step, program.sizes) for step in steps]
+                yield register, [serialize_size(step, program.sizes) for step in steps]
 
 
 def _piece_facts(piece: Piece, places: dict[int, int], code: int) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def _known(name: int | list[Any], instructions: Sequence[Instruction]) -> Instru
 
 def load_program(program: Program, saved: bytes, load_code: LoadCode) -> None:
     """Give a lowered program the steps of a saved one."""
-    blobs = unpack(saved)
-    facts = json.loads(blobs["steps"])
+    parts = unpack(saved)
+    facts = json.loads(parts["steps"])
     if facts["version"] != VERSION:
         raise NotSaved(f"version {facts['version']}, not {VERSION}")
     if dict(facts["donated"]) != program.donated:
@@ -114,8 +114,8 @@ def load_program(program: Program, saved: bytes, load_code: LoadCode) -> None:
     symbols = common_names(program.sizes)
     program.conditions = [assumption(text, symbols) for text in facts["conditions"]]
     instructions = [i.copy() for i in program.reference[0]]
-    for register, told in facts["laid"]:
-        stride = tuple([size_told(step, symbols) for step in told])
+    for register, written in facts["layouts"]:
+        stride = tuple([deserialize_size(step, symbols) for step in written])
         program.types[register] = _with_strides(program.types[register], stride)
     codes: dict[int, tuple[Compiled, Callable[[], str]]] = {}
     steps: list[CompiledStep] = []
@@ -127,7 +127,7 @@ def load_program(program: Program, saved: bytes, load_code: LoadCode) -> None:
         piece.sizes = program.sizes
         number = step["code"]
         if number not in codes:
-            codes[number] = load_code(blobs[f"code {number}"], piece, program)
+            codes[number] = load_code(parts[f"code {number}"], piece, program)
         steps.append(CompiledPiece(piece, *codes[number]))
     program.steps = steps
     program.copied = dict(facts["copied"])

@@ -59,7 +59,7 @@ class Traced:
     inputs: list[torch.Tensor]
     mode: Any
     sources: dict[str, list[Instruction]]  # instructions by ATen op they became
-    laid: dict[int, TensorType]  # outputs that lie in memory otherwise than their type promises
+    layouts: dict[int, TensorType]  # outputs that lie in memory otherwise than their type promises
     open_sizes: Any = None  # the compiler's symbols, and what was assumed about them
 
 
@@ -79,13 +79,13 @@ def trace(
     free stay as they come out.
     """
     inputs, mode, open_sizes = fake_inputs(piece, types, device, hints, fixed)
-    replay = _Replay(piece, types, device, channels_last)
+    replay = _FunctionalRun(piece, types, device, channels_last)
     with mode, torch.no_grad(), _torch.quiet_fakes():
         module = make_fx(replay, decomposition_table=decompositions)(*inputs)
         if open_sizes is not None:
             _torch.fold_known_sizes(module)
-    laid = {register: _settled(type_, open_sizes) for register, type_ in replay.laid.items()}
-    return Traced(module, inputs, mode, replay.sources, laid, open_sizes)
+    layouts = {register: _settled(type_, open_sizes) for register, type_ in replay.layouts.items()}
+    return Traced(module, inputs, mode, replay.sources, layouts, open_sizes)
 
 
 def _settled(type_: TensorType, open_sizes: _torch.OpenSizes | None) -> TensorType:
@@ -127,7 +127,7 @@ def fake_inputs(
 
 def on_sizes(type_: Any, sizes: Mapping[Symbol, Any]) -> Any:
     """A type with `sizes` in the place of its symbols."""
-    return type_.loosely_at(sizes) if type(type_) is SymbolicType else type_
+    return type_.uninterned_at(sizes) if type(type_) is SymbolicType else type_
 
 
 def fake(type_: TensorType, device: torch.device) -> torch.Tensor:
@@ -137,7 +137,7 @@ def fake(type_: TensorType, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(*size, dtype=type_.dtype, device=where)
 
 
-class _Replay:
+class _FunctionalRun:
     """Calls the functional forms of a piece's instructions on tensors."""
 
     def __init__(
@@ -152,7 +152,7 @@ class _Replay:
         self.env: dict[int, Any] = {}
         self.maker: dict[int, Instruction] = {}
         self.sources: dict[str, list[Instruction]] = {}
-        self.laid: dict[int, TensorType] = {}
+        self.layouts: dict[int, TensorType] = {}
         self.guards = Guards() if device.type == "cpu" else None
 
     def __call__(self, *given: Any) -> tuple[torch.Tensor, ...]:
@@ -198,10 +198,10 @@ class _Replay:
 
     def _side_by_side(self, arg: Any, value: Any) -> Any:
         """An argument with channels side by side; what is free lies so from now on."""
-        laid = _channels_last(value)
+        moved = _channels_last(value)
         if type(arg) is Register and arg in self.maker and arg in self.piece.free:
-            self.env[arg] = laid
-        return laid
+            self.env[arg] = moved
+        return moved
 
     def _open(self, type_: Any) -> Any:
         return on_sizes(type_, self.sizes)
@@ -257,8 +257,8 @@ class _Replay:
         taken.add(_memory(tensor))
         if free or not type_.is_dense:  # a view gets memory of its own, without holes
             size = (type_.shape, tuple(tensor.stride()))
-            make = TensorType.of if self.fixed else TensorType.loose
-            self.laid[register] = make(*size, type_.dtype, type_.device)
+            make = TensorType.of if self.fixed else TensorType.uninterned
+            self.layouts[register] = make(*size, type_.dtype, type_.device)
         return tensor
 
     def _may_stay(self, register: int, tensor: torch.Tensor) -> bool:
@@ -336,7 +336,9 @@ def _lies_as(tensor: torch.Tensor, type_: TensorType) -> bool:
 
 
 def _dense(type_: TensorType) -> TensorType:
-    return TensorType.loose(type_.shape, contiguous_strides(type_.shape), type_.dtype, type_.device)
+    return TensorType.uninterned(
+        type_.shape, contiguous_strides(type_.shape), type_.dtype, type_.device
+    )
 
 
 def is_number(type_: Any) -> bool:

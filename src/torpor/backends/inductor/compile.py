@@ -15,7 +15,7 @@ from torpor.backends import provenance
 from torpor.backends.fx.backend import FxBackend
 from torpor.backends.fx.program import Compiled, Program
 from torpor.backends.fx.trace import Piece, Traced, fake_inputs
-from torpor.backends.inductor.graphs import Replayed, replayed
+from torpor.backends.inductor.cuda_graphs import GraphedCode, replayed
 from torpor.backends.inductor.lowering import decompositions, miscompiles
 from torpor.backends.inductor.options import check_rng, check_settings
 from torpor.backends.inductor.saved import dump_code, load_code
@@ -68,7 +68,7 @@ class InductorBackend(FxBackend):
         self.cuda_graphs = cuda_graphs
         self.compile_after = compile_after
         self.settings = settings
-        self.compiles_beside = not any("autotune" in name for name in settings)  # which draws
+        self.compiles_in_background = not any("autotune" in s for s in settings)  # which draws
 
     @property
     def weighs_compiles(self) -> bool:
@@ -77,7 +77,7 @@ class InductorBackend(FxBackend):
             torch.are_deterministic_algorithms_enabled()
         )
 
-    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+    def traced_decompositions(self) -> dict[Any, Callable[..., Any]]:
         return decompositions()
 
     def blamed_ops(self, error: BaseException) -> set[str]:
@@ -107,11 +107,11 @@ class InductorBackend(FxBackend):
     def runs_here(self, computation: Computation, in_turn: bool) -> bool:
         replayed = computation.program.replayed
         # a replay is over at once, and to capture a graph the program's generator is put aside
-        return in_turn or (isinstance(replayed, Replayed) and replayed.off is None)
+        return in_turn or (isinstance(replayed, GraphedCode) and replayed.off is None)
 
-    def runs_beside(self, computation: Computation) -> bool:
+    def runs_on_one_core(self, computation: Computation) -> bool:
         replayed = computation.program.replayed
-        return isinstance(replayed, Taped) and replayed.one_core
+        return isinstance(replayed, Taped) and replayed.leaves_cores()
 
     def function(
         self, computation: Computation, device: BackendDevice

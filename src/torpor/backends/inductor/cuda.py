@@ -15,7 +15,7 @@ from torpor import _torch
 from torpor.overrides.draws import CAPTURED, DRAWING
 
 if TYPE_CHECKING:
-    from torpor.backends.inductor.graphs import Captured, Replay, Tensors, Turns
+    from torpor.backends.inductor.cuda_graphs import CapturedGraph, Replay, Tensors, Turns
 
 
 class CudaMemory:
@@ -24,8 +24,8 @@ class CudaMemory:
     def __init__(self, device: int, stream: int) -> None:
         self.device, self.stream = device, stream
         self.lock = threading.RLock()
-        self.graphs: set[Captured] = set()
-        self.captured: weakref.WeakSet[Captured] = weakref.WeakSet()
+        self.graphs: set[CapturedGraph] = set()
+        self.captured: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
         self.serial = 0
         self.side = torch.cuda.Stream(device)
         self.pool: Any = None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from torpor import _torch
-from torpor.errors import BackendError
+from torpor.errors import BackendError, did_you_mean
 
 OWN = ("compile_after", "cuda_graphs", "equal_subgraphs", "max_nodes", "rng")
 
@@ -23,6 +22,4 @@ def check_settings(settings: dict[str, Any]) -> None:
     known = [*_torch.inductor_options(), *OWN] if settings else []
     for name in settings:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise BackendError(f"Inductor has no option {name!r}{hint}")
+            raise BackendError(f"Inductor has no option {name!r}{did_you_mean(name, known)}")

@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 
 from torpor import _torch
-from torpor.backend.blobs import pack, unpack
+from torpor.backend.pack import pack, unpack
 from torpor.backends.fx.program import Compiled
 from torpor.backends.inductor.tape import keep_library
 
@@ -49,11 +49,11 @@ def dump_code(code: Any) -> bytes | None:
 
 def load_code(saved: bytes, inputs: Inputs) -> Restored:
     """The code of `dump_code`; `inputs()` are fake ones with their mode, for code of the GPU."""
-    blobs = unpack(saved)
-    if "pickled" in blobs:
-        code = _torch.inductor_unpickle(blobs["pickled"], *inputs())
+    parts = unpack(saved)
+    if "pickled" in parts:
+        code = _torch.inductor_unpickle(parts["pickled"], *inputs())
         return code, lambda: str(code.source_code)
-    return _restored(blobs)
+    return _restored(parts)
 
 
 # -- modules for the CPU ---------------------------------------------------------------------------
@@ -72,14 +72,14 @@ class _Slim:
 
     def packed(self) -> bytes:
         facts = {"kernels": self.kernels, "extern": self.extern}
-        blobs = {"facts": json.dumps(facts).encode(), "source": self.source.encode()}
-        blobs["whole"] = zlib.compress(self.whole.encode(), 1)
-        blobs |= {f"library {name}": library for name, library in self.libraries.items()}
+        parts = {"facts": json.dumps(facts).encode(), "source": self.source.encode()}
+        parts["whole"] = zlib.compress(self.whole.encode(), 1)
+        parts |= {f"library {name}": library for name, library in self.libraries.items()}
         if self.constants:
             stream = io.BytesIO()
             torch.save(self.constants, stream)
-            blobs["constants"] = stream.getvalue()
-        return pack(blobs)
+            parts["constants"] = stream.getvalue()
+        return pack(parts)
 
 
 def _slim(source: str, names: dict[str, Any], constants: dict[str, torch.Tensor]) -> _Slim | None:
@@ -170,12 +170,12 @@ def _extern_used(statements: list[ast.stmt]) -> Iterator[str]:
                     yield attribute
 
 
-def _restored(blobs: dict[str, bytes]) -> Restored:
+def _restored(parts: dict[str, bytes]) -> Restored:
     """Run a slim module, with its kernels loaded."""
-    facts = json.loads(blobs["facts"])
+    facts = json.loads(parts["facts"])
     libraries = {
         name.removeprefix("library "): blob
-        for name, blob in blobs.items()
+        for name, blob in parts.items()
         if name.startswith("library ")
     }
     loaded = _load_libraries(libraries)
@@ -184,11 +184,11 @@ def _restored(blobs: dict[str, bytes]) -> Restored:
         names[name] = getattr(loaded[library], function)
     extern = {name: getattr(torch, function) for name, function in facts["extern"].items()}
     names[_EXTERN] = SimpleNamespace(**extern)
-    if "constants" in blobs:
-        names |= torch.load(io.BytesIO(blobs["constants"]), weights_only=True)
-    names[SOURCE] = blobs["source"].decode()
+    if "constants" in parts:
+        names |= torch.load(io.BytesIO(parts["constants"]), weights_only=True)
+    names[SOURCE] = parts["source"].decode()
     exec(compile(names[SOURCE], "<torpor cache>", "exec"), names)
-    return names[_ENTRY], lambda: zlib.decompress(blobs["whole"]).decode()
+    return names[_ENTRY], lambda: zlib.decompress(parts["whole"]).decode()
 
 
 def _load_libraries(libraries: dict[str, bytes]) -> dict[str, ModuleType]:

@@ -67,7 +67,7 @@ def _moved(action: Action, places: list[int]) -> Action:
 
 def read(source: str, names: dict[str, Any]) -> Tape:
     """The tape of a module's function `call`; `names` are those of the module once it has run."""
-    return _Reader(names).read(_function(ast.parse(source)))
+    return _FunctionReader(names).read(_function(ast.parse(source)))
 
 
 def _function(module: ast.Module) -> ast.FunctionDef:
@@ -77,7 +77,7 @@ def _function(module: ast.Module) -> ast.FunctionDef:
     return found[0]
 
 
-class _Reader:
+class _FunctionReader:
     """Reads a function, statement by statement."""
 
     def __init__(self, names: dict[str, Any]) -> None:
@@ -86,8 +86,14 @@ class _Reader:
         self.slots: dict[str, int | tuple[int, ...]] = {}  # of local names; several: a tuple
         self.holders: dict[int, int] = {}  # how many names a slot has
         self.constants: dict[str, int] = {}
+        self.items: dict[str, int] = {}  # how many items are taken from what a name stands for
+        self.taken = 0  # from what is assigned now
 
     def read(self, function: ast.FunctionDef) -> Tape:
+        for node in ast.walk(function):
+            match node:
+                case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=int(place))):
+                    self.items[name] = max(self.items.get(name, 0), place + 1)
         *body, last = function.body
         for statement in body:
             self.statement(statement)
@@ -107,6 +113,7 @@ class _Reader:
             case ast.Assign(targets=[ast.List(elts=elements)], value=ast.Name(id="args")):
                 self.inputs(elements)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self.taken = self.items.get(name, 0)
                 self.bind(name, self.value(value))
             case ast.Delete(targets=targets):
                 for target in targets:
@@ -266,9 +273,9 @@ class _Reader:
                 tensors.append((at, self.tensor(argument)))
         schema = op._schema
         returned = [str(r.type) for r in schema.returns]
-        returns_list = returned == ["List[Tensor]"] and op._opname.startswith("_foreach_")
-        if returns_list:  # one for each of the first list
-            returned = ["Tensor"] * len(lists[0][1])
+        returns_list = returned == ["List[Tensor]"] and schema.returns[0].alias_info is None
+        if returns_list:  # what is not taken from it is let go of with it
+            returned = ["Tensor"] * (self.taken if wanted else 0)
         if any(kind != "Tensor" for kind in returned):
             raise NotUnderstood(f"{op} returns {returned}")
         results = tuple(self.new_slot() for _ in returned if wanted)

@@ -41,8 +41,12 @@ class Taped:
         self.writes = bool(program.donated)
         self.library = library
         self.tape = library.tape(*assembled(program, tapes_of(program.steps)))
-        # it runs on one core, beside the program
+        # it runs on one core, in the background
         self.one_core = is_light(program) and not has_fixed_threads(program.steps)
+
+    def leaves_cores(self) -> bool:
+        """A run leaves a core to the program: it has one by itself, or all that torch may use."""
+        return self.one_core or torch.get_num_threads() == 1 < cores()
 
     def __call__(self, code: Compiled, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         try:
@@ -217,7 +221,7 @@ FLOP: Final = 2e-11
 _PRODUCTS: Final = ("mm", "matmul", "linear", "conv", "attention", "dot", "einsum")
 _HEAVY: Final = (
     "linalg_", "_linalg_", "cholesky", "geqrf", "ormqr", "triangular_solve", "lu_unpack", "_fft_",
-    "fft_", "_cdist", "cdist", "_pdist", "_thnn_", "mkldnn_rnn", "lstm", "gru", "rnn_",
+    "fft_", "_cdist", "cdist", "_pdist", "_thnn_", "mkldnn_rnn", "lstm", "gru", "rnn",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torpor import config
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
@@ -15,6 +16,8 @@ from torpor.backends.reference.runtime import run
 
 class ReferenceBackend(Backend):
     """Interprets graphs op by op; the judge for all other backends."""
+
+    host_devices = config.cpu_devices
 
     exact = True
     dynamic = True

@@ -146,7 +146,8 @@ class ReferenceLowering(LoweringContext):
 
 ALIASING = frozenset(
     # ops whose result is declared fresh and shares memory all the same
-    {"lift", "contiguous", "resolve_conj", "resolve_neg", "positive", "reshape", "flatten", "to"}
+    {"lift", "contiguous", "resolve_conj", "resolve_neg", "positive", "reshape", "flatten", "to",
+     "wait"}
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from torpor.observe.lines import line_of
 from torpor.text.printer import print_node
 
 
-class Failure:
+class FailedRegister:
     """What a register holds when the op that fills it failed."""
 
     __slots__ = ("error",)
@@ -39,7 +39,7 @@ def run(
     """Run a program on data; one handle per result, failed ones with their error."""
     instructions, registers, results = program
     env: list[Any] = [_load(argument) for argument in arguments]
-    failed = any(type(value) is Failure for value in env)
+    failed = any(type(value) is FailedRegister for value in env)
     env += [None] * (registers - len(env))
     with _torch.kernels():
         for instruction in instructions:
@@ -48,7 +48,7 @@ def run(
                 if failure is None:
                     step(instruction, env)
             except Exception as error:
-                failure = Failure(_explain(error, instruction))
+                failure = FailedRegister(_explain(error, instruction))
             if failure is not None:
                 failed = True
                 for register in instruction.outputs:
@@ -63,13 +63,13 @@ def _load(argument: Any) -> Any:
     if not isinstance(argument, BackendData):
         return argument
     if argument.error is not None:
-        return Failure(argument.error)
+        return FailedRegister(argument.error)
     return argument.tensor
 
 
 def _store(value: Any, type_: TensorType, device: BackendDevice, taken: set[int]) -> BackendData:
     """A handle of its own for a result: no result shares memory with another or with an input."""
-    if type(value) is Failure:
+    if type(value) is FailedRegister:
         data = BackendData(device, type_)
         data.error = value.error
         return data
@@ -78,19 +78,19 @@ def _store(value: Any, type_: TensorType, device: BackendDevice, taken: set[int]
     return BackendData(device, type_, own_memory(value, type_, taken))
 
 
-def _failed_operand(instruction: Instruction, env: list[Any]) -> Failure | None:
+def _failed_operand(instruction: Instruction, env: list[Any]) -> FailedRegister | None:
     for arg in instruction.args:
         for item in arg if type(arg) is list else (arg,):
-            if type(item) is Register and type(env[item]) is Failure:
+            if type(item) is Register and type(env[item]) is FailedRegister:
                 return env[item]  # type: ignore[no-any-return]  # registers hold anything
     return None
 
 
 def _explain(error: Exception, instruction: Instruction) -> BaseException:
     node = instruction.node
-    told = annotate(error, node.op.name, line_of(node), print_node(node))
-    told._torpor_node = node  # type: ignore[attr-defined]  # a mark on a foreign exception
-    return told
+    annotated = annotate(error, node.op.name, line_of(node), print_node(node))
+    annotated._torpor_node = node  # type: ignore[attr-defined]  # a mark on a foreign exception
+    return annotated
 
 
 def step(instruction: Instruction, env: list[Any]) -> None:

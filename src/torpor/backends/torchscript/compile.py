@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from torpor import metrics
+from torpor import config, metrics
 from torpor.backend.builder import IrBuilder
-from torpor.backend.data import BackendData
+from torpor.backend.data import BackendData, number_dtype
 from torpor.backend.device import BackendDevice, BackendDeviceType
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backend.registry import activate, make
-from torpor.backends.torchscript.lowering import Part, Piece, TSLoweringContext, why_not
+from torpor.backends.torchscript.lowering import ScriptPiece, ScriptStep, TSLoweringContext, why_not
 from torpor.backends.torchscript.runtime import COUNTERS, TSData, run
 from torpor.errors import BackendError
 from torpor.ir.types import TensorType
@@ -42,6 +42,8 @@ class TorchScriptIrBuilder(IrBuilder):
 
 class TSBackend(Backend):
     """Draws TorchScript graphs and lets TorchScript run them, on the CPU or on CUDA."""
+
+    host_devices = config.cpu_devices
 
     exact = True
     scalars_as_data = True
@@ -79,14 +81,16 @@ class TSBackend(Backend):
         return TSData(device, type_, tensor.to(device.torch_device))
 
     def data_from_scalar(self, scalar: Any, device: BackendDevice) -> TSData:
-        dtype = torch.result_type(scalar, scalar)
-        return TSData(device, TensorType.of((), (), dtype, device.torch_device), scalar=scalar)
+        type_ = TensorType.of((), (), number_dtype(scalar), device.torch_device)
+        return TSData(device, type_, scalar=scalar)
 
     def tensor_from_data(
         self, data: BackendData, logical_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         if isinstance(data, TSData) and data.tensor is None and data.scalar is not None:
-            data.tensor = torch.tensor(data.scalar, device=data.device.torch_device)
+            data.tensor = torch.tensor(
+                data.scalar, dtype=data.type.dtype, device=data.device.torch_device
+            )
         return super().tensor_from_data(data, logical_dtype)
 
     def placeholder(self, device: BackendDevice, type_: TensorType) -> TSData:
@@ -133,8 +137,8 @@ class TSBackend(Backend):
         return {name: counted.get(name, 0) for name in COUNTERS}
 
 
-def _text(part: Part) -> str:
-    if isinstance(part, Piece):
+def _text(part: ScriptStep) -> str:
+    if isinstance(part, ScriptPiece):
         return f"# {part.name}\n{part.draw().graph}"
     return f"# by eager: {why_not(part)}\n{print_node(part.node)}\n"
 

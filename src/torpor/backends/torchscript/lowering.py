@@ -42,7 +42,7 @@ Source = tuple[Any, bool]
 """What an input of a graph is given, a register or a number; and whether it is to be a tensor."""
 
 
-class Piece:
+class ScriptPiece:
     """Instructions in a row that run as one TorchScript graph."""
 
     __slots__ = ("asked", "dead", "function", "inputs", "instructions", "name", "outputs")
@@ -56,13 +56,13 @@ class Piece:
         self.asked: list[Instruction] = []  # those whose ops say what they make
         self.function: Callable[..., Any] | None = None
 
-    def draw(self, asked: Sequence[Instruction] = ()) -> Drawing:
+    def draw(self, asked: Sequence[Instruction] = ()) -> ScriptBuilder:
         """The graph, which gives a list of tensors.
 
         If some instructions are `asked`, it also gives sizes and strides in turn, and dtypes, of
         all that these make.
         """
-        drawing = Drawing()
+        drawing = ScriptBuilder()
         asking = set(map(id, asked))
         for instruction in self.instructions:
             drawing.add(instruction, asking=id(instruction) in asking)
@@ -88,20 +88,20 @@ class Piece:
                 instruction.checked = _checks.get(_check_key(instruction))
 
 
-Part = Piece | Instruction
+ScriptStep = ScriptPiece | Instruction
 
 
 @dataclass(slots=True)
-class Program:
+class ScriptProgram:
     """What the backend runs: parts in order, and the reference's program to fall back on."""
 
     reference: tuple[list[Instruction], int, list[int]]
-    parts: list[Part]
+    parts: list[ScriptStep]
 
     @property
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[ScriptPiece]:
         """The parts that are TorchScript graphs."""
-        return (part for part in self.parts if isinstance(part, Piece))
+        return (part for part in self.parts if isinstance(part, ScriptPiece))
 
 
 class TSLoweringContext(ReferenceLowering):
@@ -115,32 +115,32 @@ class TSLoweringContext(ReferenceLowering):
             if isinstance(part, Instruction):
                 self.fell_back(part.node)
         _find_ends(parts, results)
-        computation.program = Program(computation.program, parts)
+        computation.program = ScriptProgram(computation.program, parts)
         return computation
 
 
-def cut(instructions: Sequence[Instruction], name: str) -> list[Part]:
+def cut(instructions: Sequence[Instruction], name: str) -> list[ScriptStep]:
     """Graphs as long as they may be, and between them what TorchScript cannot express."""
-    parts: list[Part] = []
-    piece: Piece | None = None
+    parts: list[ScriptStep] = []
+    piece: ScriptPiece | None = None
     for instruction in instructions:
         if why_not(instruction) is not None:
             parts.append(instruction)
             piece = None
             continue
         if piece is None or len(piece.instructions) >= MAX_OPS:
-            piece = Piece(f"{name}_{len(parts)}")
+            piece = ScriptPiece(f"{name}_{len(parts)}")
             parts.append(piece)
         piece.instructions.append(instruction)
     return parts
 
 
-def _find_ends(parts: Sequence[Part], results: Sequence[int]) -> None:
+def _find_ends(parts: Sequence[ScriptStep], results: Sequence[int]) -> None:
     """Say which registers leave each piece, and which die with it."""
     needed = set(results)
     for part in reversed(parts):
-        inside = part.instructions if isinstance(part, Piece) else [part]
-        if isinstance(part, Piece):
+        inside = part.instructions if isinstance(part, ScriptPiece) else [part]
+        if isinstance(part, ScriptPiece):
             made = {register for instruction in inside for register in instruction.outputs}
             part.outputs = sorted(made & needed)
             part.dead = sorted({r for instruction in inside for r in instruction.dead} - made)
@@ -175,7 +175,7 @@ def _tag(arg: Any) -> Any:
 
 
 def _try_to_draw(instruction: Instruction) -> str | None:
-    drawing = Drawing()  # its nodes live as long as it does
+    drawing = ScriptBuilder()  # its nodes live as long as it does
     try:
         node = drawing.add(instruction)
     except (Inexpressible, TypeError, ValueError, OverflowError, RuntimeError) as reason:
@@ -207,7 +207,7 @@ def _check_key(instruction: Instruction) -> Any:
 # -- drawing -----------------------------------------------------------------------------------
 
 
-class Drawing:
+class ScriptBuilder:
     """One TorchScript graph while it is drawn."""
 
     def __init__(self) -> None:

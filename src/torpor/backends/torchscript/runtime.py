@@ -18,7 +18,7 @@ from torpor.backend.device import BackendDevice
 from torpor.backends.layout import own_memory, storages_of
 from torpor.backends.reference import runtime as reference
 from torpor.backends.reference.lowering import Instruction, Register
-from torpor.backends.torchscript.lowering import Piece, Program, remember_check
+from torpor.backends.torchscript.lowering import ScriptPiece, ScriptProgram, remember_check
 from torpor.ir.types import ScalarType, TensorType
 
 COUNTERS = ("TorchScriptGraph", "TorchScriptOps", "TorchScriptFallback", "TorchScriptRerun")
@@ -40,7 +40,7 @@ class TSData(BackendData):
         super().__init__(device, type_, tensor)
         self.scalar = scalar  # a Python number, if the data were made of one
 
-    def _filled(self) -> bool:
+    def filled(self) -> bool:
         return self.tensor is not None or self.scalar is not None
 
     def assign(self, other: BackendData) -> None:
@@ -53,7 +53,7 @@ class Unexpected(Exception):
 
 
 def run(
-    program: Program,
+    program: ScriptProgram,
     arguments: Sequence[Any],
     parameters: Sequence[Any],
     results: Sequence[TensorType],
@@ -70,7 +70,7 @@ def run(
 
 
 def _run_again(
-    program: Program, arguments: list[Any], types: Sequence[TensorType], device: BackendDevice
+    program: ScriptProgram, arguments: list[Any], types: Sequence[TensorType], device: BackendDevice
 ) -> list[BackendData]:
     """Let the reference run a program, and learn from its checks."""
     results = reference.run(program.reference, arguments, types, device)
@@ -90,14 +90,14 @@ def _number_or_data(argument: Any, type_: Any) -> Any:
 
 
 def _run(
-    program: Program, arguments: list[Any], types: Sequence[TensorType], device: BackendDevice
+    program: ScriptProgram, arguments: list[Any], types: Sequence[TensorType], device: BackendDevice
 ) -> list[BackendData]:
     _, registers, results = program.reference
     env: list[Any] = [a.tensor if isinstance(a, BackendData) else a for a in arguments]
     env += [None] * (registers - len(env))
     with _torch.kernels(), _torch.script_as_drawn():
         for part in program.parts:
-            if isinstance(part, Piece):
+            if isinstance(part, ScriptPiece):
                 _run_piece(part, env)
             else:
                 _fall_back(part, env)
@@ -108,7 +108,7 @@ def _run(
     return [TSData(device, t, own_memory(env[r], t, taken)) for r, t in pairs]
 
 
-def _run_piece(piece: Piece, env: list[Any]) -> None:
+def _run_piece(piece: ScriptPiece, env: list[Any]) -> None:
     """Run a graph. One that asked its ops, and liked the answers, is drawn anew for later runs."""
     if piece.function is None:
         piece.load()
@@ -130,7 +130,7 @@ def _given(env: list[Any], source: Any, is_tensor: bool) -> Any:
     return _torch.wrapped_number(value)
 
 
-def _check(piece: Piece, layouts: list[list[int]], dtypes: list[int]) -> None:
+def _check(piece: ScriptPiece, layouts: list[list[int]], dtypes: list[int]) -> None:
     """Compare what a graph says of its ops with their recorded types."""
     answers = iter(zip(layouts[::2], layouts[1::2], dtypes, strict=True))
     for instruction in piece.asked:

@@ -178,12 +178,12 @@ def lbfgs(loop: Loop) -> None:
     model = nn.Sequential(
         nn.Linear(2, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 1)
     ).double()
-    fitted, criterion = loop.compile(model), nn.MSELoss()
+    compiled, criterion = loop.compile(model), nn.MSELoss()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5)
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss: Tensor = criterion(fitted(x), y)
+        loss: Tensor = criterion(compiled(x), y)
         loss.backward()
         return loss
 

@@ -14,7 +14,7 @@ STATM = Path("/proc/self/statm")
 PAGE = 4096
 
 
-class Done(BaseException):
+class LoopEnded(BaseException):
     """The last step has ended; no `except Exception` of a program stops it."""
 
 
@@ -62,7 +62,7 @@ class Loop:
         self.losses.append((self.done, loss))
 
     def step(self) -> None:
-        """A step has ended; raises `Done` at the last one."""
+        """A step has ended; raises `LoopEnded` at the last one."""
         self.done += 1
         if self.done % self.group and self.done not in (GRACE, self.steps):
             return
@@ -71,7 +71,7 @@ class Loop:
         compiled = self.compiled_runs()
         self.marks.append(Mark(self.done, now, self._now(), cpu_s, resident(), compiled))
         if self.done >= self.steps or 0 < self.most_s < now:
-            raise Done
+            raise LoopEnded
 
     def _now(self) -> float:
         return time.perf_counter() - self.start

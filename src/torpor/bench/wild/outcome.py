@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from torpor.backends.agreement import TOLERANCES
-from torpor.bench.results import now
+from torpor.backends.equality import TOLERANCES
+from torpor.bench.measurements import now
 from torpor.bench.wild.loop import GRACE, Mark
 
 GROWTH = 10.0  # a rounding error at one step is a larger one some steps later
@@ -19,7 +19,7 @@ SLOW = 1.1  # times eager
 
 
 @dataclass
-class Run:
+class ProgramRun:
     """One process: a program with one runner, once."""
 
     marks: list[Mark] = field(default_factory=list)
@@ -56,11 +56,11 @@ class Run:
 
 
 @dataclass
-class Row:
+class ProgramRow:
     """One program with one runner, in all rounds."""
 
     runner: str
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ProgramRun] = field(default_factory=list)
     reason: str = ""  # why it was not run
 
     @property
@@ -89,18 +89,18 @@ class Row:
         return self.middle(float(run.memory) for run in self.runs)
 
     @property
-    def last(self) -> Run:
-        return self.runs[-1] if self.runs else Run()
+    def last(self) -> ProgramRun:
+        return self.runs[-1] if self.runs else ProgramRun()
 
 
 @dataclass
-class Outcome:
+class ProgramOutcome:
     """One program and everybody who ran it."""
 
     program: str
     title: str
     steps: int
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, ProgramRow] = field(default_factory=dict)
     window: int = 20  # steps after the first difference in which losses are compared
 
     def ratio(self, runner: str, what: str) -> float | None:
@@ -200,7 +200,7 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 class Wild:
     """All of one run."""
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[ProgramOutcome] = field(default_factory=list)
     date: str = field(default_factory=now)
     load: list[float] = field(default_factory=list)  # of the machine, before and after
 
@@ -217,7 +217,7 @@ class Wild:
         }
 
 
-def _outcome_as_json(outcome: Outcome) -> dict[str, Any]:
+def _outcome_as_json(outcome: ProgramOutcome) -> dict[str, Any]:
     losses = outcome.losses()
     return {
         "program": outcome.program,
@@ -230,7 +230,7 @@ def _outcome_as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _row_as_json(outcome: Outcome, row: Row) -> dict[str, Any]:
+def _row_as_json(outcome: ProgramOutcome, row: ProgramRow) -> dict[str, Any]:
     ratios = ("step_ms", "step_cpu_ms", "total_s", "memory")
     return {
         **{what: getattr(row, what) for what in ratios},

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from torpor.bench.report import Table, described, shortened
-from torpor.bench.results import facts
+from torpor.bench.measurements import facts
+from torpor.bench.report import Table, described, in_mib, number, ratio, shortened, tabled
 from torpor.bench.wild.loop import GRACE
-from torpor.bench.wild.measure import Plan
-from torpor.bench.wild.outcome import Outcome, Wild
+from torpor.bench.wild.measure import WildPlan
+from torpor.bench.wild.outcome import ProgramOutcome, Wild
 
 MOST_STEP = 1.05  # times eager, each program
 MOST_STEP_MEAN = 0.95
@@ -14,68 +14,65 @@ MOST_TOTAL = 1.2
 DASH = "–"
 
 
-def headline(plan: Plan, wild: Wild) -> str:
+def headline(plan: WildPlan, wild: Wild) -> str:
     """When, on what, with what."""
     return described(facts("cpu", plan.threads), wild.date, plan.rounds, wild.load)
 
 
 def step_table(wild: Wild) -> Table:
     """The step after warm-up."""
-    columns = [
-        "program", "eager ms", "torpor ms", "torpor ×", "CPU ×", "compile ms", "compile ×",
-        "slow steps",
-    ]  # fmt: skip
-    rows = [_step_cells(outcome) for outcome in wild.outcomes]
-    ours, theirs = (_ratio(wild.mean(runner, "step_ms")) for runner in ("torpor", "compile"))
-    cpu = _ratio(wild.mean("torpor", "step_cpu_ms"))
-    return columns, [*rows, ["geometric mean", "", "", ours, cpu, "", theirs, ""]]
+    columns, rows = tabled(map(_step_cells, wild.outcomes))
+    means = _means(wild, {"torpor ×": "step_ms", "CPU ×": "step_cpu_ms", "compile ×": "step_ms"})
+    return columns, [*rows, [means.get(name, "") for name in columns]]
 
 
-def _step_cells(outcome: Outcome) -> list[str]:
+def _means(wild: Wild, ratios: dict[str, str]) -> dict[str, str]:
+    """The last row of a table, by columns."""
+    return {"program": "geometric mean"} | {
+        column: _ratio(wild.mean("compile" if "compile" in column else "torpor", what))
+        for column, what in ratios.items()
+    }
+
+
+def _step_cells(outcome: ProgramOutcome) -> dict[str, str]:
     slow = outcome.slow_steps()
-    return [
-        outcome.program,
-        _ms(outcome, "eager"),
-        _ms(outcome, "torpor"),
-        _ratio(outcome.ratio("torpor", "step_ms")),
-        _ratio(outcome.ratio("torpor", "step_cpu_ms")),
-        _ms(outcome, "compile"),
-        _ratio(outcome.ratio("compile", "step_ms")),
-        "" if slow is None else f"{slow:,}",
-    ]
+    return {
+        "program": outcome.program,
+        "eager ms": _number(outcome, "eager", "step_ms"),
+        "torpor ms": _number(outcome, "torpor", "step_ms"),
+        "torpor ×": _ratio(outcome.ratio("torpor", "step_ms")),
+        "CPU ×": _ratio(outcome.ratio("torpor", "step_cpu_ms")),
+        "compile ms": _number(outcome, "compile", "step_ms"),
+        "compile ×": _ratio(outcome.ratio("compile", "step_ms")),
+        "slow steps": "" if slow is None else f"{slow:,}",
+    }
 
 
 def total_table(wild: Wild) -> Table:
     """The whole run."""
-    columns = [
-        "program", "steps", "eager s", "torpor s", "torpor ×", "compile s", "compile ×",
-        "graphs", "compiled", "MiB", "MiB ×", "losses",
-    ]  # fmt: skip
-    rows = [_total_cells(outcome) for outcome in wild.outcomes]
-    means = [_ratio(wild.mean(runner, "total_s")) for runner in ("torpor", "compile")]
-    memory = _ratio(wild.mean("torpor", "memory"))
-    last = ["geometric mean", "", "", "", means[0], "", means[1], "", "", "", memory, ""]
-    return columns, [*rows, last]
+    columns, rows = tabled(map(_total_cells, wild.outcomes))
+    means = _means(wild, {"torpor ×": "total_s", "compile ×": "total_s", "MiB ×": "memory"})
+    return columns, [*rows, [means.get(name, "") for name in columns]]
 
 
-def _total_cells(outcome: Outcome) -> list[str]:
+def _total_cells(outcome: ProgramOutcome) -> dict[str, str]:
     ours = outcome.rows.get("torpor")
     ran = ours is not None and bool(ours.runs) and not ours.error
-    memory, losses = ours.memory if ours else None, outcome.losses()
-    return [
-        outcome.program,
-        f"{outcome.steps:,}",
-        _seconds(outcome, "eager"),
-        ("> " if outcome.stopped else "") + _seconds(outcome, "torpor"),
-        _ratio(outcome.ratio("torpor", "total_s")),
-        _seconds(outcome, "compile"),
-        _ratio(outcome.ratio("compile", "total_s")),
-        f"{ours.last.graphs:,}" if ours and ran else "",
-        f"{ours.last.compiles:,}" if ours and ran else "",
-        f"{memory / 2**20:,.0f}" if memory else "",
-        _ratio(outcome.ratio("torpor", "memory")),
-        str(losses) if losses and ran else "",
-    ]
+    losses = outcome.losses()
+    return {
+        "program": outcome.program,
+        "steps": f"{outcome.steps:,}",
+        "eager s": _number(outcome, "eager", "total_s"),
+        "torpor s": "> " * outcome.stopped + _number(outcome, "torpor", "total_s"),
+        "torpor ×": _ratio(outcome.ratio("torpor", "total_s")),
+        "compile s": _number(outcome, "compile", "total_s"),
+        "compile ×": _ratio(outcome.ratio("compile", "total_s")),
+        "graphs": f"{ours.last.graphs:,}" if ours and ran else "",
+        "compiled": f"{ours.last.compiles:,}" if ours and ran else "",
+        "MiB": in_mib(ours.memory if ours else None),
+        "MiB ×": _ratio(outcome.ratio("torpor", "memory")),
+        "losses": str(losses) if losses and ran else "",
+    }
 
 
 def notes(wild: Wild) -> list[str]:
@@ -102,15 +99,15 @@ def failures(wild: Wild) -> list[str]:
     return found
 
 
-def _failures(outcome: Outcome) -> list[str]:
+def _failures(outcome: ProgramOutcome) -> list[str]:
     found, slow, losses = [], outcome.slow_steps(), outcome.losses()
     bars = (("step", "step_ms", MOST_STEP), ("total", "total_s", MOST_TOTAL))
     for name, what, most in bars:
-        ratio = outcome.ratio("torpor", what)
-        if ratio is None:
+        times = outcome.ratio("torpor", what)
+        if times is None:
             found.append(f"{outcome.program}: no {name}")
-        elif ratio > most:
-            found.append(f"{outcome.program}: {name} {ratio:.2f} × eager, at most {most}")
+        elif times > most:
+            found.append(f"{outcome.program}: {name} {times:.2f} × eager, at most {most}")
     if slow:
         after = f"after the first {GRACE} steps"
         found.append(f"{outcome.program}: {slow} slow steps without a compiled graph {after}")
@@ -119,17 +116,9 @@ def _failures(outcome: Outcome) -> list[str]:
     return found
 
 
-def _ms(outcome: Outcome, runner: str) -> str:
-    found = outcome.rows[runner].step_ms if runner in outcome.rows else None
-    if found is None:
-        return DASH
-    return f"{found:,.1f}" if found >= 10 else f"{found:.2f}"
-
-
-def _seconds(outcome: Outcome, runner: str) -> str:
-    found = outcome.rows[runner].total_s if runner in outcome.rows else None
-    return DASH if found is None else f"{found:.1f}"
+def _number(outcome: ProgramOutcome, runner: str, what: str) -> str:
+    return number(getattr(outcome.rows.get(runner), what, None), DASH)
 
 
 def _ratio(value: float | None) -> str:
-    return DASH if value is None else f"{value:.2f}"
+    return ratio(value, DASH)

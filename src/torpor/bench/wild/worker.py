@@ -15,18 +15,14 @@ from typing import Any
 
 import torch
 
+from torpor.bench import bare
+
 START = time.perf_counter()
-
-
-def _forget_stand_in() -> None:
-    """What `bare` put in torpor's place."""
-    for name in [name for name in sys.modules if name.split(".")[0] == "torpor"]:
-        del sys.modules[name]
 
 
 def _torpor() -> dict[str, Any]:
     """What a program's author adds: two lines; and how the bench looks on."""
-    _forget_stand_in()
+    bare.forget()
     torpor = import_module("torpor")
     torpor.enable()
     counters = torpor.metrics.counters
@@ -55,7 +51,7 @@ def run(runner: str, program: str, steps: int, folder: str, most_s: float) -> di
     error = ""
     try:
         import_module("torpor.bench.wild.programs").find(program).load()(loop)
-    except loops.Done:
+    except loops.LoopEnded:
         pass
     except Exception as failure:
         traceback.print_exc()

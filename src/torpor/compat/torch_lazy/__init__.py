@@ -35,6 +35,7 @@ from torpor.compat.torch_lazy import (
     ts_backend,
 )
 from torpor.compat.torch_lazy.closure import add_step_closure, run_step_closures
+from torpor.compat.torch_lazy.debug import _get_tensors_text as _get_tensors_text
 
 __all__ = [
     "add_step_closure",
@@ -64,6 +65,7 @@ def mark_step(device: str = "", wait: bool = False) -> None:
     With `wait=True` it returns when the numbers are there.
     """
     _core_metrics.count(metrics.MARK_STEP_CALLS)
+    debug.save_graph()
     torpor.sync(wait=wait, device=device or None)
     run_step_closures()
 
@@ -83,6 +85,7 @@ def sync_multi(tensors: Sequence[torch.Tensor], devices: Sequence[str]) -> None:
     if strangers:
         raise TypeError(f"expected tensors, got {type(strangers[0]).__name__}")
     if tensors:
+        debug.save_graph()
         torpor.sync(*tensors, wait=True)
 
 

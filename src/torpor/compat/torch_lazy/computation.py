@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,15 +19,15 @@ from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backend.registry import get_backend
-from torpor.compat.torch_lazy.graphs import device_of, recorded_graph
+from torpor.compat.torch_lazy.pending_graph import recorded_graph
 from torpor.compat.torch_lazy.tensor_ids import UNKNOWN, id_of_storage
-from torpor.compiling.compilation import compile_graph
+from torpor.compiling.compilation import compile_graph, device_of
 from torpor.execute.queue import queue_of
 from torpor.execute.storage import TRACE
 from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, Value
 from torpor.ir.types import TensorType
-from torpor.text.printer import argument_text, name_values, type_text
+from torpor.text.canonical import canonical_text
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import clone_plain, plain
 from torpor.transactions.jobs import Job
@@ -68,7 +68,7 @@ def get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
     """A hash of the graph behind `tensors`, by which `run_cached_graph` knows it."""
     different = list({id(tensor): tensor for tensor in tensors}.values())
     graph = recorded_graph(different)
-    digest = hashlib.sha256("\n".join(_structure(graph)).encode()).digest()[:16]
+    digest = hashlib.sha256(canonical_text(graph).encode()).digest()[:16]
     if digest not in _cache:
         _cache[digest] = CachedGraph(graph)
     _cache.move_to_end(digest)
@@ -105,7 +105,7 @@ class CachedGraph:
         self.outputs = recorded.outputs
         computed = [value for value in dict.fromkeys(self.outputs) if value not in self.inputs]
         self.graph = Graph(recorded.inputs, recorded.nodes, computed)
-        self.device = device_of(recorded)
+        self.device = device_of(recorded, get_backend())
         self._compiled: tuple[Backend, Computation] | None = None
 
     def compiled(self) -> tuple[Backend, Computation]:
@@ -136,7 +136,7 @@ class CachedGraph:
         if value.node.op is SCALAR:
             return given
         try:
-            real = _fitting(given, value.type)
+            real = _coerced(given, value.type)
         except ValueError as error:
             raise RuntimeError(f"graph input {position}: {error}") from None
         return backend.data_from_tensor(real, value.type, self.device)
@@ -162,7 +162,7 @@ class CachedGraph:
         return results
 
 
-def _fitting(given: Any, type_: TensorType) -> torch.Tensor:
+def _coerced(given: Any, type_: TensorType) -> torch.Tensor:
     """`given` as a plain tensor of the type that the graph was recorded for."""
     if not isinstance(given, torch.Tensor):
         raise ValueError(f"expected a tensor, got {type(given).__name__}")
@@ -179,15 +179,3 @@ def _fitting(given: Any, type_: TensorType) -> torch.Tensor:
 
 
 _cache: OrderedDict[bytes, CachedGraph] = OrderedDict()
-
-
-def _structure(graph: Graph) -> Iterator[str]:
-    """A graph as text, with nothing in it that another trace would number otherwise."""
-    names = name_values(graph)
-    for value in graph.inputs:
-        yield f"{names[value]} : {type_text(value)}"
-    for node in graph.nodes:
-        args = ", ".join(argument_text(arg, names.__getitem__) for arg in node.args)
-        outputs = ", ".join(f"{names[v]} : {type_text(v)}" for v in node.outputs)
-        yield f"{outputs} = {node.op.name}({args})"
-    yield f"return {', '.join(names[value] for value in graph.outputs)}"

@@ -61,6 +61,7 @@ def _counters() -> dict[str, int]:
     calls = _calls()
     found = Counter({name: value for name, value in core.items() if name not in calls})
     found["MarkStep"] = found.pop(MARK_STEP_CALLS, 0)
+    found["SyncedTensorsWithIR"] = found.pop("SyncedTensors", 0)
     found["CreateLtcTensor"] = _tensors_made(calls, core)
     for counter, overloads in calls.items():
         found[_out_of_place(counter)] += sum(overloads.values()) - _fallbacks(counter, core)

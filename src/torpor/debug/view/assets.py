@@ -10,7 +10,7 @@ from importlib.resources import files
 from itertools import combinations, pairwise
 from typing import Any, Final
 
-from torpor.debug.view.model import Source
+from torpor.debug.view.document import Source
 
 _STYLE: Final = '<link rel="stylesheet" href="app.css">'
 _SCRIPT: Final = '<script src="app.js" defer></script>'
@@ -62,4 +62,5 @@ def _everything(source: Source) -> dict[str, Any]:
         "summary": {**summary.to_json(), "live": False, "state": ""},
         "graphs": [graph.to_json() for graph in graphs.values() if graph is not None],
         "differences": [[a, b, source.difference(a, b)] for a, b in compared],
+        "passes": [[number, source.passes(number)] for number in numbers],
     }

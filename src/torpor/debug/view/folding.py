@@ -11,7 +11,7 @@ from math import ceil
 from typing import Final
 
 from torpor.debug.facts import Scope
-from torpor.debug.view.repeats import Structure
+from torpor.debug.view.repeated_parts import LabelledGraph
 from torpor.ir.graph import Graph
 
 MOST_CHILDREN: Final = 48
@@ -51,7 +51,7 @@ class Fold:
 def fold(graph: Graph, scopes: Sequence[Scope | None], lines: Sequence[str]) -> Fold:
     """The tree of a graph whose nodes were recorded by these modules, at these lines."""
     root = _by_module(scopes)
-    structure = Structure(graph)
+    structure = LabelledGraph(graph)
     for group in _bottom_up(root):
         _fold_equal_groups(group, structure)
         _fold_own_nodes(group, structure, lines)
@@ -97,7 +97,7 @@ def _group(parts: tuple[str, ...], known: dict[tuple[str, ...], Fold]) -> Fold:
 # -- equal parts -------------------------------------------------------------------------------
 
 
-def _fold_equal_groups(group: Fold, structure: Structure) -> None:
+def _fold_equal_groups(group: Fold, structure: LabelledGraph) -> None:
     """Neighbours in a row of modules (`blocks.0`, `blocks.1`) that are equal become one group."""
     runs: list[list[Fold]] = []
     shape: object = None
@@ -126,7 +126,7 @@ def _replace(group: Fold, old: Sequence[int | Fold], new: Fold) -> None:
     group.items = [new if item is old[0] else item for item in kept]
 
 
-def _fold_own_nodes(group: Fold, structure: Structure, lines: Sequence[str]) -> None:
+def _fold_own_nodes(group: Fold, structure: LabelledGraph, lines: Sequence[str]) -> None:
     own = [item for item in group.items if isinstance(item, int)]
     if len(own) <= FEW:
         return

@@ -26,7 +26,7 @@ _PRIVATE: Final = 0o700
 
 
 @dataclass(frozen=True)
-class Program:
+class RunningProgram:
     """A program that is running and can be looked at."""
 
     pid: int
@@ -42,7 +42,7 @@ def start() -> ViewServer | None:
     if server is None:
         return None
     server.start()
-    _leave_address(Program(os.getpid(), program_name(), server.address))
+    _leave_address(RunningProgram(os.getpid(), program_name(), server.address))
     _say(f"torpor view: {server.address}")
     return server
 
@@ -84,7 +84,7 @@ def _private_folder() -> Path | None:
     return folder if stat.S_ISDIR(found.st_mode) and ours and private else None
 
 
-def _leave_address(program: Program) -> None:
+def _leave_address(program: RunningProgram) -> None:
     folder = _private_folder()
     if folder is None:
         return
@@ -104,13 +104,13 @@ def _remove_address(path: Path, pid: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def running() -> list[Program]:
+def running() -> list[RunningProgram]:
     """Programs of this user that can be looked at, the latest first."""
     folder = _private_folder()
-    found: list[tuple[float, Program]] = []
+    found: list[tuple[float, RunningProgram]] = []
     for path in [] if folder is None else folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # ends while we look, or is torn
-            program = Program(**json.loads(path.read_text(encoding="utf-8")))
+            program = RunningProgram(**json.loads(path.read_text(encoding="utf-8")))
             if _is_alive(program.pid):
                 found.append((path.stat().st_mtime, program))
             else:

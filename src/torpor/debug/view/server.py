@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
 from torpor.debug.view.assets import asset
-from torpor.debug.view.model import Source
+from torpor.debug.view.document import Source
 
 HOST: Final = "127.0.0.1"
 
@@ -44,7 +44,7 @@ _JSON: Final = "application/json"
 _MOST_DIGITS: Final = 9
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """What is sent back."""
 
     status: int
@@ -97,36 +97,36 @@ class ViewServer:
         view = self
 
         class Handler(_Handler):
-            def answer(self) -> Answer:
+            def answer(self) -> Response:
                 try:
                     return view.answer(self.path, {k.lower(): v for k, v in self.headers.items()})
                 except Exception as error:  # the page says so; the program that is shown goes on
-                    return Answer(500, body=f"{type(error).__name__}: {error}\n".encode())
+                    return Response(500, body=f"{type(error).__name__}: {error}\n".encode())
 
         return Handler
 
-    def answer(self, target: str, headers: dict[str, str]) -> Answer:
+    def answer(self, target: str, headers: dict[str, str]) -> Response:
         """What a request for `target` gets; `headers` by names in lower case."""
         hosts = {f"{HOST}:{self.port}", f"localhost:{self.port}"}
         if headers.get("host") not in hosts:
-            return Answer(421, body=b"this server answers to 127.0.0.1 only\n")
+            return Response(421, body=b"this server answers to 127.0.0.1 only\n")
         if not _same_origin(headers, hosts):
-            return Answer(403, body=b"no other origin may ask\n")
+            return Response(403, body=b"no other origin may ask\n")
         path, _, query = target.partition("?")
         first, _, rest = path.removeprefix("/").partition("/")
         if not hmac.compare_digest(first.encode(errors="replace"), self.token.encode()):
-            return Answer(403, body=b"the address holds a token, and this is not it\n")
+            return Response(403, body=b"the address holds a token, and this is not it\n")
         if rest in _ASSETS:
             name, kind = _ASSETS[rest]
-            return Answer(200, kind, asset(name))
+            return Response(200, kind, asset(name))
         return self._data(rest.split("/"), parse_qs(query))
 
-    def _data(self, parts: list[str], query: dict[str, list[str]]) -> Answer:
+    def _data(self, parts: list[str], query: dict[str, list[str]]) -> Response:
         match parts:
             case ["summary.json"]:
                 version = self.source.version()
                 if query.get("have") == [version]:
-                    return Answer(204)
+                    return Response(204)
                 return _json({**self.source.summary().to_json(), "state": version})
             case ["graph", number] if _is_number(number):
                 graph = self.source.graph(int(number))
@@ -134,13 +134,15 @@ class ViewServer:
             case ["difference", before, after] if _is_number(before) and _is_number(after):
                 text = self.source.difference(int(before), int(after))
                 return _json(None if text is None else {"text": text})
-        return Answer(404, body=b"there is nothing here\n")
+            case ["passes", number] if _is_number(number):
+                return _json(self.source.passes(int(number)))
+        return Response(404, body=b"there is nothing here\n")
 
 
-def _json(found: Any) -> Answer:
+def _json(found: Any) -> Response:
     if found is None:
-        return Answer(404, _JSON, b"null")
-    return Answer(200, _JSON, json.dumps(found, separators=(",", ":")).encode())
+        return Response(404, _JSON, b"null")
+    return Response(200, _JSON, json.dumps(found, separators=(",", ":")).encode())
 
 
 def _is_number(text: str) -> bool:
@@ -169,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 30  # seconds that a connection may say nothing
 
-    def answer(self) -> Answer:
+    def answer(self) -> Response:
         raise NotImplementedError
 
     def do_GET(self) -> None:
@@ -180,11 +182,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self) -> None:
         self.close_connection = True  # what was sent along is not read
-        self._send(Answer(405, body=b"nothing can be changed here\n"), with_body=True)
+        self._send(Response(405, body=b"nothing can be changed here\n"), with_body=True)
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_CONNECT = do_TRACE = _refuse
 
-    def _send(self, answer: Answer, with_body: bool) -> None:
+    def _send(self, answer: Response, with_body: bool) -> None:
         self.send_response(answer.status)
         for name, value in HEADERS.items():
             self.send_header(name, value)

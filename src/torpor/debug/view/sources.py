@@ -5,19 +5,33 @@ from __future__ import annotations
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from torpor.debug.facts import Facts, GraphFacts, code_of, events_since, facts_of, read_facts
+from torpor.backend.interface import Backend
+from torpor.backend.registry import get_backend
+from torpor.debug.facts import (
+    EventFact,
+    Facts,
+    GraphFacts,
+    code_of,
+    events_since,
+    facts_of,
+    read_facts,
+)
 from torpor.debug.load import open_record
+from torpor.debug.ranks import RankTraffic, straggler_of
 from torpor.debug.record import versions
-from torpor.debug.view.model import (
+from torpor.debug.view.document import (
     GraphDocument,
     GraphRow,
+    PassText,
     Summary,
     difference_text,
     graph_document,
+    pass_texts,
 )
 from torpor.execute.plan import Plan
 from torpor.execute.storage import TRACE
@@ -25,6 +39,7 @@ from torpor.execute.sync import PLANS
 from torpor.ir.graph import Graph
 from torpor.observe.events import EVENTS
 from torpor.observe.history import HISTORY, GraphRecord
+from torpor.observe.traffic import AWAIT, COLLECTIVE
 
 _KEPT: Final = 8  # documents of graphs that are kept
 
@@ -48,14 +63,18 @@ class LiveSource:
             f"{program_name()} (process {os.getpid()})", True, self.versions, rows, events_since()
         )
 
-    def _row(self, record: GraphRecord, plan: tuple[Plan, str] | None) -> GraphRow:
+    def _row(self, record: GraphRecord, plan: tuple[Plan, Backend] | None) -> GraphRow:
         facts = facts_of(record)
-        facts.backend = "" if plan is None else plan[1]
+        facts.backend = "" if plan is None else plan[1].name
         return GraphRow.of(record.serial, facts, record.size, record.graph is not None)
 
-    def _plans(self) -> dict[int, tuple[Plan, str]]:
-        """Plans and the names of their backends, by the numbers of their graphs."""
-        return {plan.record.serial: (plan, key[0].name) for key, plan in PLANS.plans.items()}
+    def _plans(self) -> dict[int, tuple[Plan, Backend]]:
+        """Plans and their backends, by the numbers of their graphs."""
+        return {plan.record.serial: (plan, key[0]) for key, plan in PLANS.plans.items()}
+
+    def _plan(self, number: int) -> tuple[Plan, Backend] | None:
+        with TRACE.lock:
+            return self._plans().get(number)
 
     def graph(self, number: int) -> GraphDocument | None:
         record = next((r for r in list(HISTORY.records) if r.serial == number), None)
@@ -65,8 +84,7 @@ class LiveSource:
         key = number, record.compiled
         found = self._documents.get(key)
         if found is None:
-            with TRACE.lock:
-                plan = self._plans().get(number)
+            plan = self._plan(number)
             code = "" if plan is None else code_of(plan[0])
             scopes = [node.scope for node in graph.nodes]
             found = self._documents[key] = graph_document(number, record.name, graph, scopes, code)
@@ -79,6 +97,12 @@ class LiveSource:
         one, other = graphs.get(before), graphs.get(after)
         return None if one is None or other is None else difference_text(one, other)
 
+    def passes(self, number: int) -> list[PassText] | None:
+        graph = next((r.graph for r in list(HISTORY.records) if r.serial == number), None)
+        plan = self._plan(number)
+        backend = get_backend() if plan is None else plan[1]
+        return None if graph is None else pass_texts(graph, backend)
+
 
 def program_name() -> str:
     """The script that runs, or the package and its command; not known yet while `-m` finds it."""
@@ -89,9 +113,14 @@ def program_name() -> str:
 
 
 class FileSource:
-    """A file that `torpor.record` wrote."""
+    """A file that `torpor.record` wrote; beside it the collectives of `others`, further ranks."""
 
-    def __init__(self, path: str | os.PathLike[str], allow: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        allow: Collection[str] = (),
+        others: Sequence[str | os.PathLike[str]] = (),
+    ) -> None:
         with open_record(path, allow) as record:
             self.graphs: list[Graph] = record.graphs()
             facts = read_facts(record.reader, self.graphs)
@@ -99,6 +128,10 @@ class FileSource:
             runs = [(run.graph, run.backend) for run in record.runs]
         self.title = Path(path).name
         self.facts = facts if facts.graphs else _without_facts(self.graphs, runs)
+        if others:
+            events, waits = events_of_ranks([path, *others], allow)
+            self.facts.events = sorted(self.facts.events + events, key=lambda event: event.start)
+            self.title += f" and {len(others)} more: {waits}"
         self._documents: dict[int, GraphDocument] = {}
 
     def version(self) -> str:
@@ -126,6 +159,37 @@ class FileSource:
         if before not in numbers or after not in numbers:
             return None
         return difference_text(self.graphs[before], self.graphs[after])
+
+    def passes(self, number: int) -> list[PassText] | None:
+        """Of the backend that is chosen here: a file says nothing that is run."""
+        known = 0 <= number < len(self.graphs)
+        return pass_texts(self.graphs[number], get_backend()) if known else None
+
+
+def events_of_ranks(
+    paths: Sequence[str | os.PathLike[str]], allow: Collection[str]
+) -> tuple[list[EventFact], str]:
+    """The collectives of each rank as events of a kind of its own, and who was waited for.
+
+    Ranks have clocks of their own: the first collective has ended at one moment on all of them.
+    """
+    found: list[EventFact] = []
+    ranks: list[RankTraffic] = []
+    zero: float | None = None
+    for path in paths:
+        with open_record(path, allow) as record:
+            events = read_facts(record.reader, record.graphs()).events
+            rank = len(ranks) if record.rank is None else record.rank
+        own = [event for event in events if event.kind == COLLECTIVE]
+        waited = sum(event.seconds for event in events if event.kind == AWAIT)
+        ranks.append(RankTraffic(rank, len(own), 0, waited))
+        end = own[0].start + own[0].seconds if own else 0.0
+        zero = end if zero is None else zero
+        found += [replace(e, kind=f"rank {rank}", start=e.start - end + zero) for e in own]
+    seconds = max((event.start for event in found), default=0.0) - (zero or 0.0)
+    late = straggler_of(tuple(ranks), seconds)
+    waits = ", ".join(f"rank {one.rank} waited {one.waited * 1e3:.1f} ms" for one in ranks)
+    return found, waits if late is None else f"{waits}; the others wait for rank {late}"
 
 
 def _without_facts(graphs: list[Graph], runs: list[tuple[int, str]]) -> Facts:

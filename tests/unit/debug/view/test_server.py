@@ -51,6 +51,7 @@ def test_the_page_and_its_files_are_served(server):
         ("summary.json", "application/json"),
         ("graph/0", "application/json"),
         ("difference/0/1", "application/json"),
+        ("passes/0", "application/json"),
     ):
         answer, body = ask(server, f"/{server.token}/{path}")
         assert answer.status == 200, path

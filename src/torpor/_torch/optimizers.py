@@ -1,0 +1,73 @@
+"""Steps of torch's optimizers: what they run, and the numbers that they hand to ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import _C
+from torch.overrides import TorchFunctionMode
+
+_NUMBERS = frozenset({float, int})
+
+
+def replace_step(kind: type[torch.optim.Optimizer], around: Callable[..., Any]) -> bool:
+    """Let steps of `kind` run `around(step, optimizer, ...)`, between their hooks; False: not so.
+
+    Schedulers hold on to the function that calls the hooks: what that calls is replaced in it.
+    """
+    hooked: Any = kind.step
+    inner = getattr(hooked, "__wrapped__", None)
+    places = getattr(getattr(hooked, "__code__", None), "co_freevars", ())
+    if not getattr(hooked, "hooked", False) or inner is None or "func" not in places:
+        return False
+    cell = hooked.__closure__[places.index("func")]
+    if cell.cell_contents is inner:
+        cell.cell_contents = lambda *args, **kwargs: around(inner, *args, **kwargs)
+    return True
+
+
+def has_function_modes() -> bool:
+    """A mode sees the functions of torch that this thread calls."""
+    return bool(_C._len_torch_function_stack())
+
+
+class ForeachCalls(TorchFunctionMode):
+    """The foreach functions that its body calls, with the numbers that they are given.
+
+    `calls` holds the name of each, and how many numbers each of its arguments has; `numbers` holds
+    them all. `watch` is called with every function, its arguments and what it returned.
+    """
+
+    def __init__(self, watch: Callable[[Any, Any, Any, Any], None] | None = None) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+        self.numbers: list[Any] = []
+        self.watch = watch
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        name = getattr(function, "__name__", "")
+        if name.startswith("_foreach_"):
+            self.calls.append((name, *[self._note(arg) for arg in (*args[1:], *kwargs.values())]))
+        if self.watch is not None:
+            self.watch(name, args, kwargs, result)
+        return result
+
+    def _note(self, arg: Any) -> Any:
+        if type(arg) in _NUMBERS:
+            self.numbers.append(arg)
+            return 0
+        if type(arg) in (list, tuple) and arg and type(arg[0]) in _NUMBERS:
+            self.numbers += arg
+            return len(arg)
+        return None
+
+
+def count_a_step(counters: list[torch.Tensor]) -> None:
+    """Add one to each tensor that counts an optimizer's steps, as torch's optimizers do."""
+    torch._foreach_add_(counters, torch.tensor(1.0, device="cpu"), alpha=1.0)

@@ -1,0 +1,246 @@
+"""A captured graph that takes an input once for each use of it, as autograd sees inputs.
+
+Eager adds the gradients of all uses of a tensor one by one, wherever they are. A graph that takes a
+tensor once would add those of its own uses first, which is another sum: other bits. And autocast
+keeps its copy of a parameter for all uses: a graph that casts a parameter itself would cast each
+gradient back before they are added. So a use of autocast's copy takes that copy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten = torch.ops.aten
+
+_CASTS = ("to", "type", "type_as", "half", "bfloat16")
+"""Methods that cast a tensor, whatever autocast does."""
+
+
+class Uses:
+    """A graph of TorchDynamo's whose placeholders are uses of its inputs.
+
+    `is_leaf`: inputs that are parameters, which autocast keeps its copies of.
+    """
+
+    def __init__(self, module: GraphModule, inputs: Sequence[Any], is_leaf: Sequence[bool]) -> None:
+        self.inputs = list(inputs)  # an example for each placeholder
+        self.places = list(range(len(inputs)))  # which argument each placeholder takes
+        self.is_leaf = is_leaf
+        self.lower = {
+            device: torch.get_autocast_dtype(device)
+            for device in torch._C._autocast_supported_devices()
+            if torch.is_autocast_enabled(device)
+        }
+        self.keeps_copies = torch.is_autocast_cache_enabled()
+        self.copies: set[int] = set()  # placeholders that take autocast's copy
+        self.casts: set[int] = set()  # others that autocast casts: their tensors are no leaves
+        self.needs: list[set[int]] = []  # which results' gradients that of each placeholder is of
+        self.arrived: list[int] = []  # placeholders whose gradients came, in order
+        self.module = _module(module, self._split(module.graph))
+        self.again = {use for use, p in enumerate(self.places) if self.places.count(p) > 1}
+
+    def _split(self, graph: Graph) -> Graph:
+        """A copy of the graph with a placeholder for each use of an input that has a gradient."""
+        made, copies = Graph(), dict[Node, Node]()
+        given = graph.find_nodes(op="placeholder")
+        places = {node: place for place, node in enumerate(given) if _has_gradient(self, place)}
+        met: set[Node] = set()
+
+        def use(node: Node) -> Node:
+            if node not in places or node not in met:
+                met.add(node)
+                return copies[node]
+            with made.inserting_after(last[0]):
+                last[0] = made.placeholder(f"{node.name}_use_{len(self.places)}")
+            _describe(last[0], node, None)
+            self.places.append(places[node])
+            self.inputs.append(_like(self.inputs[places[node]]))
+            return last[0]
+
+        for node in given:
+            copies[node] = made.node_copy(node, copies.__getitem__)
+            _describe(copies[node], node, getattr(node, "_dynamo_source", None))
+        last = [copies[given[-1]]] if given else []
+        for node in graph.nodes:
+            if node not in copies:
+                find = copies.__getitem__ if node.op == "output" else use
+                copies[node] = made.node_copy(node, find)
+        return made
+
+    @contextmanager
+    def traced(self) -> Iterator[None]:
+        """In the body forward and backward are traced; the order of gradients is noted."""
+        placeholders = self.module.graph.find_nodes(op="placeholder")
+        for use in self.again:
+            with self.module.graph.inserting_after(placeholders[-1]):
+                self.module.graph.call_function(note_gradient, (placeholders[use], use))
+        self.module.recompile()
+        _TRACING.arrived = self.arrived
+        try:
+            yield
+        finally:
+            _TRACING.arrived = None
+            for node in self.module.graph.find_nodes(op="call_function", target=note_gradient):
+                self.module.graph.erase_node(node)
+            self.module.recompile()
+
+    def arrange(self, joint: GraphModule, shown: int) -> None:
+        """Give each use its own gradient, in the order in which eager adds them.
+
+        `joint` is the graph of forward and backward; its results after `shown` are gradients.
+        """
+        output = joint.graph.output_node()
+        results: list[Any] = list(output.args[0])  # type: ignore[arg-type]  # a tuple
+        gradients = results[shown:]
+        if len(gradients) != len(self.places):
+            raise ValueError("its inputs are not those of its backward")
+        for use, node in enumerate(joint.graph.find_nodes(op="placeholder")[: len(gradients)]):
+            _refuse_sum(gradients[use])
+            if self._casts(use, node):
+                gradients[use] = self._take_copy(use, node, gradients[use])
+        self._sort(gradients)
+        output.args = ([*results[:shown], *gradients],)
+        self.needs = _needs(joint.graph.find_nodes(op="placeholder")[len(gradients) :], gradients)
+        joint.graph.eliminate_dead_code()
+        joint.recompile()
+
+    def _casts(self, use: int, node: Node) -> bool:
+        """Autocast casts this use, as far as can be seen."""
+        value: Any = node.meta.get("val")
+        given = self.module.graph.find_nodes(op="placeholder")[use]
+        by_hand = any(one.target in _CASTS or "dtype" in one.kwargs for one in given.users)
+        if by_hand or not _has_gradient(self, use) or value.dtype != torch.float32:
+            return False
+        lower = self.lower.get(value.device.type)
+        return any(_is_cast(one) and one.kwargs["dtype"] == lower for one in node.users)
+
+    def _take_copy(self, use: int, node: Node, gradient: Any) -> Any:
+        """The gradient of autocast's copy, which takes the place of the tensor."""
+        if not (self.is_leaf[self.places[use]] and self.keeps_copies):
+            self.casts.add(use)
+            return gradient
+        casts = list(node.users)
+        if not all(map(_is_cast, casts)) or not (gradient is None or _is_cast(gradient)):
+            raise ValueError("one function casts a parameter and uses it as it is")
+        node.meta.update(val=casts[0].meta["val"], tensor_meta=casts[0].meta.get("tensor_meta"))
+        for cast in casts:
+            cast.replace_all_uses_with(node)
+        self.copies.add(use)
+        return None if gradient is None else gradient.args[0]
+
+    def _sort(self, gradients: list[Any]) -> None:
+        """Gradients of one tensor, first come first: autograd adds them in the order of results.
+
+        They all go to the same tensor, so any use of it may bring any of them.
+        """
+        came = {use: time for time, use in enumerate(self.arrived)}
+        of_one: dict[tuple[int, bool], list[int]] = {}
+        for use in sorted(self.again):
+            of_one.setdefault((self.places[use], use in self.copies), []).append(use)
+        for uses in of_one.values():
+            first = sorted(uses, key=lambda use: came.get(use, len(came)))
+            for use, gradient in zip(uses, [gradients[one] for one in first], strict=True):
+                gradients[use] = gradient
+
+
+class _Tracing(threading.local):
+    arrived: list[int] | None = None
+
+
+_TRACING = _Tracing()
+
+
+def note_gradient(tensor: torch.Tensor, use: int) -> None:
+    """Remember when the gradient of a use arrives; a node of graphs that are traced."""
+    arrived = _TRACING.arrived
+    if arrived is not None and tensor.requires_grad:
+        tensor.register_hook(lambda _: arrived.append(use))
+
+
+def _needs(tangents: Sequence[Node], gradients: Sequence[Any]) -> list[set[int]]:
+    """Which of the gradients that enter backward each of those that leave it is made of."""
+    found: dict[Node, set[int]] = {node: {place} for place, node in enumerate(tangents)}
+    for node in tangents[0].graph.nodes if tangents else ():
+        if node not in found:
+            found[node] = set().union(*(found[one] for one in node.all_input_nodes))
+    return [set() if node is None else found[node] for node in gradients]
+
+
+def _has_gradient(uses: Uses, place: int) -> bool:
+    value = uses.inputs[place]
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _describe(made: Node, node: Node, source: Any) -> None:
+    made.meta = {key: value for key, value in node.meta.items() if key != "grapharg"}  # the tensor
+    made._dynamo_source = source  # AOTAutograd asks for it
+
+
+def _module(module: GraphModule, graph: Graph) -> GraphModule:
+    made = GraphModule(module, graph)
+    made.meta = dict(module.meta)
+    if hasattr(module, "_param_name_to_source"):
+        made._param_name_to_source = module._param_name_to_source
+    return made
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor of the same type, which shares no memory with it."""
+    mode = torch._guards.detect_fake_mode()
+    assert mode is not None  # TorchDynamo's
+    with mode:
+        return torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        ).requires_grad_()
+
+
+def _is_cast(node: Node) -> bool:
+    return node.target is _aten._to_copy.default and "dtype" in node.kwargs
+
+
+def _refuse_sum(gradient: Any) -> None:
+    """A function that uses a tensor twice adds two gradients, which eager adds one by one."""
+    if gradient is not None and gradient.meta.get("is_gradient_acc"):
+        raise ValueError("one function uses an input twice")
+
+
+# -- autocast's copies -----------------------------------------------------------------------------
+
+
+class _Found(Exception):
+    """The copy was found: there is nothing more to compute."""
+
+
+class _Copy(TorchDispatchMode):
+    found: torch.Tensor | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not _aten._to_copy.default:
+            self.found = args[0]
+            raise _Found
+        return func(*args, **kwargs or {})
+
+
+_NOTHING = torch.empty(0)
+
+
+def autocast_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The copy of a parameter that autocast keeps, made now if there is none: the tensor itself.
+
+    Torch has no name for it: a product is begun, and ended before anything is computed.
+    """
+    mode = _Copy()  # type: ignore[no-untyped-call]  # torch's class
+    try:
+        with mode:
+            torch.matmul(tensor, _NOTHING)
+    except _Found:
+        assert mode.found is not None
+        return mode.found
+    raise RuntimeError("autocast has not cast a product")  # it is off

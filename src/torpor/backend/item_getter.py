@@ -1,0 +1,16 @@
+"""Many items of a sequence at once, without a loop in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+ItemGetter = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+def item_getter(places: Sequence[int]) -> ItemGetter:
+    """What takes the items at `places` of a sequence, in this order."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda items: tuple([items[place] for place in places])

@@ -1,0 +1,89 @@
+"""When two pieces are the same but for the names of their registers, and what they then share."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from torpor.backends.fx.program import Compiled
+from torpor.backends.fx.trace import Piece
+from torpor.backends.reference.lowering import Register
+from torpor.ir.node import Key
+from torpor.ir.types import TensorType
+from torpor.symbols.expressions import Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What was compiled for a piece, for all that are equal to it."""
+
+    run: Compiled
+    text: Callable[[], str]
+    checked: bool
+    layouts: dict[int, TensorType]  # by position among the outputs
+    conditions: tuple[Condition, ...]  # on sizes
+
+
+class SharedPieces(OrderedDict[Key, Shared]):
+    """The pieces compiled last, by what they are."""
+
+    KEPT: Final = 256
+
+    def __setitem__(self, key: Key, shared: Shared) -> None:
+        super().__setitem__(key, shared)
+        while len(self) > self.KEPT:
+            self.popitem(last=False)
+
+
+def key_of(piece: Piece, types: dict[int, Any], device: torch.device) -> Key:
+    """What a piece is, with its registers numbered as they are met: all that compiling looks at."""
+    names: dict[int, int] = {}
+
+    def name(register: int) -> int:
+        return names.setdefault(register, len(names))
+
+    def named(registers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(map(name, registers))
+
+    inputs = named(piece.inputs)
+    numbers = tuple((kind, named(registers)) for kind, registers in piece.numbers.items())
+    read = tuple(map(types.__getitem__, piece.inputs))
+    steps = tuple(
+        (
+            instruction.node.op,
+            frozen(instruction.args, name),
+            tuple(_type(arg) for arg in instruction.node.args),
+            tuple(value.type for value in instruction.node.outputs),
+            named(instruction.outputs),
+        )
+        for instruction in piece.instructions
+    )
+    outputs = tuple((name(r), types[r], r in piece.free) for r in piece.outputs)
+    donated = tuple((name(r), name(output)) for r, output in piece.donated.items())
+    return (device, inputs, read, numbers, steps, outputs, donated, tuple(piece.sizes))
+
+
+def _type(arg: Any) -> Any:
+    return getattr(arg, "type", None)
+
+
+def frozen(args: Iterable[Any], name: Callable[[int], Any]) -> tuple[Any, ...]:
+    """Arguments as a key: registers by `name`, numbers with their type and all their bits."""
+    return tuple([_frozen(arg, name) for arg in args])
+
+
+def _frozen(arg: Any, name: Callable[[int], Any]) -> Any:
+    kind = type(arg)
+    if kind is Register:
+        return (Register, name(arg))
+    if kind is list:
+        return tuple([_frozen(item, name) for item in arg])
+    if kind is float:
+        return (float, arg.hex())
+    if kind is complex:
+        return (complex, arg.real.hex(), arg.imag.hex())
+    return (kind, arg)
