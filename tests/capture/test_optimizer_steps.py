@@ -106,6 +106,12 @@ def test_other_settings_are_eager_bit_for_bit(
     check(concrete, lambda model: kind(model.parameters(), **options))
 
 
+def test_a_number_that_stands_in_two_calls_may_be_an_input_of_one(concrete: Put) -> None:
+    for eps in (1e-6, 1e-5, 1e-4):  # promoted where the operands are the same for all three
+        torpor.metrics.reset()
+        assert check(concrete, lambda m: optim.Adadelta(m.parameters(), eps=eps)) > 0  # noqa: B023
+
+
 @pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD, optim.Adagrad])
 def test_a_rate_that_changes_with_every_step_is_an_input(kind: Any, concrete: Put) -> None:
     def between(step: int, model: nn.Module, optimizer: Any) -> Any:

@@ -368,7 +368,7 @@ def _record(
     with TRACE.lock:
         if TRACE.epoch != epoch or not _is_the_same(read, _read(optimizer), counted):
             return
-        inputs = _places_of(noted, witness.plain, TRACE.scalars[base:])
+        inputs = _places_of(noted, witness, TRACE.scalars[base:])
         after = [root_value(tensor._lazy_storage) for tensor in read.tensors]
         written = [(i, one) for i, one in enumerate(after) if one is not before[i]]
         slots = range(base, base + len(TRACE.scalars[base:]))
@@ -392,6 +392,8 @@ class _Witness:
         self.counters = {id(one) for several in read.counters for one in several}
         self.reason = ""
         self.plain: list[bool] = []  # of each foreach call: it counts steps
+        self.calls: list[int] = []  # of each run-time input of the step: the call that it entered in
+        self.inputs = len(TRACE.scalars)
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         if not name.startswith("_foreach_"):
@@ -404,6 +406,8 @@ class _Witness:
         others = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
         if not counts and (not is_lazy or others):
             self.reason = self.reason or f"it calls {name} with tensors that are not lazy"
+        self.calls += [len(self.plain)] * (len(TRACE.scalars) - self.inputs)
+        self.inputs = len(TRACE.scalars)
         self.plain.append(counts)
 
 
@@ -442,18 +446,25 @@ def _is_the_same(read: _Read, now: _Read, before: list[list[float]]) -> bool:
 
 
 def _places_of(
-    noted: _torch.ForeachCalls, plain: list[bool], scalars: list[Any]
+    noted: _torch.ForeachCalls, witness: _Witness, scalars: list[Any]
 ) -> list[list[int]] | None:
-    """Which numbers the run-time inputs of a step are; None if that cannot be said this time."""
+    """Which numbers the run-time inputs of a step are; None if that cannot be said this time.
+
+    No step makes the same call twice with the same tensors, which would share its inputs.
+    """
     owners: list[tuple[int, int] | None] = []  # the argument that a number stands in
     for call, (_, *counts) in enumerate(noted.calls):
         for place, count in enumerate(counts):
             if count is not None:
-                owners += [None if plain[call] else (call, place)] * (count or 1)
+                owners += [None if witness.plain[call] else (call, place)] * (count or 1)
     found = []
     keys = [number_key(number) for number in noted.numbers]
-    for scalar in scalars:
-        places = [i for i, key in enumerate(keys) if key == number_key(scalar) and owners[i]]
+    if len(scalars) != len(witness.calls):
+        return None
+    for scalar, call in zip(scalars, witness.calls, strict=True):
+        own = number_key(scalar)
+        places = [i for i, owner in enumerate(owners) if owner and owner[0] == call]
+        places = [i for i in places if keys[i] == own]
         if len({owners[place] for place in places}) != 1:
             return None
         found.append(places)
