@@ -97,7 +97,20 @@ def _outcome(case: Callable[[Place], Any], place: Place) -> type[BaseException] 
     return None
 
 
+ON_ONE_THREAD = {"repeat_interleave by a negative number"}
+"""On several, eager's own kernel writes outside its memory before it refuses (torch 2.13)."""
+
+
+@pytest.fixture
+def as_many_threads_as_eager_can_take(name: str) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if name in ON_ONE_THREAD else before)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("as_many_threads_as_eager_can_take")
 def test_compiled_code_refuses_what_eager_refuses(name: str) -> None:
     expected = _outcome(CASES[name], torch.tensor)
     found = _outcome(CASES[name], lambda data: torch.tensor(data).to("lazy"))
