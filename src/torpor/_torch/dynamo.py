@@ -5,8 +5,8 @@ It reaches the registry of backends, AOTAutograd, `convert_frame` and `VariableB
 
 from __future__ import annotations
 
-import copy
 import functools
+import inspect
 import logging
 import operator
 import threading
@@ -252,16 +252,21 @@ def detach_what_has_no_gradient() -> None:
     """
 
     def watch(module: Any) -> None:
-        compute = module._compute_indices_of_inps_to_detach
+        partition = module._aot_stage2a_partition
+        place = [*inspect.signature(partition).parameters].index("fw_metadata")
 
-        @functools.wraps(compute)
-        def places(backward: Any, subclasses: Any, inner: Any, about: Any) -> Any:
+        @functools.wraps(partition)
+        def without_leaves(*args: Any) -> Any:
+            about = args[place]
+            before = about.input_info
             if CAPTURING.on:
-                about = copy.copy(about)
-                about.input_info = [replace(info, is_leaf=False) for info in about.input_info]
-            return compute(backward, subclasses, inner, about)
+                about.input_info = [replace(info, is_leaf=False) for info in before]
+            try:
+                return partition(*args)
+            finally:
+                about.input_info = before
 
-        module._compute_indices_of_inps_to_detach = places
+        module._aot_stage2a_partition = without_leaves
 
     after_import("torch._functorch._aot_autograd.graph_compile", watch)
 

@@ -61,8 +61,8 @@ def test_on_dynamo_frame_is_what_torchdynamo_calls() -> None:
 def test_detach_what_has_no_gradient_replaces_what_torch_calls() -> None:
     from torch._functorch._aot_autograd import graph_compile
 
-    names = graph_compile._compute_indices_of_inps_to_detach.__code__.co_freevars
-    assert names == ("compute",)
+    names = graph_compile._aot_stage2a_partition.__code__.co_freevars
+    assert names == ("partition", "place")
 
 
 def test_capturing_is_silent() -> None:
