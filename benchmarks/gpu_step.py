@@ -1,7 +1,8 @@
 """Where a step's time goes on a GPU: ``python -m benchmarks.gpu_step gpt2 mlp --capture on``.
 
 For each workload of `torpor bench`: CPU time of recording a step, time of steps back to back, how
-long the GPU is busy in one, its kernels, and the functions that recording spends its time in.
+long the GPU is busy in one, its kernels, and the functions that recording spends its time in. With
+``TORPOR_NATIVE=on`` after ``torpor native build`` the native library records.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ def main() -> None:
     parser.add_argument("--capture", choices=("auto", "on", "off"), default="on")
     parser.add_argument("--most", type=int, default=20, help="rows of each table")
     arguments = parser.parse_args()
-    torpor.use("inductor")
+    backend = torpor.use("inductor")
+    torpor.config.compile_after = backend.compile_after  # what is measured is compiled
+    torpor.config.compile_async = False
     torpor.config.capture, torpor.config.bound = arguments.capture, "off"
     for name in arguments.workloads:
         show(name, arguments.most)
