@@ -392,7 +392,7 @@ class _Witness:
         self.counters = {id(one) for several in read.counters for one in several}
         self.reason = ""
         self.plain: list[bool] = []  # of each foreach call: it counts steps
-        self.calls: list[int] = []  # of each run-time input of the step: the call that it entered in
+        self.calls: list[int] = []  # of each run-time input: the call that it entered in
         self.inputs = len(TRACE.scalars)
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
