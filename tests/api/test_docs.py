@@ -21,8 +21,11 @@ EXECUTED = [
     "docs/codegen.md",
     "README.md",
 ]
-DEFAULTS = {"docs/walk.md": {"TORPOR_NATIVE": "on"}}
-"""Pages that show what is installed: tests switch it off for themselves."""
+DEFAULTS = {
+    "docs/walk.md": {"TORPOR_NATIVE": "on"},
+    "README.md": {"TORPOR_BACKEND": "", "TORPOR_CACHE": "1"},
+}
+"""Pages that show what is installed: tests switch it off for themselves. A cache is empty."""
 END_OF_BLOCK = "=== end of a block ==="
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -68,7 +71,10 @@ def test_python_blocks_of_a_page_run_in_order_and_print_what_it_shows(name, tmp_
     # One line between two blocks, as a reader who copies them into one file has it.
     script = tmp_path / f"{page.stem.lower()}.py"
     script.write_text("".join(f"{code}print({END_OF_BLOCK!r})\n" for code, _ in pairs))
-    printed = run(script, **DEFAULTS.get(name, {})).split(f"{END_OF_BLOCK}\n")[:-1]
+    own = DEFAULTS.get(name, {})
+    if "TORPOR_CACHE" in own:
+        own = {**own, "TORPOR_CACHE_DIR": str(tmp_path / "cache")}
+    printed = run(script, **own).split(f"{END_OF_BLOCK}\n")[:-1]
     assert len(printed) == len(pairs)
     for (code, shown), got in zip(pairs, printed, strict=True):
         if shown is not None:
