@@ -1,13 +1,13 @@
 """Lazy tensors from scratch.
 
-For someone who wants to understand the idea behind torpor by reading one file from top to bottom,
-and to run it: `python docs/from_scratch.py`. You should know PyTorch as a user. Nothing here is
-imported from torpor; remarks say where the real thing differs, and the end what is missing.
+For someone who wants to understand the idea behind torpor by reading, and running, a single file:
+`python docs/from_scratch.py`. You should know PyTorch as a user. Nothing here is imported from
+torpor; comments say where torpor differs, and the end of the file lists what is missing.
 
-The plan. A program such as `loss = (x @ w).square().mean(); loss.backward()` is not executed; every
-operation is written down. When somebody looks at a number, what was written down is executed, and
-how to execute it is remembered. A training loop writes down the same thing in every step. So the
-whole art is to notice, in almost no time, that what was written down has been seen before.
+The plan. A program such as `loss = (x @ w).square().mean(); loss.backward()` is not executed; its
+operations are recorded. When the program reads a number, the recorded graph is compiled and run,
+and the compiled graph is cached. A training loop records the same graph in every step. So the
+main problem is to recognise, at almost no cost, that a graph has been recorded before.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch._subclasses import fake_tensor as fakes
 from torch.utils._pytree import tree_leaves, tree_map
 
 # == 1. Types ======================================================================================
-# User code asks a tensor for its sizes, strides and dtype long before it asks for numbers, and it
-# must get the truth. All that can be said about a tensor without its numbers is its type. (There is
-# only one device in this file. torpor's TensorType has the device too.)
+# User code asks a tensor for its sizes, strides and dtype long before it reads its data, and these
+# must be correct. Everything that is known about a tensor without its data is its type. (This file
+# has only one device. torpor's TensorType includes the device.)
 
 
 @dataclass(frozen=True)
 class Type:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    offset: int  # where in its memory the first element is
+    offset: int  # of the first element in the storage
     dtype: torch.dtype
 
     @staticmethod
@@ -40,7 +40,7 @@ class Type:
         return Type(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
 
     def blank(self) -> torch.Tensor:
-        """A tensor of this type, numbers unset."""
+        """An uninitialized tensor of this type."""
         pairs = zip(self.shape, self.stride, strict=True)
         room = self.offset + 1 + sum(max(n - 1, 0) * s for n, s in pairs)
         memory = torch.empty(room, dtype=self.dtype, device="cpu")
@@ -48,13 +48,13 @@ class Type:
 
 
 # == 2. Nodes, and the table that makes them unique ================================================
-# A Node is one operation on values; a Value is one of a node's outputs. Nodes are interned: whoever
-# asks for "this op on these values with these numbers" twice gets the same object. From that
-# follows nearly everything:
+# A Node is one operation on values; a Value is one of a node's outputs. Nodes are interned (hash
+# consing): the same op on the same values with the same numbers is always the same object. Almost
+# everything else follows from this:
 #
 #   - comparing two graphs of a million nodes is comparing two pointers;
-#   - a repeated sub-expression is found for free;
-#   - a step that was recorded before is a series of dictionary hits: nothing is inferred or built.
+#   - common subexpressions are eliminated for free;
+#   - a warm step is a series of dictionary hits: nothing is inferred or built.
 
 
 class Value:
@@ -65,8 +65,8 @@ class Value:
 class Node:
     def __init__(self, op: Any, args: dict[str, Any], template: Any, types: list[Any]) -> None:
         self.op = op  # a torch operator, or LEAF
-        self.args = args  # arguments by name, values in the place of tensors
-        self.template = template  # what the op returns, types in the place of tensors
+        self.args = args  # arguments by name, with values in place of tensors
+        self.template = template  # what the op returns, with types in place of tensors
         self.outputs = [Value(self, t) for t in types]
 
 
@@ -76,7 +76,7 @@ TABLE: dict[Any, Node] = {}
 def frozen(thing: Any) -> Any:
     """`thing` as part of a dictionary key.
 
-    Python says 1 == 1.0 == True and 0.0 == -0.0, and that NaN is not itself. A key must not.
+    In Python 1 == 1.0 == True, 0.0 == -0.0, and NaN != NaN. Keys must not compare like that.
     """
     if isinstance(thing, (list, tuple)):
         return tuple(map(frozen, thing))
@@ -88,7 +88,7 @@ def frozen(thing: Any) -> Any:
 
 
 def node_of(op: Any, args: dict[str, Any]) -> Node:
-    """The one node of `op` on `args`."""
+    """The unique node of `op` on `args`."""
     key = (op, frozen(args))
     node = TABLE.get(key)
     if node is None:
@@ -96,10 +96,10 @@ def node_of(op: Any, args: dict[str, Any]) -> Node:
     return node
 
 
-# == 3. Inference: what would come out? ============================================================
-# torch can run every operator on fake tensors, which have a type and no numbers. That is exact, and
-# takes a tenth of a millisecond: too slow for every op, so answers are remembered by types. Twelve
-# equal layers have other values and the same types, and pay once.
+# == 3. Type inference =============================================================================
+# torch can run every operator on fake tensors, which have a type and no data. That is exact, but
+# takes a tenth of a millisecond: too slow for every op, so results are memoized by types. Twelve
+# equal layers have different values but the same types, and pay once.
 
 FAKES = fakes.FakeTensorMode()
 NEEDS_NUMBERS = (fakes.DataDependentOutputException, fakes.DynamicOutputShapeException)
@@ -107,12 +107,12 @@ MEMO: dict[Any, tuple[Any, list[Any]]] = {}
 
 
 def swap(things: Any, change: Callable[[Value], Any]) -> Any:
-    """`things` with every value in it changed, however deep in lists and dicts."""
+    """`things` with every value in it replaced, at any depth of lists and dicts."""
     return tree_map(lambda leaf: change(leaf) if type(leaf) is Value else leaf, things)
 
 
 def infer(op: Any, args: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """What `op` returns, in types, and the types of its node's outputs."""
+    """What `op` returns, as types, and the types of its node's outputs."""
     key = (op, frozen(swap(args, lambda value: value.type)))
     if key not in MEMO:
         with FAKES:
@@ -133,14 +133,14 @@ def flat(thing: Any) -> list[Any]:
 
 
 # == 4. Contracts: what an op does to memory =======================================================
-# torch's schemas say it. `Tensor(a!)` is an argument that is written to. A return marked `(a)` is
-# the memory of argument (a): the argument itself if it was written to, otherwise a view of it.
+# torch's schemas declare it. `Tensor(a!)` is an argument that is written to. A return marked `(a)`
+# aliases argument (a): it is the argument itself if that is written to, otherwise a view of it.
 
 
 class Contract(NamedTuple):
     names: list[str]
     writes: list[str]  # names of the arguments the op writes to
-    aliases: bool  # what it returns is not fresh memory
+    aliases: bool  # its results share memory with an argument
     random: bool
 
 
@@ -156,13 +156,12 @@ def contract_of(op: Any) -> Contract:
 
 
 # == 5. Storages and leaf slots ====================================================================
-# A tensor and its views share a Storage. It holds a buffer (`data`), or a recorded `value`, or
-# both.
+# A tensor and its views share a Storage. It holds a buffer (`data`), a recorded `value`, or both.
 #
-# How does a tensor that has data enter the record? Not by its address, which changes from step to
-# step: then no step would ever look like the last one. It enters as a *leaf slot*: "the k-th buffer
+# How does a tensor that has data enter the trace? Not by its address, which changes from step to
+# step, so that no step would match the last one. It enters as a *leaf slot*: "the k-th buffer
 # that this trace uses". A training loop uses its parameters and batches in the same order every
-# time, so the second step meets leaf 0, leaf 1, ... and with them the very nodes of the first.
+# time, so the second step uses leaf 0, leaf 1, ... again, and hits the same nodes as the first.
 
 
 class Storage:
@@ -179,10 +178,10 @@ class Trace:
     def __init__(self) -> None:
         self.leaves: list[Storage] = []
         self.buffers: list[torch.Tensor] = []  # the buffer of each leaf slot
-        self.pending: list[weakref.ref[Storage]] = []  # storages that may have to be computed
+        self.pending: list[weakref.ref[Storage]] = []  # storages that may need to be computed
 
     def value(self, storage: Storage) -> Value:
-        """What `storage` holds in this trace."""
+        """The value of `storage` in this trace."""
         if storage.value is None:
             key = (LEAF, len(self.leaves), storage.type)
             if key not in TABLE:
@@ -193,17 +192,17 @@ class Trace:
         return storage.value
 
     def hold(self, storage: Storage, value: Value) -> None:
-        """From now on `storage` holds `value`. No buffer is touched."""
+        """Make `storage` hold `value` from now on. No buffer is touched."""
         storage.value, storage.data = value, None
         self.pending.append(weakref.ref(storage))
 
     def live(self) -> list[Storage]:
-        """Pending storages that somebody still holds: nobody can ask for the others."""
+        """Pending storages that are still referenced: the others can no longer be read."""
         found = [reference() for reference in self.pending]
         return [s for s in dict.fromkeys(found) if s is not None and s.data is None]
 
     def reset(self) -> None:
-        """Forget all values: everything alive is data, and enters the next trace as a leaf."""
+        """Forget all values: live storages have data, and enter the next trace as leaves."""
         for storage in self.leaves + [r() for r in self.pending]:
             if storage is not None:
                 storage.value = None
@@ -213,13 +212,13 @@ class Trace:
 TRACE = Trace()
 
 # == 6. The tensor =================================================================================
-# What the user holds is a wrapper: sizes, strides, dtype, and no memory. `__torch_dispatch__` sits
-# below autograd: backward arrives here as ordinary ops, and needs not a single line of ours.
+# The user's tensor is a wrapper with sizes, strides and dtype, but no memory. `__torch_dispatch__`
+# runs below autograd, so the backward pass arrives as ordinary ops and needs no code here.
 
 
 class LazyTensor(torch.Tensor):
     storage_: Storage
-    window: Window | None  # None: the tensor is all of its storage
+    window: Window | None  # None: the tensor covers its whole storage
 
     @staticmethod
     def make(storage: Storage, type_: Type) -> LazyTensor:
@@ -248,14 +247,14 @@ def lazy(tensor: torch.Tensor) -> LazyTensor:
 
 
 # == 7. Views ======================================================================================
-# A view is a window on its storage: sizes, strides, offset. (torpor keeps the view op itself, which
-# compilers like better, and uses windows where no op fits.) What the window shows depends on what
-# the storage holds, and that may change behind the view's back:
+# A view is a window on its storage: sizes, strides, offset. (torpor records the view op itself,
+# which compilers handle better, and uses windows where no op fits.) The value of a window depends
+# on what its storage holds, and that may change after the view was made:
 #
 #     row = x[0]; x.add_(1); print(row)
 #
-# So a window remembers what it showed (`value`) for which contents (`base`). Contents are values
-# and values are interned; "is the view up to date?" is one identity check. No version counters.
+# So a window caches its `value` together with the storage value it was derived from (`base`). As
+# values are interned, checking whether a view is stale is one `is`. No version counters.
 
 
 class Window:
@@ -274,19 +273,19 @@ class Window:
 
 
 def value_of(thing: Any) -> Any:
-    """What stands for an argument in a node."""
+    """What represents an argument in a node."""
     if isinstance(thing, LazyTensor):
         root = TRACE.value(thing.storage_)
         return root if thing.window is None else thing.window.look(root)
-    if isinstance(thing, torch.Tensor):  # its owner may write to it later: take a copy now
+    if isinstance(thing, torch.Tensor):  # its owner may write to it later: copy it now
         return value_of(lazy(thing))
     return thing
 
 
 # == 8. Writes are values ==========================================================================
 # `x.add_(1)` is a node like any other. Its output is the new contents of x, and the storage of x
-# holds that value from now on; the old value is still there for whoever recorded it. A write
-# through a view gives the whole storage new contents: the old ones with the window replaced.
+# holds that value from now on; nodes that use the old value still refer to it. A write through a
+# view gives the whole storage a new value: the old contents with the window replaced.
 
 
 def write(tensor: LazyTensor, new: Value) -> None:
@@ -301,18 +300,18 @@ def write(tensor: LazyTensor, new: Value) -> None:
 
 
 def record(op: Any, contract: Contract, bound: dict[str, Any]) -> Any:
-    """Turn one call into a node, or run it where that is impossible."""
+    """Turn one call into a node, or run it eagerly if that is impossible."""
     written = [t for name in contract.writes for t in flat(bound.get(name))]
     if contract.random or not all(isinstance(t, LazyTensor) for t in written):
         return run_now(op, contract, bound)
     values = tree_map(value_of, bound)
     try:
-        if contract.aliases and not written:  # a view: nothing to record, a window to make
+        if contract.aliases and not written:  # a view: make a window, record nothing
             source = bound[contract.names[0]].storage_
             return tree_map(lambda t: LazyTensor.make(source, t), infer(op, values)[0])
         node = node_of(op, values)
     except NEEDS_NUMBERS:
-        return run_now(op, contract, bound)  # `item`, `nonzero`: the answer needs numbers
+        return run_now(op, contract, bound)  # `item`, `nonzero`: the result depends on data
     outputs = iter(node.outputs)
     if contract.aliases:
         result = written[0] if len(written) == 1 else written
@@ -324,17 +323,17 @@ def record(op: Any, contract: Contract, bound: dict[str, Any]) -> Any:
 
 
 def pending(value: Value, type_: Type | None) -> LazyTensor | None:
-    """A tensor with memory of its own that will hold `value`."""
+    """A tensor with a storage of its own that holds `value`."""
     if type_ is None:
         return None  # an undefined gradient
     TRACE.hold(storage := Storage(type_, None, None), value)
     return LazyTensor.make(storage, type_)
 
 
-# Some ops cannot wait. `item` and `nonzero` need numbers by nature. Random ops could be recorded,
-# but the CPU's generator is one stream that plain draws, data loaders and `manual_seed` use as
-# well: a draw made later is another draw. Drawn at once, the numbers are eager's. (Our `dropout`
-# reads a mask only to overwrite it, which ends a trace in mid-step; torpor knows better.)
+# Some ops cannot be deferred. `item` and `nonzero` depend on data. Random ops could be recorded,
+# but the CPU's generator is one stream that plain draws, data loaders and `manual_seed` also use:
+# a deferred draw gives other numbers. Drawn immediately, they match eager. (Here `dropout` reads
+# the mask that it is about to overwrite, which cuts the trace in mid-step; torpor avoids that.)
 
 
 def run_now(op: Any, contract: Contract, bound: dict[str, Any]) -> Any:
@@ -350,24 +349,24 @@ def run_now(op: Any, contract: Contract, bound: dict[str, Any]) -> Any:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides: some kernels compute other last bits on other strides."""
+    """A copy with the same strides: for other strides some kernels differ in the last bits."""
     return replace(Type.of(tensor), offset=0).blank().copy_(tensor)
 
 
-# == 10. Sync: from values to numbers ==============================================================
-# The values that are alive are the roots of the graph. They are interned, so the tuple of their
-# identities IS the graph: it is the key of the plan cache. A warm step ends with one look-up, and
-# the graph is not walked, let alone compared.
+# == 10. Sync: from values to data =================================================================
+# The live values are the roots of the graph. They are interned, so the tuple of their identities
+# IS the graph, and serves as the key of the plan cache. A warm step ends with one lookup; the
+# graph is not walked, let alone compared.
 #
-# Here a read computes everything alive, so nothing can be computed twice. torpor computes only what
-# the reader needs, and keeps what the rest will need again.
+# Here a read computes everything live, so nothing can be computed twice. torpor computes only what
+# is read and what that depends on, and keeps the intermediate values that are needed later.
 
 PLANS: dict[tuple[Value, ...], Plan] = {}
 COUNTS = {"compiled": 0, "reused": 0}
 
 
 def sync() -> None:
-    """Compute everything that is alive, and start a new trace."""
+    """Compute everything live, and start a new trace."""
     live = TRACE.live()
     roots = tuple(dict.fromkeys(s.value for s in live))
     plan = PLANS.get(roots)
@@ -381,7 +380,7 @@ def sync() -> None:
 
 
 def read(tensor: LazyTensor) -> torch.Tensor:
-    """The numbers of a lazy tensor, as a plain tensor on the buffer itself: never write to it."""
+    """The data of a lazy tensor, as a plain tensor that aliases the buffer: do not write to it."""
     if tensor.storage_.data is None:
         sync()
     data = tensor.storage_.data
@@ -389,14 +388,14 @@ def read(tensor: LazyTensor) -> torch.Tensor:
 
 
 # == 11. A plan, and the interpreter that runs it ==================================================
-# This is where a compiler goes: it gets ordered nodes, and gives back something to call. Ours calls
-# eager's kernels one by one. That makes it the judge for all compilers: its numbers are eager's,
-# bit for bit. For that an in-place op must run its in-place kernel, on a copy, because the values
-# it overwrites may be needed by others.
+# This is where a compiler goes: it takes ordered nodes and returns a callable. Ours runs eager's
+# kernels one by one. That makes it the reference for all compilers: its results match eager bit
+# for bit. To do so, it runs an in-place op with its in-place kernel, on a copy, because other nodes
+# may still need the old value.
 
 
 def ordered(roots: tuple[Value, ...]) -> Iterator[Node]:
-    """Operands first. With a stack of our own: Python's ends at a depth of a thousand."""
+    """Operands first. With an explicit stack: Python limits recursion to a depth of 1,000."""
     done: set[Node] = set()
     stack = [(root.node, False) for root in reversed(roots)]
     while stack:
@@ -465,10 +464,10 @@ def main() -> None:
     assert z.storage_.data is None, "nothing has run"
     assert (x + y).storage_.value is z.storage_.value, "the same op on the same values is one node"
     row, column = z[1], z[:, 0]
-    z.mul_(2)  # the views see it,
-    row.add_(100)  # the tensor and the other view see this,
+    z.mul_(2)  # visible in the views,
+    row.add_(100)  # visible in the tensor and the other view,
     assert (column[0].item(), column[1].item(), z[1, 2].item()) == (2.0, 102.0, 106.0)
-    row.zero_()  # and it goes on after a sync
+    row.zero_()  # and still so after a sync
     assert z.sum().item() == 12.0
 
     chain = lazy(torch.zeros(1))
@@ -490,9 +489,9 @@ if __name__ == "__main__":
     main()
 
 # == What is missing ===============================================================================
-# A bound on the tables, whose nodes may be forgotten at any time: meeting one again costs a compile
-# and no error. A device of its own, so that `torch.zeros(3, device="lazy")` works. Numbers that
-# change from step to step (a learning rate), which here would compile every step anew. A queue, so
-# that recording the next step overlaps running this one. Reads that compute only what they need.
-# Compilers. Errors that name your line. Conjugate views, views of another dtype, memory that is
-# resized. Threads. Each of them has its place in torpor: docs/layout.md says where.
+# A bound on the tables; any node may be evicted, as recreating it costs a compile but is no error.
+# A device of its own, so that `torch.zeros(3, device="lazy")` works. Promotion of numbers that
+# change from step to step (a learning rate), which here cause a recompile in every step. A queue,
+# so that recording the next step overlaps running this one. Reads that compute only what they need.
+# Compilers. Errors that name the user's line. Conjugate views, views of another dtype, resizing.
+# Threads. torpor has all of these: docs/layout.md says where.
