@@ -1,7 +1,7 @@
 """torpor: PyTorch's lazy tensor system, in Python.
 
-A PyTorch program runs on it unchanged; its operations are recorded as a graph, the graph is handed
-to a compiler backend, and compiled graphs are reused step after step.
+It runs PyTorch programs unchanged: operations are traced into a graph, the graph is handed to a
+compiler backend, and compiled graphs are cached and reused from step to step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Everything torpor takes from inside torch: one module for each subject, re-exported here.
 
-Other packages use the names below, as `_torch.name`: which module has one is nobody else's concern,
-and a test that replaces one here replaces it for all of them. A new torch release that moves a name
-of torch's breaks one module, and the test of the same name in `tests/unit/torch_internals/` says
-which. Of each other the modules import `dispatch`, `import_hooks`, `fakes` and `uses` alone.
+Other packages use the names below as `_torch.name`. They need not know which module defines a
+name, and a test that replaces one here replaces it for all of them. If a new torch release moves a
+private name, one module breaks, and the test of the same name in `tests/unit/torch_internals/` says
+which. These modules import only `dispatch`, `import_hooks`, `fakes` and `uses` from each other.
 """
 
 from torpor._torch.autograd import (

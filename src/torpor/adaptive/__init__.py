@@ -1,9 +1,9 @@
-"""Choices made while the program runs: recorded or eager, here and now or on the queue.
+"""Choices made while the program runs: recorded or eager, on the reading thread or on the queue.
 
-`bound` and `choice` measure each place of a program and let it run the faster way, so that none is
-slower than eager for long; `cycles` finds reads that end a step, `at_once` computes small reads on
-the thread that asks.
+`bound` and `choice` measure each place of a program and run it in the faster mode, so that none
+stays slower than eager; `cycles` finds reads that end a step, `at_once` computes small reads on the
+reading thread.
 
-Who may come in: `execute.sync` asks `cycles` and `at_once` (layer `execute`); `frontend` asks
-`bound` (layer `trace`). Nobody else needs to know.
+Imported by: `execute.sync`, which asks `cycles` and `at_once` (layer `execute`), and `frontend`,
+which asks `bound` (layer `trace`).
 """

@@ -1,4 +1,4 @@
-"""The backend interface: what a compiler has to bring to run PyTorch lazily."""
+"""The backend interface: what a compiler has to implement to run PyTorch lazily."""
 
 from torpor.backend.builder import IrBuilder
 from torpor.backend.data import BackendData

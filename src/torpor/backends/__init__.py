@@ -1,11 +1,11 @@
-"""The backends that come with torpor, one package each, and what they share; callable.
+"""The built-in backends, one package each, and what they share; callable.
 
-`torpor.backends() -> dict[str, str]`: every known backend, those of other packages included, by
+`torpor.backends() -> dict[str, str]`: every known backend, including those of other packages, by
 name: "available", or why it is not.
 
-Built on `torpor.backend`. None of the layers imports it: they find a backend by name, so that
+Built on `torpor.backend`. No layer imports this package: layers find a backend by name, so that
 `import torpor` loads none of them. Tools (`debug`, `testing`, `compat`, `bench`) and authors of
-other backends may import what is shared: `kernels`, `declared`, `layout`, `agreement` and
+other backends may import the shared modules: `kernels`, `declared`, `layout`, `equality` and
 `provenance`.
 """
 

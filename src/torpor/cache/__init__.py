@@ -1,8 +1,8 @@
-"""Compiled graphs on disk: the third look-up, after nodes and plans.
+"""Compiled graphs on disk: the third cache, after nodes and plans.
 
-`store` keeps bytes under keys for every process of one user; `graphs` says which entry is a graph's
-and has a backend load it; `archive` puts a store into one file and back.
+`store` keeps bytes under keys for every process of one user; `graphs` finds the entry of a graph
+and has a backend load it; `archive` exports a store to one file and imports it.
 
-Who may come in (layer `execute`): `compiling`, `native` (its library lies in the same store),
-`torpor cache`. The engine knows of it through `compiling.draft` alone.
+Imported by (layer `execute`): `compiling`, `native` (its library is kept in the same store),
+`torpor cache`. The engine uses it through `compiling.draft` only.
 """

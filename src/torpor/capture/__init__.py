@@ -1,7 +1,7 @@
-"""Regions: what TorchDynamo has captured is recorded once, and found again by one look-up.
+"""Regions: code that TorchDynamo has captured is recorded once, then each call is one cache lookup.
 
 `captured_program` turns a captured graph into calls of ops, `region` interns its calls, `frames`
-lets TorchDynamo capture frames that meet lazy tensors, `modules` captures calls of modules without
-being asked (`config.capture`). `frontend` alone comes in: it installs `frames` and calls modules.
-Nothing of the engine knows of regions.
+lets TorchDynamo capture frames that see lazy tensors, `modules` captures module calls
+automatically (`config.capture`). Imported by `frontend` only, which installs `frames` and calls
+modules. The engine does not know about regions.
 """

@@ -1,7 +1,7 @@
 """The command line: ``torpor <command>``, or ``python -m torpor <command>``.
 
 Each command is a module with ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``run(arguments)``.
-``ERRORS`` are those of its exceptions that are the user's to see, without a traceback.
+``ERRORS`` lists the exceptions that are shown to the user without a traceback.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Other systems' names on top of torpor; nothing of torpor imports this."""
+"""APIs of other systems on top of torpor; nothing in torpor imports this."""

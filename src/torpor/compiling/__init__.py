@@ -1,9 +1,9 @@
-"""From a graph to a compiled one: when, in which process, and what runs it meanwhile.
+"""From a graph to a compiled one: when, in which process, and what runs it in the meantime.
 
-`draft` decides, `worth` says what pays; `compilation` lowers and compiles one graph, or takes the
-reference backend in place of a backend that cannot; `background` is the compile thread, `remote`
-and `worker` the process that compiles, `processes` starts those of low priority.
+`draft` decides, `worth` estimates what pays off; `compilation` lowers and compiles one graph, or
+falls back to the reference backend; `background` is the compile thread, `remote`
+and `worker` the compile process, `processes` starts low-priority processes.
 
-Who may come in (layer `execute`): `execute.plan_cache` makes a `Draft` of each new graph. `cache`,
-`observe` and `transactions` read what `compilation` says of a graph; tools may compile one.
+Imported by (layer `execute`): `execute.plan_cache`, which makes a `Draft` of each new graph.
+`cache`, `observe` and `transactions` read the results of `compilation`; tools may compile a graph.
 """

@@ -1,8 +1,8 @@
-"""Ops from outside torch: what their authors say of them.
+"""User-defined ops: their type rules and lowerings.
 
-`registration` is behind `torpor.ops.register` and `unregister`. The pass `expand` takes apart those
+`registration` implements `torpor.ops.register` and `unregister`. The pass `expand` decomposes ops
 that have a lowering.
 
-Who may come in (layer `ops`): users through `torpor.ops`, packages of `torpor codegen` through
+Imported by (layer `ops`): users through `torpor.ops`, packages of `torpor codegen` through
 `registration.define`, `passes.expand`.
 """

@@ -1,10 +1,10 @@
-"""Where programs and torch meet lazy tensors other than by ops.
+"""Where programs and torch meet lazy tensors other than through ops.
 
-What users call (`api`, `mode`, `enable`), the device (`devices`, `device_module`), what a tensor
-does besides ops (`methods`, `storages`, `sharing`, `exchange`, `switching`), modules and optimizers
-(`hooks`, `optimizers`), and parts of torch with machinery of their own (`foreign`, `scripts`,
-`subclasses`). `install` puts all of it in its place, once.
+User-facing functions (`api`, `mode`, `enable`), the device (`devices`, `device_module`), tensor
+methods besides ops (`methods`, `storages`, `sharing`, `exchange`, `switching`), modules and
+optimizers (`hooks`, `optimizers`), and parts of torch with machinery of their own (`foreign`,
+`scripts`, `subclasses`). `install` installs all of it, once.
 
-Who may come in (layer `trace`): `torpor/__init__.py`, which says what is public; `overrides`,
-`native` and `adaptive` for single names. The engine asks nothing of it.
+Imported by (layer `trace`): `torpor/__init__.py`, which defines the public API; `overrides`,
+`native` and `adaptive` for single names. The engine does not import it.
 """

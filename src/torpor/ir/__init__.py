@@ -1,7 +1,7 @@
 """The intermediate representation: interned nodes, their types, and graphs of them.
 
-Built on nothing but `symbols.expressions`; everybody may import it. Users know printing and parsing
-by this door: `text`, which builds on this package, is looked up when they are asked for.
+Built on nothing but `symbols.expressions`; everything may import it. Users reach printing and
+parsing through this package: `text`, which builds on it, is imported when they are first used.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
-"""The native recorder: C++ in front of the Python recorders, built where it is used.
+"""The native recorder: C++ in front of the Python recorders, built on the user's machine.
 
-`build` makes the library, `open_library` brings it into the process; `native.attach` puts it to
-work. Without a compiler everything is recorded by Python.
+`build` builds the library, `open_library` loads it; `native.attach` switches recording to it.
+Without a compiler everything is recorded by Python.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Named passes between a recorded graph and a compiled one: a graph in, a graph out.
 
-A pass rewrites nodes, or writes down what it found in the graph itself (blocks, what they leave
-behind, which inputs are overwritten), so that every pass reads and makes text. `torpor graph FILE
---after PASS` shows it. Which passes run, and in which order, is up to a backend
+A pass rewrites nodes, or stores its analysis in the graph itself (blocks, their outputs, which
+inputs are overwritten), so that every pass can be shown as text in, text out: `torpor graph FILE
+--after PASS`. Which passes run, and in which order, is up to a backend
 (`torpor.backend.Backend.passes`).
 """
 

@@ -3,10 +3,10 @@
     pytest --pyargs torpor.testing --backend acme
     torpor conformance acme --html report.html
 
-The sections are `test_contract` (the methods of `Backend`), `test_buffers` (data and devices of its
-own, fallbacks, decompositions, `torch.compile`), `test_laziness` (what runs, when, how often),
+The sections are `test_contract` (the methods of `Backend`), `test_buffers` (backend-owned data and
+devices, fallbacks, decompositions, `torch.compile`), `test_laziness` (what runs, when, how often),
 `test_errors` (what the user sees when something fails), `test_models` (training runs) and
-`test_operators` (torch's own operator table). Eager PyTorch is the judge in all of them.
+`test_operators` (torch's own operator table). All of them compare with eager PyTorch.
 
-Nothing of torpor imports this package, and only running it needs pytest.
+Nothing in torpor imports this package, and only running it needs pytest.
 """

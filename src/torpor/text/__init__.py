@@ -1,8 +1,9 @@
-"""Graphs as text, pictures and differences, and the rules that every graph keeps.
+"""Graphs as text, pictures and differences, and the invariants of every graph.
 
-`printer` and `parser` are inverse; `torch_parser` reads graphs on torch's ops; `canonical` is the
-text that identifies a graph in any process, `dot` a picture, `difference` what makes two graphs
-two; `verify` checks a graph before it is compiled.
+`printer` and `parser` are inverses; `torch_parser` parses graphs onto torch's ops; `canonical` is
+the text that identifies a graph in any process, `dot` writes Graphviz, `difference` finds what
+distinguishes two graphs; `verify` checks a graph before it is compiled.
 
-Who may come in: anybody. All of it is of the layer `ir`, but `torch_parser`, which is of `ops`.
+Everything may import it. It belongs to the layer `ir`, except `torch_parser`, which belongs to
+`ops`.
 """

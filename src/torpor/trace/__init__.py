@@ -1,7 +1,7 @@
 """Recording: lazy tensors, and how every torch op on them becomes a node.
 
-`dispatch` gets an op from torch, `recorder` makes it a node, `values` and `wrap` go between tensors
-and values. What torch needs besides ops is in `frontend`, ops recorded otherwise in `overrides`.
+`dispatch` gets an op from torch, `recorder` makes it a node, `values` and `wrap` convert between
+tensors and values. What torch needs besides ops is in `frontend`, special recorders in `overrides`.
 All packages outside the engine may import it; `ir`, `ops`, `backend`, `execute`, backends may not.
 """
 

@@ -1,4 +1,4 @@
-"""The backends `dynamo:NAME`: any of TorchDynamo's backends, through one adapter."""
+"""The backends `dynamo:NAME`: any TorchDynamo backend, through one adapter."""
 
 from torpor.backends.dynamo.compile import DynamoBackend
 

@@ -1,4 +1,4 @@
-"""Graphs of nodes as functional ATen `torch.fx` modules: what the FX compilers share."""
+"""Graphs of nodes as functional ATen `torch.fx` modules: what the FX backends share."""
 
 from torpor.backends.fx.backend import FxBackend
 

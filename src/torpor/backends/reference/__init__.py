@@ -1,4 +1,4 @@
-"""The reference backend: eager's kernels behind the interface, the judge for all others."""
+"""The reference backend: eager's kernels behind the interface, the baseline for all others."""
 
 from torpor.backends.reference.compile import ReferenceBackend
 

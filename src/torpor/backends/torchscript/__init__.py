@@ -1,4 +1,4 @@
-"""The TorchScript backend: TorchScript graphs, run as they are drawn by its own executor."""
+"""The TorchScript backend: TorchScript graphs, run as built by TorchScript's executor."""
 
 from torpor.backends.torchscript.compile import (
     TorchScriptIrBuilder,

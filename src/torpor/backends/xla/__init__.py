@@ -1,4 +1,4 @@
-"""The XLA backend: whole steps compiled by XLA through `jax.jit`; data are jax arrays."""
+"""The XLA backend: whole steps compiled by XLA through `jax.jit`; data are JAX arrays."""
 
 from torpor.backends.xla.compile import XlaBackend
 

@@ -1,14 +1,14 @@
-"""The names of `torch._lazy` on top of torpor, with the same signatures.
+"""The API of `torch._lazy` on top of torpor, with the same signatures.
 
-A program written for `torch._lazy` runs on torpor after its imports are changed:
+A program written for `torch._lazy` runs on torpor once its imports are changed:
 
     import torpor.compat.torch_lazy as lazy    # was: import torch._lazy as lazy
     lazy.ts_backend.init()
     ...
     lazy.mark_step()
 
-Submodules have torch's names too (`metrics`, `debug`, `computation`, ...) and are all imported
-here. `docs/torch_lazy_names.md` says what each name does here and where torpor differs.
+Submodules have the same names as torch's (`metrics`, `debug`, `computation`, ...) and are all
+imported here. `docs/torch_lazy_names.md` says what each name does here and where torpor differs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What XLA computes of torch's ops: one module for each subject, all in one table.
+"""Lowerings of torch's ops for XLA: one module for each subject, all in one table.
 
-`table` has the table and what lowerings share. A lowering is a function on jax arrays; most are one
-line. `backends/xla/lowering.py` and tests may come in.
+`table` has the table and what lowerings share. A lowering is a function on JAX arrays; most are one
+line. Imported by: `backends/xla/lowering.py` and tests.
 """
 
 from torpor.backends.xla.lowerings import (
