@@ -28,7 +28,7 @@ from torpor.cli import terminal
 from torpor.cli.demo import physical_device, positive
 
 NAME = "bench"
-HELP = "race whole steps against eager, torch.compile and torch._lazy"
+HELP = "compare whole steps with eager, torch.compile and torch._lazy"
 ERRORS = (ValueError, plot.NoPicture)
 
 
@@ -36,65 +36,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_options(parser)
     what = parser.add_argument(
         "what", nargs=argparse.PARSER, default=[], metavar="workload | script.py",
-        help=f"workloads ({', '.join(workloads.FULL)}), by default those of the device; "
-        "or a script, and all that follows it are its arguments",
+        help=f"workloads ({', '.join(workloads.FULL)}; default: those of the device), "
+        "or a script followed by its arguments",
     )  # fmt: skip
     what.required = False  # options may stand alone
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default=physical_device())
-    parser.add_argument("--runners", type=_names, help=f"of {','.join(runners.RUNNERS)}")
+    parser.add_argument("--runners", type=_names, help=f"some of {','.join(runners.RUNNERS)}")
     parser.add_argument(
         "--backends", type=_names, default=["inductor"],
-        help="torpor's runners run once with each of these (default: inductor); "
-        "options follow: inductor+equal_subgraphs=false",
+        help="run torpor's runners with each of these backends (default: inductor); "
+        "with options: inductor+equal_subgraphs=false",
     )  # fmt: skip
     parser.add_argument(
         "--backend-option", type=_option, action="append", default=[], metavar="NAME=VALUE",
-        help="an option of torpor's backend, its value in JSON",
+        help="an option of torpor's backend, with a JSON value",
     )  # fmt: skip
     parser.add_argument("--scale", choices=workloads.SCALES, default="full")
     parser.add_argument(
-        "--rounds", type=positive, help="the median counts (default: 15; 1 with --wild, --soak)"
+        "--rounds", type=positive, help="rounds to take the median of (15; --wild, --soak: 1)"
     )
-    parser.add_argument("--round-ms", type=positive, default=100, help="a round lasts this long")
+    parser.add_argument("--round-ms", type=positive, default=100, help="length of a round")
     parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
     parser.add_argument(
-        "--timeout", type=positive, default=600, help="seconds a process may take to warm up"
+        "--timeout", type=positive, default=600, help="maximum warm-up time of a process in seconds"
     )
     parser.add_argument(
         "--warm-jobs", type=positive, default=1, metavar="N",
-        help="let N runners warm up at once; a cold start then says little",
+        help="warm up N runners concurrently; distorts cold-start times",
     )  # fmt: skip
     parser.add_argument(
         "--keep-caches", action="store_true",
-        help="let compilers find what an earlier run left on disk; cold starts are then not cold",
+        help="do not clear the compilers' disk caches; cold starts are then not cold",
     )  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="write all numbers; - is standard output")
-    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw it (needs matplotlib)")
+    parser.add_argument("--json", metavar="FILE", help="write all figures; - for standard output")
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="plot (needs matplotlib)")
     parser.add_argument("--growth", action="store_true", help="cost of 1, 2, 4, … layers")
     parser.add_argument(
         "--cold", action="store_true",
-        help=f"compile from nothing: {cold.MANY} layers against {cold.FEW}, and torch.compile",
+        help=f"cold compile times: {cold.MANY} layers against {cold.FEW}, and torch.compile",
     )  # fmt: skip
-    parser.add_argument("--max-layers", type=positive, default=64, help="of --growth")
+    parser.add_argument("--max-layers", type=positive, default=64, help="for --growth")
     parser.add_argument(
         "--wild", action="store_true",
-        help=f"ordinary programs in the default installation: {', '.join(PROGRAMS)}",
+        help=f"ordinary programs in the default configuration: {', '.join(PROGRAMS)}",
     )  # fmt: skip
     parser.add_argument(
         "--soak", type=positive, nargs="?", const=SOAK.steps, metavar="N",
-        help=f"a program whose graphs never come back, N steps of it (default: {SOAK.steps:,})",
+        help=f"run N steps of a program whose graphs never repeat (default: {SOAK.steps:,})",
     )  # fmt: skip
-    parser.add_argument("--only", type=_names, default=[], help="of --wild: these programs")
+    parser.add_argument("--only", type=_names, default=[], help="for --wild: these programs")
     parser.add_argument(
-        "--check", action="store_true", help="of --wild, --soak: exit with 1 if a bar is missed"
+        "--check", action="store_true", help="for --wild, --soak: exit with 1 if a bar is missed"
     )
     parser.add_argument(
-        "--steps", type=positive, default=0, help="of a script, of --wild: stop after so many"
+        "--steps", type=positive, default=0, help="for a script or --wild: stop after this many"
     )
-    parser.add_argument("--verbose", action="store_true", help="of a script: show its output")
+    parser.add_argument("--verbose", action="store_true", help="for a script: show its output")
 
 
 def _names(text: str) -> list[str]:

@@ -31,15 +31,15 @@ Import it only if you trust whoever made it, and whatever brought it here, with 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="action", required=True)
     for name, help_, act in (
-        ("ls", "list what is there, the least recently used first", _ls),
+        ("ls", "list the entries, least recently used first", _ls),
         ("verify", "check every entry; exits with 1 if one is damaged", _verify),
         ("clear", "remove every entry", _clear),
         ("export", "write all entries to one file", _export),
-        ("import", "take in the entries of such a file", _import),
+        ("import", "add the entries of an exported file", _import),
     ):
         action = actions.add_parser(name, help=help_, description=help_)
         action.add_argument(
-            "--dir", type=Path, metavar="DIRECTORY", help=f"not {persistent.directory()}"
+            "--dir", type=Path, metavar="DIRECTORY", help=f"instead of {persistent.directory()}"
         )
         action.set_defaults(act=act)
         if name in ("ls", "verify"):
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("--remove", action="store_true", help="remove damaged entries")
         if name == "import":
             action.add_argument(
-                "--trust", action="store_true", help="what is in the file may be run as code"
+                "--trust", action="store_true", help="allow the contents of the file to run as code"
             )
 
 

@@ -19,28 +19,26 @@ from torpor.codegen.torch_schemas import TorchgenMissing, schemas
 from torpor.codegen.yaml_file import BackendFile, PyYamlMissing, YamlErrors, read
 
 NAME = "codegen"
-HELP = "write a backend's package from a YAML file, or stubs; show what torpor covers of ATen"
+HELP = "generate a backend package from a YAML file, or stubs; show torpor's coverage of ATen"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", type=Path, metavar="FILE",
-        help="the backend's YAML file; without --out it is checked, and its coverage shown",
+        help="the backend's YAML file; without --out, check it and show its coverage",
     )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder in which the package torpor_NAME stands"
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the package torpor_NAME")
     parser.add_argument(
         "--check", action="store_true", help="write nothing; status 1 if files are stale"
     )
     parser.add_argument("--diff", action="store_true", help="write nothing; show what would change")
-    parser.add_argument("--coverage", action="store_true", help="what torpor covers of ATen")
-    parser.add_argument("--markdown", action="store_true", help="--coverage as docs/coverage.md")
+    parser.add_argument("--coverage", action="store_true", help="show torpor's coverage of ATen")
+    parser.add_argument("--markdown", action="store_true", help="--coverage as in docs/coverage.md")
     parser.add_argument("--own", action="store_true", help="torpor's own files, as `make codegen`")
     parser.add_argument(
         "--stubs", nargs="?", type=Path, const=stubs.site_packages(), metavar="DIR",
         help="write the types of torpor.ops.nodes for type checkers, as DIR/torpor-stubs; "
-        "without DIR among the installed packages",
+        "default DIR: site-packages",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

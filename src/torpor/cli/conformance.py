@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("backend", metavar="NAME", help="a backend, or package.module:factory")
     parser.add_argument("--device", choices=("lazy", "concrete"), default="lazy")
     parser.add_argument(
-        "--section", action="append", choices=SECTIONS, help="only this one (may be repeated)"
+        "--section", action="append", choices=SECTIONS, help="only this section (may be repeated)"
     )
     parser.add_argument("--ops", metavar="REGEX", default="", help="only these operators")
     parser.add_argument("--samples", type=int, default=3, help="samples per operator")
@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bit-exact", action="store_true", help="allow no difference from eager")
     parser.add_argument("--jobs", type=int, default=1, help="processes (needs pytest-xdist)")
     parser.add_argument(
-        "--journal", metavar="FILE", help="note results as they come; go on where a run stopped"
+        "--journal", metavar="FILE", help="log results as they arrive; resume an interrupted run"
     )
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a report for people")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write an HTML report")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -59,15 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=positive, default=plan.width, help="a multiple of 4")
     parser.add_argument("--seed", type=int, default=plan.seed)
     add_threads_argument(parser)
-    parser.add_argument("--eager-device", default=None, help="default: what lazy runs on")
+    parser.add_argument("--eager-device", default=None, help="default: same as the lazy run's")
     parser.add_argument("--lazy-device", default="lazy")
-    parser.add_argument("--backend", help="besides reference; default: torpor's default")
+    parser.add_argument("--backend", help="in addition to reference; default: torpor's default")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def add_threads_argument(parser: argparse.ArgumentParser) -> None:
     """One thread by default: on kernels this small, two wait for each other on a busy machine."""
-    parser.add_argument("--threads", type=positive, default=1, help="torch's threads, both runs")
+    parser.add_argument("--threads", type=positive, default=1, help="torch threads, for both runs")
 
 
 def positive(text: str) -> int:

@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from torpor.passes import Pass
 
 NAME = "graph"
-HELP = "show a graph as text: as it was recorded, or after a pass that compiling it runs"
+HELP = "show a graph as text: as recorded, or after a compiler pass"
 ERRORS = (RuntimeError, IndexError, ValueError, ImportError, OSError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", metavar="FILE", nargs="?",
-        help="a graph as text (torpor.graph), a file of torpor.record, or - for standard input",
+        help="a graph as text (torpor.graph), a torpor.record file, or - for standard input",
     )  # fmt: skip
     parser.add_argument("--after", metavar="PASS", help="run the passes up to this one")
     parser.add_argument(
-        "--backend", metavar="NAME", help="whose passes (default: TORPOR_BACKEND, or the usual one)"
+        "--backend", metavar="NAME", help="use its passes (default: TORPOR_BACKEND, or the default)"
     )
-    parser.add_argument("--list", action="store_true", help="list the passes in their order")
-    parser.add_argument("--graph", metavar="N", type=int, help="only the N-th graph of a record")
+    parser.add_argument("--list", action="store_true", help="list the passes in order")
+    parser.add_argument("--graph", metavar="N", type=int, help="only the N-th graph of the file")
     add_import_argument(parser)
     parser.add_argument("--json", action="store_true", help="with --list: print JSON")
 

@@ -22,7 +22,7 @@ ERRORS = (ValueError,)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--op", metavar="NAME", help="an op instead: aten.add.Tensor")
+    parser.add_argument("--op", metavar="NAME", help="how an op is recorded: aten.add.Tensor")
 
 
 def run(arguments: argparse.Namespace) -> int:

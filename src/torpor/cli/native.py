@@ -20,7 +20,7 @@ HELP = "show the state of the native recorder, or build it"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=("status", "build"), default="status")
     parser.add_argument(
-        "--quiet", action="store_true", help="not if it is there, or another process builds it"
+        "--quiet", action="store_true", help="do nothing if it is built or being built"
     )
 
 

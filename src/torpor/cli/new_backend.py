@@ -12,11 +12,11 @@ import torpor
 from torpor.codegen import files
 
 NAME = "new-backend"
-HELP = "write an installable package with a working backend"
+HELP = "generate an installable package with a working backend"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="of the backend: torpor.use('NAME')")
+    parser.add_argument("name", metavar="NAME", help="name of the backend: torpor.use('NAME')")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write to (default: torpor-NAME)"
     )
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--buffers",
         choices=("torch", "own"),
         default="torch",
-        help="what data are: torch tensors (default), or buffers of the backend's own",
+        help="the backend's data: torch tensors (default), or its own buffers",
     )
     parser.add_argument("--json", action="store_true", help="print the written files as JSON")
 

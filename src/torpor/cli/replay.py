@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from torpor.debug.replay import Replay
 
 NAME = "replay"
-HELP = "run what torpor.record wrote, compare the numbers, find the op that is wrong"
+HELP = "replay a torpor.record file, compare the results, find the op that is wrong"
 ERRORS = (RuntimeError, IndexError, TypeError, ValueError, ImportError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", metavar="FILE", nargs="+",
-        help="a file written by torpor.record; those of all ranks of one run are replayed together",
+        help="a file written by torpor.record; files of all ranks of a run are replayed together",
     )  # fmt: skip
     parser.add_argument(
         "--backend", metavar="NAME", help="a backend, or package.module:factory (default: recorded)"
@@ -40,15 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="FILE.py", type=Path, help="where --bisect writes the reproduction"
     )
     parser.add_argument(
-        "--no-data", action="store_true", help="make numbers up from the statistics of the data"
+        "--no-data", action="store_true", help="use random data generated from the statistics"
     )
     parser.add_argument(
-        "--allow", metavar="NAMESPACE", action="append", default=[], help="run these ops too"
+        "--allow", metavar="NAMESPACE", action="append", default=[], help="also run its ops"
     )
     add_import_argument(parser)
     parser.add_argument(
         "--trust", action="store_true",
-        help="the file is your own: run ops too that do not check all that they are given",
+        help="the file is your own: also run ops that do not check all of their arguments",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -32,7 +32,7 @@ def add_import_argument(parser: argparse.ArgumentParser) -> None:
     """For commands that may need ops or backends of others."""
     parser.add_argument(
         "--import", metavar="MODULE", action="append", default=[], dest="modules",
-        help="import this first: it brings ops or a backend",
+        help="import this module first; it defines ops or a backend",
     )  # fmt: skip
 
 

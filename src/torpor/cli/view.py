@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from torpor.debug.view.document import Source
 
 NAME = "view"
-HELP = "a local page: timeline, graphs, memory; of a record file or of a running program"
+HELP = "show timeline, graphs and memory of a running program or a record file on a local page"
 ERRORS = (RuntimeError, OSError, ValueError, OverflowError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", metavar="FILE", nargs="*",
-        help="a file written by torpor.record, and those of other ranks of the same run; without "
-        "one, what runs with TORPOR_VIEW=1",
+        help="a file written by torpor.record, and those of other ranks of the same run; "
+        "default: a program running with TORPOR_VIEW=1",
     )  # fmt: skip
     parser.add_argument(
-        "--html", metavar="OUT.html", type=Path, help="write one file that holds everything"
+        "--html", metavar="OUT.html", type=Path, help="write the page as one self-contained file"
     )
-    parser.add_argument("--port", type=int, default=0, help="of 127.0.0.1 (default: a free one)")
+    parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1 (default: a free port)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument(
-        "--allow", metavar="NAMESPACE", action="append", default=[], help="show these ops too"
+        "--allow", metavar="NAMESPACE", action="append", default=[], help="also show its ops"
     )
-    parser.add_argument("--json", action="store_true", help="print what the page shows first")
+    parser.add_argument("--json", action="store_true", help="print the data of the start page")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -27,9 +27,9 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def find() -> Path | None:
-    """The library to use, as `config.native` says; built now, or in the background, if need be.
+    """The library to use according to `config.native`, built now or in the background if needed.
 
-    None if there is none yet. What went wrong is an error if the setting is "on".
+    None if there is none yet. If the setting is "on", a failed build raises.
     """
     if config.native == "on":
         path = build.library()
@@ -48,7 +48,7 @@ def find() -> Path | None:
 
 
 def appeared() -> Path | None:
-    """The library that was built while the program went on; None if it is not there."""
+    """The library, if it was built while the program ran; None if it does not exist."""
     try:
         path = build.library()
         return build.used(path) if build.is_built(path) else None
@@ -57,7 +57,7 @@ def appeared() -> Path | None:
 
 
 def may_come() -> bool:
-    """A library may be built while the program goes on, by this process or another one."""
+    """A library may be built while the program runs, by this process or another one."""
     try:
         return is_wanted() and _why_not(build.library()) is None
     except (OSError, NotUsable, RuntimeError):
@@ -65,12 +65,12 @@ def may_come() -> bool:
 
 
 def is_wanted() -> bool:
-    """A library that is there, or comes, is to be used."""
+    """A library is to be used, if there is one now or later."""
     return config.native == "on" or (config.native == "auto" and config.cache)
 
 
 def _may_build() -> bool:
-    """This process is no worker of another one, unless it is a rank of a training."""
+    """This process is not a worker of another one, unless it is a rank of a process group."""
     distributed = torch.distributed
     is_rank = distributed.is_available() and distributed.is_initialized()
     return multiprocessing.parent_process() is None or is_rank
@@ -92,7 +92,7 @@ def _why_not(path: Path) -> str | None:
 
 
 def status() -> str:
-    """Which recorder works in this process, or would, and why."""
+    """Which recorder this process uses, or would use, and why."""
     if NATIVE.library is not None:
         return "C++"
     if config.native == "off":
