@@ -5,8 +5,8 @@ For someone whose import was refused. The rules, each with the name that is prin
 ``direction``
     ``errors, config, metrics, _torch <- ir <- ops <- passes <- backend <- execute <- native <-
     trace``. A layer imports the layers to its left and nothing else of torpor. A module of a
-    package beside the engine belongs to the layer that ``ROOMS`` gives it, and keeps the rule of
-    that layer. ``backends/`` builds on ``backend``; ``codegen`` on ``ops``.
+    supporting package belongs to the layer that ``ROOMS`` assigns it to, and follows that layer's
+    rule. ``backends/`` builds on ``backend``; ``codegen`` on ``ops``.
 ``backends``
     Only ``backend`` finds a concrete backend, by name (``importlib.import_module``). No layer
     imports ``torpor.backends``.
@@ -68,7 +68,7 @@ ROOMS = {
     "text.torch_parser": "ops",
     "transactions": "execute",
 }
-"""Packages beside the engine: the layer of each, and of modules that are of another one.
+"""Supporting packages: the layer of each, and of modules that belong to another one.
 
 A package itself (its `__init__.py`) is of the lowest layer among its modules: all of them load it.
 """
@@ -244,7 +244,7 @@ def _layer(dotted: str) -> str:
 
 
 def _door(room: str) -> str:
-    """The layer of a package beside the engine: the lowest of its modules."""
+    """The layer of a supporting package: the lowest of its modules."""
     inside = [layer for name, layer in ROOMS.items() if f"{name}.".startswith(f"{room}.")]
     return min(inside, key=LAYERS.index)
 
