@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 import torpor
 from tests.native.recording import Program, assert_same, run
-from torpor import _torch
+from torpor import _torch, metrics
 from torpor.execute.storage import TRACE
 from torpor.ir.node import TABLE
+from torpor.trace.recorder import ENTERED
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import value_of
 
@@ -158,6 +159,19 @@ def plain_among_lazy(x: Any, y: Any, w: Any, n: Any) -> Any:
     )
 
 
+def plain_beside_lazy(x: Any, y: Any, w: Any, n: Any) -> Any:
+    data = torch.full((4, 6), 0.5)
+    first = x * data, torch.where(data > 0, x, data), x + data.t().contiguous().t()
+    data.fill_(2.0)  # what was recorded has read it
+    once = data.to_sparse()
+    return *first, x * data, torch.cat([data, x, data]), data @ w, once.to_dense() + x
+
+
+def plain_is_written(x: Any, y: Any, w: Any, n: Any) -> Any:
+    data = torch.ones(4, 6)
+    return data.add_(x), data
+
+
 def written_out(x: Any, y: Any, w: Any, n: Any) -> Any:
     out = torch.empty_like(x)
     torch.add(x, y, out=out)
@@ -285,13 +299,21 @@ def warned_of_and_wrong(x: Any, y: Any, w: Any, n: Any) -> Any:
 PROGRAMS = [
     elementwise, numbers, dtypes_and_flags, views, lists, several, writes, overlapping,
     overlapping_wrongly, lists_written, lists_that_share, whole, gradients, plain_among_lazy,
-    written_out, inference, bits, indices, rebuilt, in_mode, casts, normalised, undropped,
-    several_written, attended, in_parts, kept_for_backward, wrong_sizes, wrong_view,
-    warned_of_and_wrong, dropped_wrongly,
+    plain_beside_lazy, plain_is_written, written_out, inference, bits, indices, rebuilt, in_mode,
+    casts, normalised, undropped, several_written, attended, in_parts, kept_for_backward,
+    wrong_sizes, wrong_view, warned_of_and_wrong, dropped_wrongly,
 ]  # fmt: skip
 
 
-QUIET = (wrong_sizes, wrong_view, lists_that_share, warned_of_and_wrong, dropped_wrongly)
+QUIET = (
+    plain_beside_lazy,
+    plain_is_written,
+    wrong_sizes,
+    wrong_view,
+    lists_that_share,
+    warned_of_and_wrong,
+    dropped_wrongly,
+)
 
 
 @pytest.mark.parametrize("device", ["lazy", "concrete"])
@@ -319,6 +341,31 @@ def test_a_hit_makes_no_node_and_enters_no_python(library: Any) -> None:
     assert value_of(again) is value
     assert len(TABLE) == nodes
     assert library.counts() == (hits + 1, passed)
+
+
+def test_a_plain_tensor_is_read_once_whoever_records_the_call(library: Any) -> None:
+    torch.logaddexp(torpor.lazy(torch.ones(2)), torch.ones(2))  # an op that is known
+    torpor.sync()
+    x, data = torpor.lazy(torch.ones(3)), torch.tensor([1.0, 2.0, 3.0])
+    for number in range(3):  # the first call is recorded by Python, which uses what was read
+        before, (hits, passed) = metrics.counted("BytesIn"), library.counts()
+        y = torch.logaddexp(x, data)
+        data += 1.0
+        assert metrics.counted("BytesIn") - before == 12
+        assert not ENTERED
+        assert library.counts() == ((hits, passed + 1) if number == 0 else (hits + 1, passed))
+        assert torch.equal(torpor.eager(y), torch.logaddexp(torch.ones(3), data - 1.0))
+        torpor.sync()
+
+
+def test_a_cut_between_reading_and_recording_reads_again(library: Any, monkeypatch: Any) -> None:
+    x, data = torpor.lazy(torch.ones(3)), torch.ones(3)
+    monkeypatch.setattr(torpor.config, "max_trace_nodes", 8)
+    y = x
+    for number in range(40):
+        data.fill_(number)
+        y = y + data
+    assert torpor.eager(y).tolist() == [1.0 + sum(range(40))] * 3
 
 
 def test_a_recorder_that_is_replaced_is_asked(library: Any, monkeypatch: Any) -> None:

@@ -37,7 +37,7 @@ from torpor.overrides import whole
 from torpor.symbols.leaves import SIZES
 from torpor.symbols.scalars import promoted_finder
 from torpor.trace import dispatch
-from torpor.trace.recorder import Recording, make_recorder
+from torpor.trace.recorder import ENTERED, Recording, make_recorder, plain_value
 from torpor.trace.tensor import LazyTensor, View
 from torpor.trace.wrap import wrap_storage
 
@@ -222,6 +222,7 @@ def _names() -> dict[str, Any]:
         "config": vars(config),
         "detach": torch.ops.aten.detach.default,
         "dispatch": dispatch.dispatch,
+        "entered": ENTERED,
         "forget": TRACE.pending.pop,
         "leaf_op": LEAF,
         "leaf_nodes": LEAF.nodes,
@@ -233,6 +234,7 @@ def _names() -> dict[str, Any]:
         "nan": number_key(float("nan")),
         "negative_zero": number_key(-0.0),
         "pending": TRACE.pending,
+        "plain_value": plain_value,
         "release": TRACE.lock.release,
         "sizes": SIZES,
         "trace": TRACE,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -46,10 +47,13 @@ class Call {
   PyObject* tensors(size_t position, const IValue& argument);
   PyObject* device(const IValue& argument);
   bool enter_leaves();
+  PyObject* enter(PyObject* function, PyObject* object);
+  PyObject* enter_plain(const at::Tensor& tensor);
 
   struct Leaf {
     PyObject** slot;  // where its value belongs
     size_t operand;
+    const at::Tensor* plain;  // a plain tensor; null: the operand is the leaf
   };
 
   World& w_;
@@ -152,11 +156,18 @@ inline PyObject* Call::lazy_tensor(size_t position, PyObject* tensor, PyObject**
     value = w_.view_value.of(view.get());
   } else if (value == Py_None) {
     waits_ = true;
-    leaves_.push_back({slot, operands_.size()});
+    leaves_.push_back({slot, operands_.size(), nullptr});
     value = nullptr;
   }
   operands_.push_back({tensor, std::move(storage), std::move(view), position});
   return Py_XNewRef(value);
+}
+
+// A plain tensor of which Python makes a leaf without any dispatch mode or subclass looking on.
+inline bool can_enter(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
+      !tensor.key_set().has(c10::DispatchKey::Python) &&
+      c10::impl::TorchDispatchModeTLS::stack_len() == 0;
 }
 
 inline PyObject* Call::tensor(size_t position, const at::Tensor& argument, PyObject** slot) {
@@ -167,6 +178,10 @@ inline PyObject* Call::tensor(size_t position, const at::Tensor& argument, PyObj
   }
   if (argument.unsafeGetTensorImpl()->is_wrapped_number()) {
     return wrapped_number_key(w_, argument);
+  }
+  if (can_enter(argument)) {
+    waits_ = true;
+    leaves_.push_back({slot, 0, &argument});
   }
   return nullptr;
 }
@@ -284,9 +299,29 @@ inline Ref known_leaf(const World& w, PyObject* storage) {
   return value;
 }
 
-// Storages that enter the trace with this call are numbered, in the order of arguments.
+// The value of a new leaf; null if Python has to look at it.
+inline PyObject* Call::enter(PyObject* function, PyObject* object) {
+  PyObject* value = PyObject_CallOneArg(function, object);
+  if (value == nullptr) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) fail();  // an interrupt comes only once
+    PyErr_Clear();  // Python meets the same error, and says so
+  }
+  return value;
+}
+
+inline PyObject* Call::enter_plain(const at::Tensor& tensor) {
+  Ref object = checked(THPVariable_Wrap(tensor));
+  return enter(w_.plain_value, object.get());
+}
+
+// What enters the trace with this call is numbered, in the order of arguments.
 inline bool Call::enter_leaves() {
   for (const Leaf& leaf : leaves_) {
+    if (leaf.plain != nullptr) {
+      *leaf.slot = enter_plain(*leaf.plain);
+      if (*leaf.slot == nullptr) return false;
+      continue;
+    }
     PyObject* storage = operands_[leaf.operand].storage.get();
     PyObject* value = w_.storage_value.of(storage);
     if (value != nullptr && value != Py_None) {  // the same storage stands twice among them
@@ -296,12 +331,8 @@ inline bool Call::enter_leaves() {
     *leaf.slot = known_leaf(w_, storage).release();
     if (*leaf.slot != nullptr) continue;
     if (PyErr_Occurred()) fail();
-    *leaf.slot = PyObject_CallOneArg(w_.leaf_value, storage);
-    if (*leaf.slot == nullptr) {
-      if (!PyErr_ExceptionMatches(PyExc_Exception)) fail();  // an interrupt comes only once
-      PyErr_Clear();  // Python meets the same error, and says so
-      return false;
-    }
+    *leaf.slot = enter(w_.leaf_value, storage);
+    if (*leaf.slot == nullptr) return false;
   }
   return true;
 }

@@ -460,11 +460,29 @@ static bool record(World& w, const OperatorHandle& handle, bool first, Stack* st
   return true;
 }
 
+// Plain tensors that were taken in for a call are known until it is over: Python, if the call comes
+// to it, makes no other leaves of them.
+class Entered {
+ public:
+  explicit Entered(const World& w) : w_(w) {}
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+  ~Entered() {
+    Gil gil;
+    if (PyList_GET_SIZE(w_.entered) > 0) PyList_SetSlice(w_.entered, 0, PY_SSIZE_T_MAX, nullptr);
+  }
+
+ private:
+  const World& w_;
+};
+
 static void kernel(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   World& w = world();
   const OperatorHandle* wanted = std::exchange(wanted_first, nullptr);  // calls inside want all
+  std::optional<Entered> entered;
   if (w.on) {
     Gil gil;
+    entered.emplace(w);
     if (record(w, op, wanted != nullptr && *wanted == op, stack)) return;
     ++w.passed_on;
   }
@@ -824,6 +842,8 @@ static PyObject* setup(PyObject*, PyObject* names) {
   w.pending = take(names, "pending");
   w.forget = take(names, "forget");
   w.leaf_value = take(names, "leaf_value");
+  w.plain_value = take(names, "plain_value");
+  w.entered = take(names, "entered");
   w.config = take(names, "config");
   w.make_wrapper = take(names, "make_wrapper");
   w.dispatch = take(names, "dispatch");

@@ -111,7 +111,8 @@ struct World {
   PyObject *trace, *leaf_op, *leaf_nodes, *leaves, *leaf_storages, *leaf_values, *sizes, *name_active;
   PyTypeObject* builder;
   Slot trace_builder;
-  PyObject *acquire, *release, *pending, *forget, *leaf_value, *config, *make_wrapper, *dispatch;
+  PyObject *acquire, *release, *pending, *forget, *config, *make_wrapper, *dispatch;
+  PyObject *leaf_value, *plain_value, *entered;
   PyObject* detach;  // the torch op ...
   const Op* detach_op = nullptr;  // ... and what is known of it
   Numbers numbers;

@@ -29,7 +29,7 @@ from torpor.symbols.scalars import node_with_numbers, promotable_positions
 from torpor.trace.overlap import check_kept, check_written
 from torpor.trace.tensor import LazyTensor, View
 from torpor.trace.values import make_node, root_value, value_of, write
-from torpor.trace.wrap import data_storage, is_traceable, wrap_value, wrap_view
+from torpor.trace.wrap import clone_plain, data_storage, is_traceable, wrap_value, wrap_view
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -121,16 +121,37 @@ def other_value(arg: Any) -> Any:
         return None
     if not isinstance(arg, torch.Tensor):
         return number_key(arg)
-    if type(arg) not in _PLAIN_TYPES:
-        if type(arg) is LazyTensor:
-            raise AssertionError("lazy tensors are read by the recorder itself")
-        if _torch.has_own_dispatch(type(arg)):
-            raise ForeignTensor
-    if not is_traceable(arg) or arg.device.type == "meta":
-        raise NotRecordable(f"an argument has layout {arg.layout} on {arg.device}", fallback=True)
-    # its owner may write to it before the graph runs, and torpor would not know: take a copy
-    storage = data_storage(_snapshot(arg), arg.device)
-    return TRACE.leaf_value(storage)
+    for place, (tensor, epoch, value) in enumerate(ENTERED):
+        if tensor is arg and epoch == TRACE.epoch:
+            del ENTERED[place]
+            return value
+    return _copied(arg)
+
+
+ENTERED: Final[list[tuple[torch.Tensor, int, Value]]] = []
+"""Plain tensors that the native recorder has copied for the call it is at, the trace's epoch, and
+their values: should that call come to Python, they are not copied again."""
+
+
+def plain_value(tensor: torch.Tensor) -> Value:
+    """The same of a plain tensor, for the native recorder."""
+    value = _copied(tensor)
+    ENTERED.append((tensor, TRACE.epoch, value))
+    return value
+
+
+def _copied(tensor: torch.Tensor) -> Value:
+    """A leaf with what a plain tensor holds now: its owner may write to it later."""
+    assert type(tensor) is not LazyTensor, "lazy tensors are read by the recorder itself"
+    if type(tensor) not in _PLAIN_TYPES and _torch.has_own_dispatch(type(tensor)):
+        raise ForeignTensor
+    if not is_traceable(tensor) or tensor.device.type == "meta":
+        raise NotRecordable(
+            f"an argument has layout {tensor.layout} on {tensor.device}", fallback=True
+        )
+    with _torch.without_torch_function():
+        copy = clone_plain(tensor)
+    return TRACE.leaf_value(data_storage(copy, tensor.device))
 
 
 def _itself(arg: Any) -> Any:
@@ -155,11 +176,6 @@ READERS: Final = {
     "N": _numbers, "o": _nothing,
 }  # fmt: skip
 """What stands in a key for an argument of each kind of a signature."""
-
-
-def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
-    with _torch.without_torch_function():
-        return tensor.detach().clone()
 
 
 def numbered(device: torch.device, tensor: Any) -> torch.device:
