@@ -55,8 +55,7 @@ class Failure:
     def spread(self, other: Failure, since: float) -> Failure:
         """Merge with `other`, the failure of a job that was submitted at `since` and depends on it.
 
-        Both are then reported together. If this one was reported after `since`, `other` is rolled
-        back without raising.
+        They are reported together; if this one was already, after `since`, `other` never raises.
         """
         with _TELLING:
             if self.reported:

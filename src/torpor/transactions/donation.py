@@ -2,7 +2,7 @@
 
 A parameter enters a step as a leaf and leaves it as an output of the same type. If nothing else
 references the old buffer when the step runs, the backend may write there. References are counted:
-to the handle, to its tensor, to the tensor's memory. If a count is too high, the backend gets a copy.
+to the handle, its tensor and its memory. If a count is too high, the backend gets a copy instead.
 """
 
 from __future__ import annotations
