@@ -483,7 +483,7 @@ class _Filled(_StandIns):
 
 
 class _Units(_StandIns):
-    """Real tensors with all sizes 1; `out=` tensors are empty, so resizing them gives no warning."""
+    """Real tensors with all sizes 1; `out=` tensors are empty, so resizing does not warn."""
 
     def __init__(self, to: Physical, sample: dict[Value, Any], number: int = 1) -> None:
         super().__init__(to, sample)
