@@ -91,10 +91,10 @@ def record(
 ) -> RecordingSession:
     """Write every graph that runs inside a `with` block to one file, to be replayed anywhere.
 
-    `data=False` keeps statistics of tensors in the place of their contents; `results=True` keeps
-    the results too, not only their checksums. Recording ends before the file grows over
-    `max_bytes`. `start()` and `stop()` of what is returned do without a `with` block. Of several
-    ranks each writes its own file, `path` with `.rank0` and so on at its end.
+    `data=False` stores statistics of tensors instead of their contents; `results=True` stores the
+    results too, not only their checksums. Recording ends before the file exceeds `max_bytes`.
+    Without a `with` block, call `start()` and `stop()` of the returned object. Each of several
+    ranks writes its own file: `path` followed by `.rank0` and so on.
     """
     from torpor.debug.record import RecordingSession
 
@@ -111,11 +111,11 @@ def replay(
 ) -> Replay:
     """Run every graph of a record file (or the one that ran `graph`-th) and compare the results.
 
-    `backend` is a name, or `package.module:factory`; without it the one that was recorded. With
-    `data=False`, and for a file without data, leaves get made-up numbers of the same statistics,
-    and results are compared with the reference backend's. Ops of other namespaces than torch's
-    own run only if `allow` names them; those of torch's own that do not check all that they are
-    given only with `trust`, which is for files of your own.
+    `backend` is a name, or `package.module:factory`; by default, the one that was recorded. With
+    `data=False`, and for a file without data, leaves get random numbers with the same statistics,
+    and results are compared with the reference backend's. Ops of other namespaces than torch's own
+    run only if `allow` names them; torch's own ops that do not validate all their arguments run
+    only with `trust`, which is for your own files.
     """
     from torpor.debug.load import open_record
     from torpor.debug.replay import chosen, replay_record
@@ -125,11 +125,11 @@ def replay(
 
 
 def check(backend: str | None = None, on_difference: str = "raise", **options: _Any) -> Check:
-    """Run every graph of a `with` block on the reference backend too, and compare the numbers.
+    """Run every graph of a `with` block on the reference backend too, and compare the results.
 
-    `backend` (made with `options`) is used inside; without it the active one. The first node that
-    differs is named by a `DifferenceError` where its numbers are read, or with
-    `on_difference="warn"` by a warning at the end of the block.
+    `backend` (made with `options`) is used inside; by default, the active one. A `DifferenceError`
+    names the first node that differs, when its result is read; with `on_difference="warn"`, a
+    warning at the end of the block does.
     """
     from torpor.debug.check import Check
 
@@ -137,9 +137,9 @@ def check(backend: str | None = None, on_difference: str = "raise", **options: _
 
 
 def explain() -> Explanation:
-    """Why graphs were compiled, where the program waited, and what to change; dearest first.
+    """Why graphs were compiled, where the program waited, and what to change; most costly first.
 
-    Print the answer, or ask its fields: `findings`, `graphs`, `balance`; `to_json()` gives all.
+    Print the result, or use its fields: `findings`, `graphs`, `balance`; `to_json()` has all.
     """
     from torpor.debug.explain import explain as answer
 
