@@ -22,7 +22,7 @@ from torpor.observe.phases import RUNNING, phase
 
 
 def may_run_at_once(plan: Plan) -> bool:
-    """A run has no side effects, and an earlier one has returned results of the promised types."""
+    """Whether a run has no side effects, and an earlier one returned the promised types."""
     return (
         plan.checked
         and plan.draft is None

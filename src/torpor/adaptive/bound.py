@@ -109,7 +109,7 @@ def _alive(references: Iterable[ref[Any]]) -> list[Any]:
 
 
 def may_switch() -> bool:
-    """This is the user's own thread and program: not a worker, and not being traced."""
+    """Whether this is the user's own thread and program: not a worker, and not being traced."""
     return not (
         _torch.is_tracing()
         or threading.current_thread().name.startswith("torpor-")
@@ -145,7 +145,7 @@ class Bound:
         self.lock = threading.RLock()
 
     def is_on(self) -> bool:
-        """Groups choose their mode."""
+        """Whether groups choose their mode."""
         return config.bound == "auto"
 
     # -- events --------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Bound:
                 place.is_shared = True
 
     def is_recorded(self, optimizer: Any) -> bool:
-        """The group of an optimizer runs recorded."""
+        """Whether the group of an optimizer runs recorded."""
         place = self.of_optimizer.get(id(optimizer))
         return place is not None and place.choice.is_recorded
 

@@ -105,17 +105,17 @@ class Choice:
 
     @property
     def waits(self) -> bool:
-        """It runs eagerly until background compiles of its graphs are complete."""
+        """Whether it runs eagerly until background compiles of its graphs are complete."""
         return self._waits and not self.is_recorded
 
     @property
     def is_decided(self) -> bool:
-        """It has a reason to run eagerly, and either does so or cannot."""
+        """Whether it has a reason to run eagerly, and either does so or cannot."""
         return bool(self.reason) and not self._asks
 
     @property
     def is_new_each_time(self) -> bool:
-        """The latest attempt ended because most steps had new graphs."""
+        """Whether the latest attempt ended because most steps had new graphs."""
         return self.reason.startswith(_NEW)
 
     def record_always(self) -> None:
@@ -312,7 +312,7 @@ class Choice:
         return self.here >= self.limits.warming and self._fail()
 
     def is_overdrawn(self, now: float) -> bool:
-        """Warming up has exceeded its budget."""
+        """Whether warming up has exceeded its budget."""
         return self.phase == WARMING and self._loss() > max(self._budget(now), 0.0)
 
     def fail(self) -> None:

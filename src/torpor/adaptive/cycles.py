@@ -38,7 +38,7 @@ _read_early: WeakSet[Any] = WeakSet()  # optimizers after whose steps the progra
 
 
 def cut_later(optimizer: Any) -> bool:
-    """An optimizer has stepped: whether the cut waits until its gradients are freed.
+    """After an optimizer's step: whether the cut waits until its gradients are freed.
 
     It does not if the program reads before that, because the step would become two graphs.
     """
@@ -50,7 +50,7 @@ def cut_later(optimizer: Any) -> bool:
 
 
 def is_cut_due() -> bool:
-    """The trace has to be cut before it is read or extended."""
+    """Whether the trace has to be cut before it is read or extended."""
     return _due == TRACE.epoch
 
 
@@ -62,14 +62,14 @@ def note_early_read() -> None:
 
 
 def ends_step() -> bool:
-    """The previous read at this place ended a step, so this one does too."""
+    """Whether the previous read at this place ended a step; then this one does too."""
     if not _reads or not config.cut_after_reads:
         return False
     return _reads.get(place_of_read()) == (TRACE.epoch, _ENDS)
 
 
 def came_back(pending: Sequence[LazyStorage]) -> bool:
-    """This trace was read at this place before, and other values are `pending` now."""
+    """Whether this trace was read at this place before, with other values pending than now."""
     if not config.cut_after_reads:
         return False
     place = place_of_read()

@@ -26,7 +26,7 @@ def compiling_in_background() -> Iterator[None]:
 
 
 def on_compile_thread() -> bool:
-    """This thread compiles in the background: it must not touch shared state such as generators."""
+    """Whether this thread compiles in the background, where shared state is off limits."""
     return _thread.inside
 
 
@@ -36,5 +36,5 @@ def mark_as_waited_for() -> None:
 
 
 def is_waited_for() -> bool:
-    """A step waits for this thread, so this thread must not wait for a step."""
+    """Whether a step waits for this thread, which then must not wait for a step."""
     return _thread.is_waited_for

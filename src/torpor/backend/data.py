@@ -130,16 +130,16 @@ class BackendData:
 
     @property
     def has_value(self) -> bool:
-        """The data are computed."""
+        """Whether the data are computed."""
         return self.done is None and self.error is None and self.filled()
 
     def is_over(self) -> bool:
-        """Its job has ended, and its error, if any, was reported."""
+        """Whether its job has ended, and its error, if any, was reported."""
         done = self.done
         return done is None or (done.failure is not None and done.failure.reported)
 
     def filled(self) -> bool:
-        """It holds a buffer."""
+        """Whether it holds a buffer."""
         return self.tensor is not None
 
     def assign(self, other: BackendData) -> None:

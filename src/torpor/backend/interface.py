@@ -239,7 +239,7 @@ class Backend(abc.ABC):
         return computation.text()
 
     def runs_here(self, computation: Computation, in_turn: bool) -> bool:
-        """`computation` must run on the submitting thread, before that thread goes on.
+        """Whether `computation` must run on the submitting thread, before that thread goes on.
 
         `in_turn`: it has ops that draw in program order (`overrides.draws`) from the program's
         generator, which nothing else may draw from meanwhile.
@@ -247,7 +247,7 @@ class Backend(abc.ABC):
         return in_turn
 
     def runs_on_one_core(self, computation: Computation) -> bool:
-        """`computation` uses one core and releases the GIL, so the program can go on meanwhile.
+        """Whether `computation` uses one core and no GIL, so that the program can go on meanwhile.
 
         Results may depend on the number of cores, so the answer must be the same for every run.
         """

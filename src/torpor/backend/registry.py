@@ -164,7 +164,7 @@ def default_name() -> str:
 
 
 def has_backend() -> bool:
-    """A backend is active."""
+    """Whether a backend is active."""
     return _active is not None
 
 

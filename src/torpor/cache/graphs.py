@@ -81,7 +81,7 @@ def place_of(
 
 
 def means_the_same_everywhere(graph: Graph, backend: Backend) -> bool:
-    """It has no custom ops, and no inputs with their own data."""
+    """Whether it has no custom ops, and no inputs with their own data."""
     if any(node.op.name.partition(".")[0] not in _NAMESPACES for node in graph.nodes):
         return False
     leaves = (value.node for value in graph.inputs if value.node.op is LEAF)

@@ -62,7 +62,7 @@ def key_of(*parts: str) -> str:
 
 
 def is_key(text: str) -> bool:
-    """`text` has the form of a key."""
+    """Whether `text` has the form of a key."""
     return _KEY.fullmatch(text) is not None
 
 

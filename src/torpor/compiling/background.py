@@ -46,7 +46,7 @@ class CompileJob:
         self.done.set()
 
     def is_over(self) -> bool:
-        """It has ended or timed out."""
+        """Whether it has ended or timed out."""
         if self.done.is_set():
             return True
         COMPILER.wake()
@@ -85,7 +85,7 @@ class Compiler:
         return job
 
     def is_compiling(self) -> bool:
-        """A compile is in flight or queued; abandoned ones do not count."""
+        """Whether a compile is in flight or queued; abandoned ones do not count."""
         return any(not job.is_over() for job in list(self.unfinished))
 
     def wait_while_compiling(self) -> float:

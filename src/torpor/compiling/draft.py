@@ -105,7 +105,7 @@ class Draft:
         return plan
 
     def is_due(self) -> bool:
-        """It has recurred often enough; to be called once for each recurrence."""
+        """Whether it has recurred often enough; to be called once for each recurrence."""
         if self.job is not None:
             return self.job.is_over()
         self.left -= 1
@@ -114,14 +114,14 @@ class Draft:
         return self.left < 0 and self._may_compile() and self._pays()
 
     def _pays(self) -> bool:
-        """Its runs have taken so long that compiling pays; always, if that is not weighed."""
+        """Whether its runs have taken so long that compiling pays; True if that is not weighed."""
         if not self.weighs:
             return True
         spent, size = self.record.interpreted_seconds, self.record.size
         return is_worth_it(spent, size, in_background=self._goes_on())
 
     def _goes_on(self) -> bool:
-        """The program would go on while another process compiles it, as far as is known."""
+        """Whether the program can go on while another process compiles it, as far as is known."""
         if self.together:
             return False
         wish = config.compile_async
@@ -134,7 +134,7 @@ class Draft:
         )
 
     def _may_compile(self) -> bool:
-        """The number of compiled graphs that differ only in their sizes is below the limit."""
+        """Whether the number of compiled graphs that differ only in sizes is below the limit."""
         if self.structure is None or self.backend.name == "reference":
             return True
         return self.structure.compiled < config.max_graphs_per_structure

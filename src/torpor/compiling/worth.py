@@ -56,7 +56,7 @@ COSTS: Final = CompileCosts()
 
 
 def is_worth_waiting(spent: float) -> bool:
-    """A program that has run for `spent` seconds may block until its graphs are compiled.
+    """Whether a program that has run for `spent` seconds may block until its graphs are compiled.
 
     Background compiles only get idle cores. If the program leaves none, they would never finish.
     """
@@ -64,6 +64,6 @@ def is_worth_waiting(spent: float) -> bool:
 
 
 def is_worth_it(spent: float, nodes: int, *, in_background: bool) -> bool:
-    """Compiling pays for a graph whose interpreted runs have taken `spent` seconds."""
+    """Whether compiling pays for a graph whose interpreted runs have taken `spent` seconds."""
     price = COSTS.of(nodes) * (BACKGROUND_PRICE if in_background else 1.0)
     return spent * SAVED > price

@@ -133,7 +133,7 @@ class DeviceQueue:
         return torch.cuda.stream(torch.cuda.default_stream(self.device.ordinal))
 
     def withdraw(self, job: Job, error: BaseException) -> bool:
-        """Remove a job that has not started; threads that wait for it get `error`."""
+        """Remove a job, unless it has started; threads that wait for it get `error`."""
         with self.changed:
             if job not in self.jobs:
                 return False
@@ -167,7 +167,7 @@ class DeviceQueue:
     # -- waiting -------------------------------------------------------------------------------
 
     def is_idle(self) -> bool:
-        """No job is running or queued."""
+        """Whether no job is running or queued."""
         return not self.jobs and not self.running
 
     def wait(self) -> None:
@@ -211,7 +211,7 @@ class DeviceQueue:
                 self.waiting -= 1
 
     def _is_ours(self) -> bool:
-        """The next job may be run by a thread that waits: it is not left to another one."""
+        """Whether the next job may be run by a waiting thread: it is not left to another thread."""
         job = self.jobs[0]
         if job.here:
             return not job.is_held_up()
@@ -349,7 +349,7 @@ class DeviceQueue:
 
 
 def _is_for_this_thread(error: BaseException) -> bool:
-    """Ctrl-C, which this thread received, and errors that all ranks raise at the same step."""
+    """Whether to raise now: Ctrl-C on this thread, or an error that all ranks raise together."""
     return not isinstance(error, Exception) or isinstance(error, (DivergenceError, RankError))
 
 

@@ -112,7 +112,7 @@ class Trace:
             storage.listed = True  # last: an interrupt in between must not lose the storage
 
     def is_at_work(self) -> bool:
-        """This thread holds the lock: a finalizer or signal handler interrupted it while recording.
+        """Whether this thread holds the lock: a finalizer or signal interrupted it while recording.
 
         The trace may grow then, and values may be computed, but it must not be reset: the
         interrupted call uses slots of this trace.
@@ -120,7 +120,7 @@ class Trace:
         return LOCK._is_owned()  # type: ignore[no-any-return,attr-defined]  # `Condition` uses it too
 
     def is_open(self) -> bool:
-        """Something was recorded, or has become a leaf, since the last cut."""
+        """Whether anything was recorded, or has become a leaf, since the last cut."""
         return bool(self.pending or self.leaves)
 
     def live(self) -> list[LazyStorage]:

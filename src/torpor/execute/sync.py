@@ -1,7 +1,7 @@
 """Sync: turn recorded values into data.
 
-`cut` ends the trace and computes everything live. `compute` computes what is requested, and what is
-computed on the way, and leaves the rest of the trace pending.
+`cut` ends the trace and computes everything live. `compute` computes the requested values and those
+computed on the way to them, and leaves the rest of the trace pending.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def rest() -> None:
 
 
 def _reset_at_rest(now: float) -> bool:
-    """Start a new trace if nothing recorded until `now` is pending."""
+    """Start a new trace if nothing recorded until `now` is pending; whether it did."""
     if TRACE.unlocked or TRACE.live():
         return False
     STEP.end(TRACE.misses, now)

@@ -54,7 +54,7 @@ def elementwise_types(spec: OpSpec, bound: list[Any]) -> Types | None:
 
 
 def _is_ordinary(argument: Argument, value: Any) -> bool:
-    """A floating-point tensor, a real number, or the argument's default."""
+    """Whether it is a floating-point tensor, a real number, or the argument's default."""
     if type(value) is Value:
         return _is_ordinary_type(value.type)
     if argument.kind is ArgKind.TENSORS:
@@ -69,7 +69,7 @@ def _is_ordinary(argument: Argument, value: Any) -> bool:
 
 
 def _has_wrapped_number(spec: OpSpec, bound: list[Any]) -> bool:
-    """A number is passed as a tensor, which only some ops support."""
+    """Whether a number is passed as a tensor, which only some ops support."""
     return any(
         argument.kind is ArgKind.TENSOR
         and not (type(value) is Value and type(value.type) is TensorType)

@@ -18,7 +18,7 @@ _MASKS: Final = (torch.bool, torch.uint8)
 
 
 def is_doubtful(spec: OpSpec, bound: list[Any]) -> bool:
-    """Eager may reject these types, whatever the indices are: the real kernel must decide."""
+    """Whether eager may reject these types for any indices, so that the real kernel must decide."""
     name = spec.target._opname
     if name not in rules.INDEXING or spec.target.namespace != "aten":
         return False
@@ -28,14 +28,14 @@ def is_doubtful(spec: OpSpec, bound: list[Any]) -> bool:
 
 
 def _is_of_nothing(bound: list[Any]) -> bool:
-    """There are indices, but the indexed tensor is empty."""
+    """Whether there are indices, but the indexed tensor is empty."""
     items = [item for v in bound for item in (v if type(v) is tuple else (v,))]
     types = [v.type for v in items if type(v) is Value and type(v.type) is TensorType]
     return not types[0].numel and any(type_.numel for type_ in types[1:])
 
 
 def _can_be_put(target: Value, indices: tuple[Value | None, ...], values: Value) -> bool:
-    """`values` can be written at `indices`; True for masks, whose contents decide."""
+    """Whether `values` can be written at `indices`; True for masks, whose contents decide."""
     if values.type.dtype is not target.type.dtype:
         return False
     if any(index is not None and index.type.dtype in _MASKS for index in indices):

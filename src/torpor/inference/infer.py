@@ -189,20 +189,20 @@ def _ask_torch(
 
 
 def _is_the_gpus(spec: OpSpec, device: torch.device | None, to: Physical) -> bool:
-    """An op whose GPU kernel chooses the memory format of its results."""
+    """Whether this is an op whose GPU kernel chooses the memory format of its results."""
     known = spec.target._opname not in type_rules.TRIED_ON_GPUS or device is None
     return not known and to(device).type == "cuda"  # type: ignore[arg-type]  # not None
 
 
 def _is_mixed(spec: OpSpec, bound: list[Any]) -> bool:
-    """A norm in mixed precision: half inputs, with weights or statistics of another dtype."""
+    """Whether this is a norm in mixed precision: half inputs, but other weights or statistics."""
     if spec.name not in type_rules.TRIED_WHEN_MIXED:
         return False
     return len({type_.dtype for type_ in _operand_types(spec, bound)}) > 1
 
 
 def _is_grown(spec: OpSpec, bound: list[Any], types: Types) -> bool:
-    """An in-place op would change the size of its tensor, which eager mostly rejects."""
+    """Whether an in-place op would change the size of its tensor, which eager mostly rejects."""
     if len(spec.mutated) != 1 or spec.arguments[spec.mutated[0]].keyword_only:
         return False
     old = bound[spec.mutated[0]]
@@ -216,7 +216,7 @@ _SMALL_TRIAL: Final = 4096
 
 
 def _is_empty(spec: OpSpec, bound: list[Any], types: Types) -> bool:
-    """A result, or all operands, are empty, which fake kernels often handle wrongly."""
+    """Whether a result is empty, or all operands are, which fake kernels often get wrong."""
     if spec.mutated or any(r.kind is not ReturnKind.FRESH for r in spec.returns):
         return False
     operands = list(_operand_types(spec, bound))
@@ -226,7 +226,7 @@ def _is_empty(spec: OpSpec, bound: list[Any], types: Types) -> bool:
 
 
 def _is_free(spec: OpSpec, bound: list[Any]) -> bool:
-    """Operands have ambiguous strides, for which fake kernels choose others than real ones."""
+    """Whether operands have ambiguous strides, for which fake and real kernels differ."""
     if spec.mutated or any(r.kind is not ReturnKind.FRESH for r in spec.returns):
         return False
     free = any(map(has_free_strides, _operand_types(spec, bound)))
@@ -238,7 +238,7 @@ def _is_small(spec: OpSpec, bound: list[Any]) -> bool:
 
 
 def _is_resized(spec: OpSpec, bound: list[Any], types: Types) -> bool:
-    """An `out=` tensor is resized: only the real kernel knows its new strides."""
+    """Whether an `out=` tensor is resized: only the real kernel knows its new strides."""
     outs = [bound[i] for i in spec.mutated if spec.arguments[i].keyword_only]
     values = [v for out in outs for v in (out if type(out) is tuple else (out,)) if v is not None]
     if not values:
@@ -293,7 +293,7 @@ def _check(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
 
 
 def _is_unusual(spec: OpSpec, bound: list[Any], to: Physical) -> bool:
-    """An op on a dtype that not every kernel supports: anything but 32 or 64 bit floats."""
+    """Whether the dtype is one that not every kernel supports: not a 32 or 64 bit float."""
     first = next(_operand_types(spec, bound), None)
     if first is None or any(r.kind is ReturnKind.VIEW for r in spec.returns):
         return False
@@ -311,7 +311,7 @@ def _check_kernel(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: 
 
 
 def _casts(spec: OpSpec, bound: list[Any]) -> bool:
-    """An `out=` tensor has another dtype than the operands, to which many kernels do not cast."""
+    """Whether an `out=` tensor has another dtype than the operands: many kernels do not cast."""
     outs = [bound[i] for i in spec.mutated if spec.arguments[i].keyword_only]
     first = next(_operand_types(spec, bound), None)
     return any(

@@ -105,7 +105,7 @@ def like_strides(shape: Ints, stride: Ints) -> Ints:
 
 
 def _takes_number(spec: OpSpec, bound: list[Any]) -> bool:
-    """A number is an operand: passed as a tensor, or in an overload for numbers."""
+    """Whether a number is an operand: passed as a tensor, or in an overload for numbers."""
     is_operand = (
         "scalar" in spec.target._overloadname.lower() and spec.name not in _NUMBER_IS_NO_OPERAND
     )
@@ -144,7 +144,7 @@ _CHANNELS_LAST: Final = (0, 2, 3, 1)
 
 
 def _is_contiguous(shape: Ints, stride: Ints, order: Sequence[int]) -> bool:
-    """Memory has the dimensions in this order, the last one fastest; torch's own check."""
+    """Whether the dimensions have this order in memory, the last one fastest; torch's own check."""
     expected = 1
     if 0 in shape:
         return True
@@ -157,7 +157,7 @@ def _is_contiguous(shape: Ints, stride: Ints, order: Sequence[int]) -> bool:
 
 
 def has_free_strides(type_: TensorType) -> bool:
-    """A dimension of size 1 has an unusual stride, which kernels treat differently."""
+    """Whether a dimension of size 1 has an unusual stride, which kernels treat differently."""
     usual = contiguous_strides(type_.shape)
     return any(
         size == 1 and stride != expected
@@ -166,7 +166,7 @@ def has_free_strides(type_: TensorType) -> bool:
 
 
 def is_dense(shape: Ints, stride: Ints) -> bool:
-    """No two elements overlap, and there are no holes; torch's own check."""
+    """Whether no two elements overlap, and there are no holes; torch's own check."""
     if len(shape) == 1:
         return shape[0] < 2 or stride[0] == 1
     order = sorted(range(len(shape)), key=lambda dim: (shape[dim] < 2, stride[dim]))
@@ -181,7 +181,7 @@ def is_dense(shape: Ints, stride: Ints) -> bool:
 
 
 def overlaps_in_part(one: TensorType, other: TensorType) -> bool:
-    """Two tensors on one storage overlap, but not fully; torch's own check.
+    """Whether two tensors on one storage overlap, but not fully; torch's own check.
 
     Like torch's, it considers only dense tensors; for others it is False.
     """

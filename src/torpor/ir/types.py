@@ -144,12 +144,12 @@ class TensorType:
 
     @property
     def is_dense(self) -> bool:
-        """Every element of the span is used exactly once: no holes, no overlap."""
+        """Whether every element of the span is used exactly once: no holes, no overlap."""
         return self.span == self.numel and self.is_injective
 
     @property
     def is_injective(self) -> bool:
-        """No two elements share memory, as far as sizes and strides can prove."""
+        """Whether sizes and strides prove that no two elements share memory."""
         reach = 1
         pairs = zip(self.stride, self.shape, strict=True)
         for stride, size in sorted((st, sz) for st, sz in pairs if sz > 1):
@@ -216,7 +216,7 @@ class SymbolicType(TensorType):
 
     @property
     def has_fixed_sizes(self) -> bool:
-        """Only its offset may differ between traces."""
+        """Whether sizes and strides have no symbols: only the offset may differ between traces."""
         return not any(type(size) is Expr for size in (*self.sizes, *self.steps))
 
     def refresh(self) -> None:

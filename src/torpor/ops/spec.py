@@ -89,7 +89,7 @@ class OpSpec:
 
     @property
     def may_fail(self) -> bool:
-        """Its kernel may reject tensor contents that were not known at recording."""
+        """Whether its kernel may reject tensor contents, which are not known at recording."""
         return self.target.namespace != "aten" or self.target._opname in rules.MAY_FAIL
 
     @property
@@ -99,7 +99,7 @@ class OpSpec:
 
     @property
     def takes_type_alone(self) -> bool:
-        """It uses nothing of its only tensor but the type."""
+        """Whether it uses nothing of its only tensor but the type."""
         return self.target._opname in rules.SHAPE_ONLY and self.tensors == 1
 
     @property

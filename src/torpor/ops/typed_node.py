@@ -183,7 +183,7 @@ def class_finder(module: str, ops: Mapping[str, str]) -> Callable[[str], type[Ty
 
 
 def can_be_node(spec: OpSpec) -> bool:
-    """Calls of the op can be nodes: it is not random, eager-only, or a change of metadata."""
+    """Whether calls can be nodes: the op is not random, eager-only, or a change of metadata."""
     return spec.mode in (Mode.RECORD, Mode.VIEW)
 
 

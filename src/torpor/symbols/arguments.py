@@ -49,7 +49,7 @@ _FIXED = {"padding", "dilation", "output_padding", "groups", "kernel_size", "ste
 
 
 def has_symbols(key: tuple[Any, ...]) -> bool:
-    """The type of an operand has symbols."""
+    """Whether the type of an operand has symbols."""
     for item in key:
         if type(item) is Value:
             if type(item.type) is SymbolicType:
@@ -83,7 +83,7 @@ def put(args: Any, positions: tuple[int, ...], sizes: tuple[Any, ...], as_key: b
 
 
 def _is_tagged(arg: tuple[Any, ...]) -> bool:
-    """It is the key of a number: `("int", 3)`."""
+    """Whether it is the key of a number, such as `("int", 3)`."""
     return len(arg) == 2 and arg[0] in ("int", "bool", "float")
 
 
@@ -177,14 +177,14 @@ def guess(
 
 
 def _is_plausible(size: Any, samples: int) -> bool:
-    """Few samples fit many expressions, and calls may share a place: accept only simple forms."""
+    """Whether to accept a fit: with few samples only simple forms, as calls may share a place."""
     if type(size) is not Expr or samples >= SURE_SAMPLES:
         return True
     return size.divisor == 1 and (len(size.terms) == 1 or size.terms[0][0] == 1)
 
 
 def _is_shift(size: Expr) -> bool:
-    """An expression of the form `s + 1`."""
+    """Whether it has the form `s + c`."""
     return size.divisor == 1 and len(size.terms) == 2 and size.terms[0][0] == 1 == len(
         size.terms[0][1]
     ) and not size.terms[1][1]  # fmt: skip

@@ -138,7 +138,7 @@ class Expr:
         return total // self.divisor if self.divisor != 1 else total
 
     def is_bound(self, epoch: int) -> bool:
-        """All its symbols are bound in the trace `epoch`."""
+        """Whether all its symbols are bound in the trace `epoch`."""
         return all(symbol.epoch == epoch for symbol in self.symbols)
 
     def __repr__(self) -> str:
@@ -265,7 +265,7 @@ class GuardedEntry:
 
     @property
     def is_valid(self) -> bool:
-        """All its conditions hold."""
+        """Whether all its conditions hold."""
         return all(condition.holds for condition in self.conditions)
 
     def refresh(self) -> None:

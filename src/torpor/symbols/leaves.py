@@ -78,7 +78,7 @@ class Sizes:
         self.structures: OrderedDict[bytes, Structure] = OrderedDict()
         self.marked: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()  # by storage
         self.fixed: WeakSet[Any] = WeakSet()  # storages of parameters, whose sizes do not change
-        self.active = config.dynamic == "on"  # there may be symbols: recording takes the slow path
+        self.active = config.dynamic == "on"  # recording has to check for symbols
         self.numbered: dict[tuple[int, int], int] = {}  # index of the symbol for (slot, dimension)
         self.at_once = AtOnce()
         self._sizes: dict[Symbol, int] = {}
@@ -217,7 +217,7 @@ _NUMBERS = (ArgKind.SCALAR, ArgKind.SCALARS, ArgKind.FLOAT, ArgKind.FLOATS)
 
 
 def _is_number(kind: ArgKind, arg: Any) -> bool:
-    """A number used in computation, also one passed as a tensor (`x * 2`)."""
+    """Whether it is a number used in computation, also one passed as a tensor (`x * 2`)."""
     return kind in _NUMBERS or (kind is ArgKind.TENSOR and type(arg) in (int, float, complex))
 
 
@@ -250,7 +250,7 @@ class Seen:
         self.numbers = [_numbers_of(node) for node in graph.nodes]
 
     def is_like(self, other: Seen) -> bool:
-        """They differ only in leaves that change with every step."""
+        """Whether they differ only in leaves that change with every step."""
         lasting = (self.record.kept | self.fixed | other.fixed) & self.leaves.keys()
         return all(other.leaves[slot] is self.leaves[slot] for slot in lasting)
 
@@ -423,12 +423,12 @@ def _symbol_at(slot: int, dim: int) -> Symbol:
 
 
 def _is_plausible(size: Expr, samples: int) -> bool:
-    """Two samples fit many expressions: with so few, accept only `s + c` and products."""
+    """Whether to accept a fit: with only two samples, just `s + c` and products."""
     return samples > 2 or (size.divisor == 1 and size.terms[0][0] == 1)
 
 
 def is_on(backend: Any) -> bool:
-    """Dynamic shapes are enabled, and this backend supports them."""
+    """Whether dynamic shapes are enabled, and this backend supports them."""
     return config.dynamic != "off" and bool(backend.dynamic)
 
 

@@ -95,7 +95,7 @@ class OffsetPlace:
         return is_new
 
     def _goes_on(self, offset: int) -> bool:
-        """It continues a loop over all offsets, longer than before: `for t in range(n): x[t]`."""
+        """Whether it continues a loop over all offsets (`x[t]` for all `t`), now longer."""
         count = len(self.before)
         whole = count > 1 and all(number in self.before for number in range(count))
         return whole and offset == count + len(self.met)
@@ -142,7 +142,7 @@ def _place(name: tuple[Any, ...]) -> OffsetPlace:
 
 
 def _is_due(spec: OpSpec, place: OffsetPlace, key: tuple[Any, ...], look: Look) -> bool:
-    """The offset has changed; or it follows one that has, and similar places' offsets change.
+    """Whether to promote: it has changed, or it follows one that has, and similar ones change.
 
     What follows a promoted node has a new operand, so its place is new: one step promotes a chain.
     """

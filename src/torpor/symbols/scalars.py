@@ -142,7 +142,7 @@ def _promote(spec: OpSpec, place: ScalarPlace, changed: set[int]) -> None:
 
 
 def _are_one(numbers: tuple[Any, ...]) -> bool:
-    """All numbers are the same, as for an optimizer with one step size for all parameters."""
+    """Whether all are the same number, as for an optimizer with one step size for all."""
     first = numbers[0]
     return first != 0 and numbers.count(first) == len(numbers) == [*map(type, numbers)].count(
         type(first)

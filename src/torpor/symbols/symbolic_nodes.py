@@ -107,7 +107,7 @@ def _sizes_alive() -> list[Expr]:
 
 
 def _gives(sizes: tuple[Any, ...], numbers: Numbers, sure: bool) -> bool:
-    """The expressions give these numbers, after binding their unbound symbols where possible."""
+    """Bind unbound symbols where possible; whether the expressions give these numbers."""
     epoch = TRACE.epoch
     taken: dict[Symbol, int] = {}
     for size, wanted in zip(sizes, numbers, strict=True):
@@ -164,7 +164,7 @@ def contents(
 
 
 def _is_transient(kind: OpKind, args: tuple[Any, ...], met: set[Symbol]) -> bool:
-    """The node is a view of memory and depends on sizes that are not sizes of that memory."""
+    """Whether the node is a view that depends on sizes other than those of the viewed memory."""
     if not met:  # fast path: writes to one tensor make a chain as long as the trace
         return False
     root: Value | None = None
@@ -185,6 +185,6 @@ def symbols_met(
 
 
 def are_own(symbols: Iterable[Symbol], type_: TensorType) -> bool:
-    """In every trace, these symbols are sizes of a tensor of this type."""
+    """Whether these symbols are, in every trace, sizes of a tensor of this type."""
     sizes = type_.sizes if type(type_) is SymbolicType else ()
     return all(symbol.expr in sizes for symbol in symbols)

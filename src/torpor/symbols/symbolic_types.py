@@ -127,7 +127,7 @@ class _SizedCall:
         return infer(self.spec, key_of(self.spec, there), there, self.sample, self.to)
 
     def is_allowed(self, values: Mapping[Symbol, int]) -> bool:
-        """It is not an error for these sizes."""
+        """Whether it is valid for these sizes."""
         try:
             self.types(values)
         except Exception:  # any: the user gets it if those sizes occur
@@ -285,7 +285,7 @@ def _exact_type(column: tuple[Any, ...], seen: list[dict[Symbol, int]], output: 
 def _agree(
     type_: Any, output: _Output, seen: list[dict[Symbol, int]], conditions: tuple[Condition, ...]
 ) -> bool:
-    """A fitted type has the shape that torch's symbols give, for other sizes, too."""
+    """Whether a fitted type has the shape that torch's symbols give, for other sizes, too."""
     if type_ is None or type_ is UNSOLVED:
         return True
     small = ({**seen[0], symbol: size} for symbol in seen[0] for size in (2, 3, 4, 5, 8, 16))

@@ -163,7 +163,7 @@ def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
 
 
 def _has_mask(args: tuple[Any, ...]) -> bool:
-    """An index is a boolean mask: the number of selected elements depends on its contents."""
+    """Whether an index is a boolean mask: how many elements it selects depends on its contents."""
     lists = [arg for arg in args if isinstance(arg, (list, tuple))]
     items = [item for arg in lists for item in arg if isinstance(item, torch.Tensor)]
     return any(item.dtype in (torch.bool, torch.uint8) for item in items)

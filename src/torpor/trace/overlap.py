@@ -39,7 +39,7 @@ def check_written(signature: Signature, bound: list[Any]) -> None:
 
 
 def _overlaps(signature: Signature, bound: list[Any]) -> bool:
-    """A written tensor shares its storage with another argument."""
+    """Whether a written tensor shares its storage with another argument."""
     repeats = {w.argument for w in signature.written if w.may_repeat}
     for position, other in signature.overlaps:
         written, read = bound[position], bound[other]
@@ -84,7 +84,7 @@ def apart(written: Any, read: Any) -> None:
 
 
 def shares(storage: LazyStorage, tensors: Any) -> bool:
-    """Some of `tensors` use `storage`."""
+    """Whether any of `tensors` uses `storage`."""
     return tensors is not None and any(
         type(t) is LazyTensor and t._lazy_storage is storage for t in tensors
     )
@@ -95,7 +95,7 @@ _ABOUT_MEMORY = re.compile("memory location|doesn't match the broadcast shape")
 
 
 def check_overlap(spec: OpSpec, args: tuple[Any, ...]) -> None:
-    """Run an op whose arguments overlap on zeros that overlap alike, to raise eager's error."""
+    """Raise eager's error for overlapping arguments: run the op on zeros with the same overlap."""
     memories: dict[LazyStorage, torch.Tensor] = {}
     made: dict[int, Any] = {}  # one stand-in per argument, also if it is passed twice
     real = [made.setdefault(id(arg), _stand_in(arg, memories, made)) for arg in args]

@@ -49,7 +49,7 @@ class View:
         self.base: Any = InThisTrace(base, TRACE.epoch) if transient else base
 
     def shows(self, root: Value) -> bool:
-        """`value` is valid while the storage holds `root`."""
+        """Whether `value` is valid while the storage holds `root`."""
         base = self.base
         if type(base) is not InThisTrace:
             return base is root
@@ -58,7 +58,7 @@ class View:
     def move(self, root: Value, value: Value) -> None:
         """Update to a storage that holds `root`; `value` is the view's value then."""
         self.base = None  # invalid, in case the next line is interrupted
-        self.__init__(self.parent, self.node, self.index, root, value)  # type: ignore[misc]  # anew
+        self.__init__(self.parent, self.node, self.index, root, value)  # type: ignore[misc]  # reinitialized
 
 
 class LazyTensor(torch.Tensor):

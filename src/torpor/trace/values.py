@@ -143,7 +143,7 @@ def replay(view: View, root: Value) -> Value:
 
 
 def _had_other_sizes(view: View, root: Value) -> bool:
-    """The view or a parent of it has symbols that may have had other values when it was made."""
+    """Whether the view, or a parent, has symbols that may have had other values when made."""
     base = view.base
     if type(base) is InThisTrace and base.epoch == TRACE.epoch:
         return False

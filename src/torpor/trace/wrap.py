@@ -113,7 +113,7 @@ def clone_plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_traceable(tensor: torch.Tensor) -> bool:
-    """The tensor is strided and no two elements overlap: a lazy one can replace it."""
+    """Whether a lazy tensor can replace it: it is strided, not quantized, and not nested."""
     return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 

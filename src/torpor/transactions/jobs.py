@@ -91,11 +91,11 @@ class Job:
         self.short = known and (usual < SHORT or self.threads >= cores())  # type: ignore[operator]  # not None
 
     def is_ready(self) -> bool:
-        """It can be run without `prepare`."""
+        """Whether it can be run without `prepare`."""
         return True
 
     def is_held_up(self) -> bool:
-        """Another thread is preparing it."""
+        """Whether another thread is preparing it."""
         return False
 
     def prepare(self) -> None:
@@ -111,7 +111,7 @@ class Job:
         self.done.failure = Failure(error)
 
     def needs(self, jobs: Collection[Done]) -> bool:
-        """It needs results of `jobs`."""
+        """Whether it needs results of `jobs`."""
         return any(
             isinstance(argument, BackendData) and argument.done in jobs
             for argument in self.arguments
@@ -146,7 +146,7 @@ class Budget:
             self.jobs.append(job)
 
     def is_full(self) -> bool:
-        """The jobs exceed the limit."""
+        """Whether the jobs exceed the limit."""
         with self.changed:
             return not self._has_room()
 

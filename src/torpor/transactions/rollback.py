@@ -80,7 +80,7 @@ class _Order:
                 yield from node.outputs
 
     def is_before(self, value: Value | None, leaves: Sequence[Value]) -> bool:
-        """The next storage, which entered as one of `leaves`, was written before the failed op."""
+        """Whether the next storage, which entered as `leaves`, was written before the failed op."""
         if self.last < 0:
             self.later = self.later or value in self.lost
         else:
@@ -102,7 +102,7 @@ class _Order:
         return value
 
     def is_late(self, value: Value | None) -> bool:
-        """It, or what it is a view of, depends on the failed op or was made later."""
+        """Whether it, or what it is a view of, depends on the failed op or was made later."""
         while value is not None and value not in self.late and _is_view(value.node):
             value = _viewed(value)
         return value in self.late
@@ -183,7 +183,7 @@ def _written_by(node: Node) -> list[Value]:
 
 
 def _scales(node: Node) -> bool:
-    """It updates tensors using only themselves and numbers; setting a constant does not count."""
+    """Whether it updates tensors from themselves and numbers alone; setting a constant does not."""
     if node.op.target is None or node.op.target._opname in ("zero_", "fill_", "_foreach_zero_"):
         return False
     written = _written_by(node)
@@ -245,7 +245,7 @@ def _end_of_gradients(job: StepJob) -> int:
 
 
 def _are_updated(job: StepJob, entered: Sequence[tuple[LazyStorage, Value]]) -> bool:
-    """An optimizer has updated one of these."""
+    """Whether an optimizer has updated one of these."""
     storages = {storage for storage, _ in entered}
     return any(undo.concerns(storages) for undo in job.undo)
 

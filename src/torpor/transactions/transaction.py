@@ -95,11 +95,11 @@ class StepJob(Job):
     # -- compiling -----------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
-        """It is compiled."""
+        """Whether it is compiled."""
         return self.plan is not None
 
     def is_held_up(self) -> bool:
-        """Another thread compiles it."""
+        """Whether another thread compiles it."""
         return self.making is not None and self.making.maker not in (0, threading.get_ident())
 
     def prepare(self) -> None:
@@ -142,7 +142,7 @@ class StepJob(Job):
                 self.refused = error
 
     def needs(self, jobs: Collection[Done]) -> bool:
-        """It needs results of `jobs`, as arguments or as the contents that it replaces."""
+        """Whether it needs results of `jobs`, as arguments or as the contents that it replaces."""
         olds = [old for _, old, _ in self.replaced if isinstance(old, BackendData)]
         return super().needs(jobs) or any(old.done in jobs for old in olds)
 
@@ -217,7 +217,7 @@ class StepJob(Job):
         self._roll_back(first)
 
     def _undoes_a_step(self) -> bool:
-        """A parameter updated by an optimizer depends on the failure."""
+        """Whether a parameter that was updated by an optimizer depends on the failure."""
         lost = {old[2][0] for old in self.replaced if old[0].error is not None and old[2]}
         return any(undo.concerns(lost) for undo in self.undo)
 
@@ -266,7 +266,7 @@ def _cause(arguments: Sequence[Any], error: BaseException) -> Failure | None:
 
 
 def _has_written(error: BaseException) -> bool:
-    """Donated arguments were overwritten before the error (see `Backend.execute`)."""
+    """Whether donated arguments were overwritten before the error (see `Backend.execute`)."""
     return getattr(error, "inputs_written", False) is True
 
 
@@ -397,7 +397,7 @@ class Saved:
         self._fields = {} if partial else {name: _copied(name) for name in _FIELDS}
 
     def is_current(self) -> bool:
-        """Nothing was recorded since that restoring would lose."""
+        """Whether nothing was recorded since that restoring would lose."""
         if self.partial:
             return TRACE.epoch == self.epoch
         return TRACE.epoch == self.epoch + 1 and not TRACE.is_open()
