@@ -584,7 +584,7 @@ def _type(tensor: Any, device: torch.device | None, fresh: bool) -> TensorType |
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         raise NotRecordable(f"result has layout {tensor.layout}", fallback=True)
     type_ = TensorType.of_tensor(tensor, device)
-    if fresh and (type_.offset or type_.conj or type_.neg):  # memory of its own holds the numbers
+    if fresh and (type_.offset or type_.conj or type_.neg):  # not of fresh memory
         return TensorType.of(type_.shape, type_.stride, type_.dtype, type_.device)
     return type_
 

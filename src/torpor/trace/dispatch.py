@@ -211,7 +211,7 @@ class _Watch:
 
     def place(self) -> None:
         """Install the lock and the entry point that apply now."""
-        TRACE.lock = _WatchedLock() if self.running else _LOCK  # type: ignore[assignment]  # used like one
+        TRACE.lock = _WatchedLock() if self.running else _LOCK  # type: ignore[assignment]  # same interface
         self.switch(not self.running)
         LazyTensor.__torch_dispatch__ = classmethod(_watched if self.running else self.entry)  # type: ignore[assignment,method-assign]  # replaces the stub
 

@@ -313,5 +313,5 @@ def make_recorder(spec: OpSpec, **other: Any) -> Callable[..., Any]:
     def recorder(*args: Any, **kwargs: Any) -> Any:
         return record(recording, args, kwargs)
 
-    recorder.recording = recording  # type: ignore[attr-defined]  # functions have attributes
+    recorder.recording = recording  # type: ignore[attr-defined]  # a function attribute
     return recorder

@@ -73,7 +73,7 @@ class LazyTensor(torch.Tensor):
     _lazy_storage: LazyStorage
     _lazy_view: View | None
 
-    __torch_function__ = _torch.disabled_torch_function  # type: ignore[assignment]  # made for this
+    __torch_function__ = _torch.disabled_torch_function  # type: ignore[assignment]  # as torch documents
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # a class method, as torch calls it

@@ -108,7 +108,7 @@ def as_root(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def clone_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides where they are dense, as `clone` makes them."""
+    """A copy with the strides that `clone` gives it: the same if they are dense."""
     return tensor.detach().clone()
 
 
