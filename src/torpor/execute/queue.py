@@ -38,7 +38,7 @@ class DeviceQueue:
         if device.torch_device.type == "cpu":
             retain_free_memory()
         self.jobs: deque[Job] = deque()  # not started
-        self.running: list[Job] = []  # by one thread: a kernel may wait for, so run, later jobs
+        self.running: list[Job] = []  # nested, on one thread: a kernel that waits may run others
         self.runner = 0  # id of that thread
         self.changed = threading.Condition()
         self.waiting = 0  # threads waiting for the end of a job, or for their turn

@@ -4,7 +4,7 @@ Eager would have raised at that op: earlier writes have happened, later ones hav
 not store when an op was recorded, but it has two orders: storages are listed in the order of their
 first write, and leaf slots are numbered in the order of their first use. A write counts as earlier
 if its storage is listed before everything that depends on the failed op, and entered the trace
-before the last leaf of the failed op's cone.
+no later than the last leaf of the failed op's cone.
 """
 
 from __future__ import annotations
