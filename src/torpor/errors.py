@@ -1,25 +1,25 @@
-"""Every error a torpor user can meet.
+"""All errors and warnings that torpor raises.
 
     TorporError                     base of all of torpor's own errors
     ├── GraphError                  a graph that breaks the rules of the IR (verifier, parser)
     ├── BackendError                a backend misbehaved: unknown, unavailable, wrong results
     │   └── CompileError            a backend could not compile a graph
-    ├── RegistrationError           an op of somebody's own that was told of in a way that cannot be
+    ├── RegistrationError           a custom op's registration is incomplete, duplicate or wrong
     ├── NativeError                 the native recorder cannot be built or used
-    ├── UnsupportedError            a thing a lazy tensor cannot do, with what to do instead
-    ├── StepError                   a graph failed while running and eager has no type of its own
+    ├── UnsupportedError            a lazy tensor does not support this; says what to do instead
+    ├── StepError                   a graph failed while running, and eager has no error type for it
     ├── DivergenceError             ranks are about to run different collectives
     ├── RankError                   a rank is gone, late, or has left its step
-    ├── RecompileError              a graph would be compiled again; config.on_recompile forbids
+    ├── RecompileError              a graph would be recompiled, which config.on_recompile forbids
     ├── HiddenSync                  a tensor was read inside torpor.no_sync()
     ├── RecordFileError             a record file is damaged, foreign or hostile
-    └── DifferenceError             a backend computed other numbers than the reference
+    └── DifferenceError             a backend computed other numbers than the reference backend
 
-    TorporWarning                   the program goes on, slower than it should
-    └── PerformanceWarning          a part of it runs eagerly, for that is faster
+    TorporWarning                   the program goes on, but slower, or not as requested
+    └── PerformanceWarning          a part of it runs eagerly, because recording is slower
 
-An operation that eager PyTorch refuses is refused with eager's own exception type: `annotate` adds
-the recorded line and the graph line to that exception and leaves its type alone.
+An operation that eager PyTorch rejects raises the same exception type in torpor: `annotate` adds
+the recorded line and the graph line to the exception, and leaves its type alone.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class GraphError(TorporError):
 
 
 class BackendError(TorporError):
-    """A backend is unknown, unavailable or returned something it must not."""
+    """A backend is unknown, unavailable or returned something invalid."""
 
 
 class CompileError(BackendError):
     """A backend could not compile a graph."""
 
-    failure: object = None  # the graph, or the piece of it, that shows it alone
+    failure: object = None  # the graph, or the part of it, that reproduces the error
 
 
 class RegistrationError(TorporError):
-    """What was told of an op of somebody's own is missing, twice there, or not true."""
+    """The registration of a custom op is incomplete, duplicate or wrong."""
 
-    node: object = None  # the node that shows it, where a graph does
+    node: object = None  # the node for which that was detected, if there is one
 
 
 class NativeError(TorporError):
@@ -57,7 +57,7 @@ class NativeError(TorporError):
 
 
 class UnsupportedError(TorporError):
-    """A lazy tensor cannot do this; the message says what can be done instead."""
+    """A lazy tensor does not support this; the message says what to do instead."""
 
 
 class StepError(TorporError):
@@ -65,11 +65,11 @@ class StepError(TorporError):
 
 
 class DivergenceError(TorporError):
-    """Ranks would run different collectives; the message has the lines of both."""
+    """Ranks would run different collectives; the message has the source lines of both."""
 
 
 class RankError(TorporError):
-    """Another rank is gone, has not come in time, or has left its step."""
+    """Another rank has died, timed out, or left its step."""
 
 
 class RecordFileError(TorporError):
@@ -77,31 +77,31 @@ class RecordFileError(TorporError):
 
 
 class DifferenceError(TorporError):
-    """A backend's numbers differ from the reference's; the message names the first node."""
+    """A backend's numbers differ from the reference backend's; the message names the first node."""
 
-    _torpor_annotated = _torpor_run = True  # it says itself which node, graph and backend it means
+    _torpor_annotated = _torpor_run = True  # the message names the node, graph and backend itself
 
 
 class RecompileError(TorporError):
-    """A graph would be compiled at a line that had one compiled before; the message says why."""
+    """A graph would be compiled at a line where one was compiled before; the message says why."""
 
 
 class HiddenSync(TorporError):
-    """A program waits for numbers inside `torpor.no_sync()`; the message names the line."""
+    """The program waits for a result inside `torpor.no_sync()`; the message names the line."""
 
 
 class TorporWarning(UserWarning):
-    """The program goes on, but not the way it was asked to."""
+    """The program goes on, but slower than it should, or not as requested."""
 
 
 class PerformanceWarning(TorporWarning):
-    """A part of the program runs eagerly, for recording it takes longer; the message says why."""
+    """A part of the program runs eagerly, because recording it is slower; the message says why."""
 
 
 def annotate(
     error: BaseException, op: str, site: str | None = None, graph_line: str | None = None
 ) -> BaseException:
-    """Add where an op was recorded to `error`, keeping its type; a second time changes nothing."""
+    """Add where an op was recorded to `error`, keeping its type; idempotent."""
     if getattr(error, "_torpor_annotated", False):
         return error
     lines = [f"[{op}] {error.args[0] if error.args else type(error).__name__}"]
@@ -115,7 +115,7 @@ def annotate(
 
 
 def annotate_run(error: BaseException, graph: str, backend: str, site: str | None) -> BaseException:
-    """Add which graph ran on which backend to `error`; a second time changes nothing."""
+    """Add to `error` which graph ran on which backend; idempotent."""
     if getattr(error, "_torpor_run", False):
         return error
     lines = [str(error.args[0]) if error.args else type(error).__name__]
@@ -128,6 +128,6 @@ def annotate_run(error: BaseException, graph: str, backend: str, site: str | Non
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The known name that is nearest to an unknown one, as the end of a message; "" if none is."""
+    """The end of a message that suggests the known name most similar to `name`; "" if none is."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {prefix + close[0]!r}?" if close else ""

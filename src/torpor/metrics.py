@@ -1,8 +1,8 @@
 """Counters, timers and gauges, cheap enough to be always on.
 
-Ops count themselves in a one-element list each (see `op_cell`): one list increment on the hot
-path. Everything else counts by name, once a step or less often. A gauge is a function that is
-asked when somebody wants to know.
+Each op counts its calls in a one-element list (see `op_cell`): on the hot path, that is a single
+list increment. Everything else is counted by name, at most once per step. A gauge is a function
+that is called when metrics are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
-_cells: dict[tuple[str, str], list[int]] = {}  # by counter and overload
+_cells: dict[tuple[str, str], list[int]] = {}  # by counter name and overload
 _new_nodes: Counter[str] = Counter()
 _timers: dict[str, _Timer] = {}
 _lines: dict[str, dict[str, _Line]] = {}
@@ -26,14 +26,14 @@ _reports: list[Callable[[], str]] = []
 _on_reset: list[Callable[[], None]] = []
 
 MAX_SAMPLES = 1024
-"""Percentiles of a timer are those of its latest samples, so many at most."""
+"""Percentiles of a timer are those of its latest samples, at most this many."""
 MAX_LINES = 4096
-"""Source lines told apart under one name."""
+"""How many source lines are kept apart under one name."""
 OTHER_LINES = "(other lines)"
 
 
 class _Timer:
-    """How often, how long in all, and the latest samples."""
+    """Count, total time, and the latest samples."""
 
     __slots__ = ("count", "samples", "total")
 
@@ -54,12 +54,12 @@ class _Timer:
 
 
 def _percentile(samples: list[float], percent: int) -> float:
-    """The smallest sample that so many in a hundred are not above."""
+    """The smallest sample that at least `percent` percent of all samples do not exceed."""
     return samples[-(-percent * len(samples) // 100) - 1]
 
 
 class _Line:
-    """What one source line caused: how often, and the time it took."""
+    """The count and time caused by one source line."""
 
     __slots__ = ("count", "seconds")
 
@@ -74,13 +74,13 @@ class _Line:
 def op_cell(name: str, overload: str = "") -> list[int]:
     """The one-element list in which the recorder of an op counts its calls.
 
-    Cells of several overloads (`aten.add.Tensor`, ...) may count under one name (`lazy::add`).
+    Cells of several overloads (`aten.add.Tensor`, ...) may have one name (`lazy::add`).
     """
     return _cells.setdefault((name, overload), [0])
 
 
 def count_node(op: str) -> None:
-    """Count a node that was not met before; the caller holds the trace's lock."""
+    """Count a new node; the caller holds the trace's lock."""
     _new_nodes[op] += 1
 
 
@@ -91,14 +91,14 @@ def count(name: str, amount: int = 1) -> None:
 
 
 def count_line(name: str, site: str) -> None:
-    """Count `name` once, also under the source line that caused it."""
+    """Add 1 to the counter `name`, and to its count for the source line that caused it."""
     with _lock:
         _counts[name] += 1
         _line(name, site).count += 1
 
 
 def time_line(name: str, site: str, seconds: float) -> None:
-    """Add to the time that `name` took because of a source line."""
+    """Add to the time that a source line has caused under `name`."""
     with _lock:
         line = _line(name, site)
         line.count += 1
@@ -106,7 +106,7 @@ def time_line(name: str, site: str, seconds: float) -> None:
 
 
 def _line(name: str, site: str) -> _Line:
-    """What is known of a line; the caller holds the lock."""
+    """The entry for a line, made on first use; the caller holds the lock."""
     known = _lines.setdefault(name, {})
     if site not in known:
         site = site if len(known) < MAX_LINES else OTHER_LINES
@@ -114,7 +114,7 @@ def _line(name: str, site: str) -> _Line:
 
 
 def add_time(name: str, seconds: float) -> None:
-    """One more sample of the timer `name`."""
+    """Add a sample to the timer `name`."""
     with _lock:
         found = _timers.get(name)
         if found is None:
@@ -123,12 +123,12 @@ def add_time(name: str, seconds: float) -> None:
 
 
 def timed(name: str) -> float:
-    """Seconds of the timer `name` in all."""
+    """The total seconds of the timer `name`."""
     found = _timers.get(name)
     return 0.0 if found is None else found.total
 
 
-class timer:  # a class for speed: a generator's context costs three times as much
+class timer:  # a class: a generator's context manager costs three times as much
     """Time the body under `name`."""
 
     __slots__ = ("name", "start")
@@ -144,15 +144,15 @@ class timer:  # a class for speed: a generator's context costs three times as mu
 
 
 def add_gauge(name: str, read: Callable[[], float]) -> None:
-    """Let `read()` say how much of `name` there is, when somebody asks."""
+    """Register `read` as the function that returns the gauge `name`."""
     _gauges[name] = read
 
 
-# -- asking ------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------
 
 
 def counters() -> dict[str, int]:
-    """Every counter that is not zero, by name. `lazy::<op>` counts recorded ops."""
+    """All counters that are not zero, by name. `lazy::<op>` counts recorded ops."""
     with _lock:
         result = {name: value for name, value in _counts.items() if value}
     total = 0
@@ -164,28 +164,28 @@ def counters() -> dict[str, int]:
 
 
 def counted(name: str) -> int:
-    """One counter, if it is counted by name; in no time."""
+    """One counter, if it is counted by name; fast."""
     return _counts[name]
 
 
 def recorded() -> dict[tuple[str, str], int]:
-    """How often ops were recorded, by counter and overload ("" where it is not told apart)."""
+    """How often ops were recorded, by counter and overload ("" if overloads are not separate)."""
     return {key: cell[0] for key, cell in list(_cells.items()) if cell[0]}
 
 
 def new_nodes() -> dict[str, int]:
-    """How many nodes of each op were new to the intern table."""
+    """How many nodes of each op were added to the intern table."""
     return dict(_new_nodes)
 
 
 def lines(name: str) -> dict[str, int]:
-    """How often each source line caused the counter `name` (fallbacks and syncs)."""
+    """How often each source line has caused the counter `name` (fallbacks and syncs)."""
     with _lock:
         return {site: line.count for site, line in _lines.get(name, {}).items()}
 
 
 def line_seconds(name: str) -> dict[str, float]:
-    """How long `name` took because of each source line."""
+    """How many seconds each source line has caused under `name`."""
     with _lock:
         return {site: line.seconds for site, line in _lines.get(name, {}).items()}
 
@@ -203,12 +203,12 @@ def timers() -> dict[str, dict[str, float]]:
 
 
 def gauges() -> dict[str, float]:
-    """What every gauge says now."""
+    """The present value of every gauge."""
     return {name: read() for name, read in sorted(_gauges.items())}
 
 
 def reset() -> None:
-    """Set every counter and timer back to nothing."""
+    """Reset every counter and timer."""
     with _lock:
         _counts.clear()
         _timers.clear()
@@ -221,7 +221,7 @@ def reset() -> None:
 
 
 def on_reset(forget: Callable[[], None]) -> None:
-    """Call `forget` whenever everything is set back to nothing."""
+    """Call `forget` on every reset."""
     _on_reset.append(forget)
 
 
@@ -229,12 +229,12 @@ def on_reset(forget: Callable[[], None]) -> None:
 
 
 def add_report(text: Callable[[], str]) -> None:
-    """Let `text()` stand at the end of every report in words."""
+    """Append `text()` to every text report."""
     _reports.append(text)
 
 
 def report(format: str = "text") -> str:
-    """All that was counted: as aligned text, as `"json"`, or as `"prometheus"` text."""
+    """All metrics: as aligned text, as `"json"`, or as `"prometheus"` text."""
     if format == "text":
         return _text()
     if format == "json":
@@ -310,7 +310,7 @@ def _prometheus() -> str:
 
 
 def _split(counted: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Counters with a name of their own, and those that are one of many (`lazy::add`)."""
+    """Counters that are metrics of their own, and those that become labels (`lazy::add`)."""
     plain = {name: value for name, value in counted.items() if "::" not in name}
     return plain, {name: value for name, value in counted.items() if "::" in name}
 

@@ -4,6 +4,6 @@
 stays slower than eager; `cycles` finds reads that end a step, `at_once` computes small reads on the
 reading thread.
 
-Imported by: `execute.sync`, which asks `cycles` and `at_once` (layer `execute`), and `frontend`,
-which asks `bound` (layer `trace`).
+Imported by: `execute.sync`, which uses `cycles` and `at_once` (layer `execute`), and `frontend`,
+which uses `bound` (layer `trace`).
 """

@@ -1,9 +1,9 @@
-"""A read of something small is computed by the thread that reads, without a job for it.
+"""Compute a small read on the reading thread, without a job on the queue.
 
-A read waits for its numbers anyway. Where its graph was met before and nothing else is under way,
-the thread takes the queue's turn, runs the graph, and keeps the results; no handles are promised
-that would have to be filled or taken back. A graph that may fail, draws random numbers or writes
-over its arguments is a job as ever, and so is one that has just failed: it is run once more.
+A read waits for its result anyway. If its graph is in the plan cache and the queue is idle, the
+reading thread reserves the queue, runs the graph, and keeps the results; there are no handles to
+fill or roll back. A graph that may fail, is random or donates arguments takes the usual path, and
+so does one that has just failed here: it is run again as a job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torpor.observe.phases import RUNNING, phase
 
 
 def may_run_at_once(plan: Plan) -> bool:
-    """Running it changes nothing but the time, and its results are known to be what they should."""
+    """Whether a run has no side effects, and an earlier one returned the promised types."""
     return (
         plan.checked
         and plan.draft is None
@@ -32,7 +32,7 @@ def may_run_at_once(plan: Plan) -> bool:
 
 
 class Turn:
-    """One run of a plan between the jobs of a queue."""
+    """One run of a plan on an idle queue, without a job."""
 
     __slots__ = ("arguments", "device", "plan")
 
@@ -42,7 +42,7 @@ class Turn:
         self.arguments = arguments
 
     def take(self, shield: Shield) -> list[BackendData] | None:
-        """The results; None if the queue is at work by now, or something went wrong."""
+        """The results; None if the queue is busy by now, or the run failed."""
         queue = queue_of(self.device)
         job = queue.borrow()
         if job is None:
@@ -50,7 +50,7 @@ class Turn:
         try:
             shield.open = True
             results = self._run()
-        except Exception:  # the job that is run instead tells of it
+        except Exception:  # it is run again as a job, which reports the error
             return None
         finally:
             shield.open = False

@@ -1,8 +1,8 @@
-"""No program is slower than eager for long: each place in it runs recorded or eagerly by choice.
+"""Keep programs from being slower than eager: each group of models runs recorded or eagerly.
 
-A place is the models and optimizers that one loop of a program steps: those that are called, or
-step, between two steps of an optimizer are of one place. `choice` says when a place is to change;
-here events are timed, tensors change (`switching`), and the user is told, once.
+A `ModelGroup` (variable `place`) is the models and optimizers of one training loop: those called,
+or stepped, between two optimizer steps belong together. `choice` decides when a group changes mode;
+this module times events, converts tensors (`frontend.switching`), and warns the user, once.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from torpor.observe.phases import COMPILING, TOTALS, WAITING, phase
 from torpor.observe.site import Site, site
 
 MOST_PLACES: Final = 64
-"""Places that are remembered after their models are gone."""
+"""How many groups are remembered, including those whose models are gone."""
 CALLS_WITHOUT_STEP: Final = 64
-"""Calls of a model after which each counts as a step, although there is an optimizer."""
+"""After this many calls of a model without an optimizer step, each call counts as a step."""
 
 
 class ModelGroup:
-    """Models and optimizers that run recorded or eagerly together."""
+    """Models and optimizers that change together between recorded and eager mode."""
 
     def __init__(self, name: str, choice: Choice) -> None:
         self.name = name
@@ -59,14 +59,14 @@ class ModelGroup:
         self.modules: list[ref[torch.nn.Module]] = []
         self.optimizers: list[ref[Any]] = []
         self.thread = threading.get_ident()
-        self.is_shared = False  # between threads: it stays what it is
+        self.is_shared = False  # used by several threads: its mode is fixed
         self.calls = 0  # since the last step of an optimizer
-        self.stamp = -1  # of the step in which it was called last
-        self.passes = -1  # backward passes before its last call that autograd saw
-        self.rest = self.granted = 0  # steps that nobody looks at: still to come, and in all
-        self.leaks = 0  # steps that recorded something although all is plain
+        self.stamp = -1  # number of the optimizer step before its latest call
+        self.passes = -1  # autograd's count of backward passes at its latest call
+        self.rest = self.granted = 0  # steps to skip without timing: remaining, and in all
+        self.leaks = 0  # steps that recorded something although the group runs eagerly
         self.is_announced = False
-        self.joined: ModelGroup | None = None  # it is a part of this one
+        self.joined: ModelGroup | None = None  # the group that it was merged into
 
     def tensors(self) -> Iterator[Any]:
         """All tensors of its models and optimizers."""
@@ -75,7 +75,7 @@ class ModelGroup:
             yield from state_of(optimizer)
 
     def model_tensors(self) -> Iterator[Any]:
-        """Those of its models, and what its optimizers step."""
+        """The tensors of its models, and the parameters of its optimizers."""
         for module in _alive(self.modules):
             for part, _ in parts_of(module):
                 yield from part._parameters.values()
@@ -85,14 +85,14 @@ class ModelGroup:
                 yield from group["params"]
 
     def whole(self) -> ModelGroup:
-        """The place that it is a part of by now, or itself."""
+        """The group that it was merged into, or itself."""
         place = self
         while place.joined is not None:
             place = place.joined
         return place
 
     def steps(self, recorded: bool) -> int:
-        """Steps that it ran so, or eagerly."""
+        """The number of steps it ran in this mode."""
         unseen = 0 if recorded else self.granted - self.rest
         return self.choice.steps[recorded] + unseen
 
@@ -109,7 +109,7 @@ def _alive(references: Iterable[ref[Any]]) -> list[Any]:
 
 
 def may_switch() -> bool:
-    """This is the user's program, as it runs: nobody traces it, and it is no worker's."""
+    """Whether this is the user's own thread and program: not a worker, and not being traced."""
     return not (
         _torch.is_tracing()
         or threading.current_thread().name.startswith("torpor-")
@@ -120,40 +120,40 @@ def may_switch() -> bool:
 
 
 class _Events(threading.local):
-    """What has happened on a thread: loops of several threads run through each other."""
+    """The events of one thread: loops on several threads interleave."""
 
     def __init__(self) -> None:
-        self.met: list[ModelGroup] = []  # since the last step of an optimizer
-        self.stamp = 0  # of that step
-        self.last: ModelGroup | None = None  # of the last event
+        self.met: list[ModelGroup] = []  # groups called since the last step of an optimizer
+        self.stamp = 0  # number of that step
+        self.last: ModelGroup | None = None  # the group of the last event
         self.last_number = 0
         self.last_time = 0.0
         self.last_compiling = 0.0
 
 
 class Bound:
-    """The places of this process, and what has happened on each thread."""
+    """The model groups of this process, and the events of each thread."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.limits = Limits()
         self.places: deque[ModelGroup] = deque(maxlen=MOST_PLACES)
         self.optimizers: WeakSet[Any] = WeakSet()
-        self.of_optimizer: dict[int, ModelGroup] = {}  # by identity
-        self.stamp = 0  # steps of optimizers so far
+        self.of_optimizer: dict[int, ModelGroup] = {}  # by id
+        self.stamp = 0  # optimizer steps so far
         self.events = _Events()
         self.lock = threading.RLock()
 
     def is_on(self) -> bool:
-        """Places choose."""
+        """Whether groups choose their mode."""
         return config.bound == "auto"
 
     # -- events --------------------------------------------------------------------------------
 
     def meet(self, module: torch.nn.Module) -> ModelGroup | None:
-        """The place of a model that is called for the first time; None if it has no tensors.
+        """The group of a model on its first call; None if it has no tensors.
 
-        A part of a model is of the model's place; a model made of several joins their places.
+        A submodule belongs to its model's group; a model made of several merges their groups.
         """
         held = set(map(id, (*module.parameters(), *module.buffers())))
         if not held:
@@ -170,7 +170,7 @@ class Bound:
         return place
 
     def got_parameters(self, optimizer: Any) -> None:
-        """An optimizer was made, or got more parameters: it will step."""
+        """An optimizer was made, or got more parameters: it is expected to step."""
         self.optimizers.add(optimizer)
 
     def _add(self, place: ModelGroup, optimizer: Any) -> None:
@@ -188,7 +188,7 @@ class Bound:
         return place
 
     def before_call(self, place: ModelGroup, number: int) -> bool:
-        """A model of `place` is called, by no other model; whether it is to be recorded."""
+        """An outermost call of a model of `place` begins; whether to record it."""
         self._is_here(place)
         events = self.events
         if place.stamp != events.stamp:
@@ -205,16 +205,16 @@ class Bound:
 
     def _is_here(self, place: ModelGroup) -> None:
         if place.thread != threading.get_ident() and not place.is_shared:
-            with self.lock:  # not while it changes
+            with self.lock:  # not while another thread changes its mode
                 place.is_shared = True
 
     def is_recorded(self, optimizer: Any) -> bool:
-        """The place of an optimizer is recorded."""
+        """Whether the group of an optimizer runs recorded."""
         place = self.of_optimizer.get(id(optimizer))
         return place is not None and place.choice.is_recorded
 
     def after_step(self, optimizer: Any) -> None:
-        """An optimizer has made a step."""
+        """An optimizer has stepped."""
         place = self.of_optimizer.get(id(optimizer))
         events = self.events
         if place is None or any(other is not place for other in events.met):
@@ -231,7 +231,7 @@ class Bound:
     def _step(self, place: ModelGroup, number: int) -> None:
         if place.rest:
             place.rest -= 1
-            self.events.last = None  # the interval that ends now is unknown
+            self.events.last = None  # the next interval cannot be timed
             return
         choice = place.choice
         if place.granted:
@@ -258,7 +258,7 @@ class Bound:
             wish = choice.step(_facts(), now)
             if choice.lost_by is not None:
                 _consider_capturing(place, choice.lost_by, now)
-        else:  # a step may take very long
+        else:  # check now: a step may take very long
             wish = choice.is_overdrawn(now)
             if wish:
                 choice.fail()
@@ -274,9 +274,9 @@ class Bound:
         return not is_bound and may_switch()
 
     def _change(self, place: ModelGroup, is_between: bool) -> None:
-        """Let a place run the other way, between two steps or in one."""
+        """Switch the mode of a group, between two steps or within one."""
         choice = place.choice
-        is_finished = _torch.backward_passes() != place.passes  # what its last call has recorded
+        is_finished = _torch.backward_passes() != place.passes  # backward of its last call has run
         with self.lock:
             change = self._to_eager if choice.is_recorded else _to_lazy
             refusal = change(place, is_finished)
@@ -297,7 +297,7 @@ class Bound:
         return to_plain(place.tensors(), extra, is_finished)
 
     def _joined(self, optimizer: Any, place: ModelGroup | None) -> ModelGroup:
-        """All that was met since the last step of an optimizer, and this one, are of one place."""
+        """Merge the groups met since the last step of an optimizer, including the optimizer's."""
         with self.lock:
             if place is None:
                 place = self._place_of(optimizer)
@@ -306,23 +306,23 @@ class Bound:
             for other in self.events.met:
                 if other.whole() is not place:
                     self._join(place, other.whole())
-            if place not in self.places:  # it was forgotten
+            if place not in self.places:  # it was dropped from the deque
                 self.places.append(place)
         return place
 
     def _place_of(self, optimizer: Any) -> ModelGroup:
         if self.events.met:
             return self.events.met[0].whole()
-        for place in self.places:  # of several optimizers one may not have been seen yet
+        for place in self.places:  # one of its optimizers may be new
             if _has_any(optimizer, set(map(id, place.model_tensors()))):
                 return place
         return self._new(type(optimizer).__name__)
 
     def _join(self, place: ModelGroup, other: ModelGroup) -> None:
-        """`other` becomes a part of `place`, which starts anew, eagerly."""
+        """Merge `other` into `place`, which starts over in eager mode."""
         recorded = [p for p in (place, other) if p.choice.is_recorded]
         if any(map(self._to_eager, recorded)):
-            return  # not now
+            return  # not possible now
         place.modules += other.modules
         place.optimizers += other.optimizers
         for optimizer in _alive(other.optimizers):
@@ -330,15 +330,15 @@ class Bound:
         place.is_shared |= other.is_shared or other.thread != place.thread
         place.choice, other.joined = Choice(self.clock(), self.limits), place
         place.rest = place.granted = 0
-        if other in self.places:  # the oldest are forgotten
+        if other in self.places:  # it may have been dropped already
             self.places.remove(other)
 
     def _stop_leak(self, place: ModelGroup) -> None:
-        """Something lazy is left that an eager loop goes on with: it becomes plain if it can."""
+        """A loop that runs eagerly still has a lazy tensor: make it plain, if possible."""
         if ASKED.explicitly or any(p.choice.is_recorded for p in self.places):
             return
         place.leaks += 1
-        if place.leaks & (place.leaks - 1) == 0 and may_switch():  # ever more seldom
+        if place.leaks & (place.leaks - 1) == 0 and may_switch():  # with exponential backoff
             to_plain((), all_lazy_tensors())
         else:
             sync.cut()
@@ -349,9 +349,9 @@ def _has_any(optimizer: Any, tensors: set[int]) -> bool:
 
 
 def _to_lazy(place: ModelGroup, is_finished: bool) -> str:
-    """Make what is plain in a place lazy; why that cannot be, "" if it is done.
+    """Make the plain tensors of a group lazy; the reason if that is impossible, else "".
 
-    Tensors whose memory is shared stay plain, as `enable` leaves them.
+    Tensors with shared memory stay plain, as in `enable`.
     """
     refusal = held_by_graph(place.tensors(), is_finished)
     if refusal:
@@ -366,27 +366,27 @@ def _to_lazy(place: ModelGroup, is_finished: bool) -> str:
 
 
 def _consider_capturing(place: ModelGroup, ratio: float, now: float) -> None:
-    """A place may have lost only by what recording it takes: then its models are captured."""
+    """If a group lost only because of its recording overhead, have its models captured."""
     choice, modules = place.choice, _alive(place.modules)
     choice.lost_by = None
     if config.capture != "auto" or not choice.eager_step:
         return
     captured = ratio - (1.0 - FOUND) * recording_cost(modules) / choice.eager_step
-    gain = (now - choice.began) * (1.0 - captured)  # in as long a time again
+    gain = (now - choice.began) * (1.0 - captured)  # if it runs as long again
     if captured < choice.limits.worth_capturing and capture_soon(modules, gain):
         choice.try_again()
 
 
 def _wait_for_compiles() -> None:
-    """Stand still: a program that keeps all cores busy leaves none to who compiles for it."""
+    """Block: a program that uses all cores leaves none for the compile processes."""
     with phase(WAITING):
         COSTS.waited += COMPILER.wait_while_compiling()
 
 
 def _end_threads() -> None:
-    """End the queues' threads, which start again with the next job.
+    """End the queues' threads; they restart with the next job.
 
-    OpenMP lets threads sleep early while those of others exist: a loop of small kernels ran at a
+    OpenMP workers sleep early while other threads' workers exist: a loop of small kernels ran at a
     third of its speed.
     """
     for queue in queues():
@@ -394,7 +394,7 @@ def _end_threads() -> None:
 
 
 def drain() -> None:
-    """Wait until all that was submitted has run."""
+    """Wait for all submitted jobs."""
     for queue in queues():
         queue.wait()
     _torch.finish_gpu()
@@ -410,7 +410,7 @@ def _facts() -> ProcessFacts:
 
 
 def tell(place: ModelGroup) -> None:
-    """Warn that a place runs eagerly, or should and cannot: where, why, and what to change."""
+    """Warn that a group runs eagerly, or should but cannot: where, why, and what to change."""
     choice = place.choice
     if choice.is_recorded:
         what = f"is slower recorded than eagerly, and cannot run eagerly: {choice.reason}"
@@ -428,7 +428,7 @@ def tell(place: ModelGroup) -> None:
 
 
 def _what_changes(choice: Choice) -> str:
-    """How the latest graph differs from the one most like it, if graphs do not come back."""
+    """How the latest graph differs from the most similar one, if graphs are new in every step."""
     record = HISTORY.records[-1] if HISTORY.records and choice.is_new_each_time else None
     found = None if record is None else record.difference
     if record is None or found is None:
@@ -440,7 +440,7 @@ BOUND = Bound()
 
 
 def report() -> list[str]:
-    """How each place runs, in words."""
+    """One line of text per group."""
     return [str(place) for place in BOUND.places]
 
 

@@ -1,16 +1,16 @@
-"""Recorded or eager: the choice for one place in a program, made by measuring both.
+"""Recorded or eager: the decision for one group of models, made by measuring both.
 
-This is arithmetic alone: no tensors, no clock. A program is a sequence of events (a call of a model
-begins, an optimizer's step ends); between two events lies an interval, whose kind is the pair. Both
-ways go through the same intervals, so the time that eager takes for each kind tells what eager
+This is pure arithmetic: no tensors, no clock. A program is a sequence of events (a call of a model
+begins, an optimizer's step ends); an interval is the time between two events, and its kind is that
+pair. Both modes go through the same kinds of intervals, so eager's time per kind tells what eager
 would have taken for a stretch that was recorded.
 
-    EAGER      eager's times are measured, then it runs so until an attempt is due
-    WARMING    recorded: until graphs come back compiled; ends when it has cost too much
-    TIMED      recorded: a window of steps is timed, the device's queue empty before and after
-    RECORDED   recorded: it has won; now and then it is timed again
+    EAGER      eager's intervals are timed, then it runs untimed until an attempt is due
+    WARMING    recorded: until graphs are cached and compiled; ends early if it costs too much
+    TIMED      recorded: a window of steps is timed, with an empty device queue before and after
+    RECORDED   recorded: it was faster; timed again now and then
 
-A place starts in EAGER. After TIMED it goes to EAGER for a few steps, and to the faster of the two.
+A group starts in EAGER. After TIMED, it runs in EAGER for a few steps, then in the faster mode.
 """
 
 from __future__ import annotations
@@ -31,74 +31,72 @@ _NEW: Final = "graphs of its steps do not come back"
 _NOT_COMPILED: Final = "its graphs come back, and are not compiled"
 
 Kind = tuple[int, int]
-"""Of an interval: the events that it lies between."""
+"""The kind of an interval: the events at its ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long something is tried, and what it may cost."""
+    """How long modes are tried, and what that may cost."""
 
-    start: float = (
-        10.0  # seconds until the first attempt, which imports modules for a second or two
-    )
-    skipped: int = 1  # steps after a change that are not measured: caches are cold
-    measured: int = 5  # steps by which eager is known
-    window: int = 8  # steps of a window
-    windows: int = 2  # the best of so many counts
-    settled: int = 3  # steps in a row whose graphs came back compiled
-    warming: int = 32  # steps at most until graphs come back compiled
-    margin: float = 1.02  # recorded wins up to so much of eager's time
-    worth_capturing: float = 0.95  # of eager's time, which a captured step is expected to take
+    start: float = 10.0  # seconds until the first attempt, which imports modules for 1 or 2 s
+    skipped: int = 1  # steps after a change that are not timed: caches are cold
+    measured: int = 5  # timed steps that suffice to know eager's time
+    window: int = 8  # steps in a window
+    windows: int = 2  # the best of this many counts
+    settled: int = 3  # consecutive steps with only compiled graphs that end the warm-up
+    warming: int = 32  # maximum number of warm-up steps
+    margin: float = 1.02  # recorded wins up to this ratio to eager's time
+    worth_capturing: float = 0.95  # maximum ratio that a captured step is expected to take
     lost: float = 0.2  # seconds that the first attempt may lose, or ...
-    lost_steps: int = 20  # ... so many of eager's steps
+    lost_steps: int = 20  # ... this many of eager's steps
     share: float = 0.05  # of all time that attempts may lose
-    rest: int = 100  # steps until the next attempt, twice as many after each
-    check: int = 512  # steps until a winner is timed again, twice as many after each
-    tries: int = 8  # steps in a row at which a change is tried that cannot be made
-    new_graphs: int = 6  # of a winner, more than come back: it has to warm up again
+    rest: int = 100  # steps until the next attempt, doubled after each
+    check: int = 512  # steps until a winner is timed again, doubled after each
+    tries: int = 8  # consecutive steps at which to retry a change that is refused
+    new_graphs: int = 6  # of a winner, beyond what cached steps offset: it warms up again
 
 
 class ProcessFacts(NamedTuple):
-    """What happened since the process began."""
+    """Counters since the process began."""
 
     new_graphs: int
-    interpreted: int  # runs of graphs that are not compiled
+    interpreted: int  # runs of graphs that were not compiled
     compiles: int
-    compiling: bool  # in the background, now
+    compiling: bool  # a background compile is in flight
 
 
 class Choice:
-    """The way in which a place runs; ask `step` at the end of each step whether to change it."""
+    """The mode of a group; `step`, called after each step, says whether to change it."""
 
     def __init__(self, now: float, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.phase = EAGER
         self.began = now
-        self.steps = {True: 0, False: 0}  # by `is_recorded`
+        self.steps = {True: 0, False: 0}  # keys: `is_recorded`
         self.here = 0  # steps in this phase
-        self.is_timing = True  # intervals are wanted
-        self.drain = False  # the device's queue has to be empty before this step's end is timed
+        self.is_timing = True  # `interval` is to be called
+        self.drain = False  # the device's queue must be empty before this step's end is timed
         self.reason = ""  # why it runs eagerly
         self.attempts = 0
-        self.lost = 0.0  # seconds by all attempts
-        self.attempt_lost = 0.0  # by the latest
-        self.lost_by: float | None = None  # a comparison that was lost just now: recorded / eager
+        self.lost = 0.0  # seconds, by all attempts
+        self.attempt_lost = 0.0  # by the latest attempt
+        self.lost_by: float | None = None  # recorded / eager, if a comparison was just lost
         self.eager: dict[Kind, deque[float]] = {}
         self.eager_step = 0.0
-        self._times: list[float] = []  # of eager's steps, measured now
-        self._step = 0.0  # seconds of this one
-        self._taken: dict[Kind, list[float]] = {}  # intervals of a window: seconds
-        self._cold: set[Kind] = set()  # kinds that were met while warming up
+        self._times: list[float] = []  # eager's steps in this phase
+        self._step = 0.0  # seconds of the current step
+        self._taken: dict[Kind, list[float]] = {}  # intervals of the current window, in seconds
+        self._cold: set[Kind] = set()  # kinds seen during warm-up; the first time is not counted
         self._rivals: list[tuple[dict[Kind, int], float]] = []  # windows: intervals, seconds
-        self._due = 0  # step of this phase at which to try, or to time again
-        self._waits = False  # for a compile in the background
-        self._row = 0  # steps in a row that came back compiled
-        self._came_back = 0
-        self._new = 0.0  # graphs of a winner that did not come back
+        self._due = 0  # the step of this phase at which to attempt, or to time again
+        self._waits = False  # for a background compile
+        self._row = 0  # consecutive steps with only compiled graphs
+        self._came_back = 0  # such steps in this phase
+        self._new = 0.0  # a winner's steps with other graphs, less what cached steps offset
         self._checks = 0
         self._refusals = 0
-        self._asks = False  # it wants to change, and could not yet
-        self._patience = 0  # steps for which a winner, or who cannot change, is let alone
+        self._asks = False  # a change was refused and is to be retried
+        self._patience = 0  # steps in RECORDED before anything is checked
         self._before = ProcessFacts(0, 0, 0, False)
 
     @property
@@ -107,28 +105,28 @@ class Choice:
 
     @property
     def waits(self) -> bool:
-        """It runs eagerly until graphs of it are compiled."""
+        """Whether it runs eagerly until background compiles of its graphs are complete."""
         return self._waits and not self.is_recorded
 
     @property
     def is_decided(self) -> bool:
-        """It has a reason to run eagerly, and either does so or cannot."""
+        """Whether it has a reason to run eagerly, and either does so or cannot."""
         return bool(self.reason) and not self._asks
 
     @property
     def is_new_each_time(self) -> bool:
-        """The latest attempt has ended because graphs did not come back."""
+        """Whether the latest attempt ended because most steps had new graphs."""
         return self.reason.startswith(_NEW)
 
     def record_always(self) -> None:
-        """Do not choose: ranks of one program have to agree."""
+        """Fix the mode: all ranks of a program must use the same."""
         self._begin(RECORDED)
         self.is_timing, self._patience = False, sys.maxsize
 
     # -- what is measured ----------------------------------------------------------------------
 
     def interval(self, kind: Kind, seconds: float) -> None:
-        """An interval is over, in which compiling is not counted; only while `is_timing`."""
+        """Add an interval, not counting time spent compiling; to be called only if `is_timing`."""
         self._step += seconds
         if self.phase == EAGER:
             if self.here >= self._skipped_until:
@@ -138,23 +136,23 @@ class Choice:
                 known.append(seconds)
         elif self.phase != WARMING or kind in self._cold:
             self._taken.setdefault(kind, []).append(seconds)
-        else:  # all of its ops are new
+        else:  # the first of its kind: every op is a cache miss
             self._cold.add(kind)
 
     @property
     def _skipped_until(self) -> int:
-        """The step of this phase from which on eager is measured."""
+        """The step of this phase at which timing starts."""
         return max(self.limits.skipped, self._due - self.limits.measured)
 
     def _eager_of(self, counts: dict[Kind, int]) -> float | None:
-        """What eager takes for so many intervals of each kind; None if most are unknown to it."""
+        """Eager's time for these numbers of intervals; None if most of their kinds are unknown."""
         known = {kind: median(self.eager[kind]) for kind in counts if kind in self.eager}
         if 2 * sum(counts[kind] for kind in known) < sum(counts.values()):
             return None
         return sum(counts[kind] * seconds for kind, seconds in known.items())
 
     def ratio(self) -> float | None:
-        """Time of the best window, in eager's; None if it is not known."""
+        """The time of the best recorded window relative to eager's; None if unknown."""
         ratios = []
         for counts, seconds in self._rivals:
             eager = self._eager_of(counts)
@@ -167,13 +165,13 @@ class Choice:
         return {k: len(s) for k, s in chosen.items()}, sum(map(sum, chosen.values()))
 
     def _known_window(self) -> tuple[dict[Kind, int], float]:
-        """What was taken since the phase began, of kinds that eager is known for."""
+        """The intervals of this phase whose kinds are known for eager."""
         return self._taken_of(kind for kind in self._taken if kind in self.eager)
 
     # -- what is chosen ------------------------------------------------------------------------
 
     def step(self, facts: ProcessFacts, now: float) -> bool:
-        """A step is over: whether the place is to change to the other way."""
+        """A step has ended; whether to change to the other mode."""
         self.here += 1
         self.steps[self.is_recorded] += 1
         before, self._before = self._before, facts
@@ -188,22 +186,22 @@ class Choice:
         return wish
 
     def rests(self) -> int:
-        """Steps for which nothing is to be looked at: `skip` them before the next one."""
+        """How many steps need no call of `step`; report them with `skip` before its next call."""
         if self.is_recorded or self.is_timing or self._waits or self._asks:
             return 0
         return max(0, self._rests_until - self.here - 1)
 
     def skip(self, steps: int) -> None:
-        """So many steps are over that nobody looked at."""
+        """Count steps for which `step` was not called."""
         self.here += steps
         self.steps[self.is_recorded] += steps
 
     def changed(self, now: float) -> None:
-        """The place runs the other way now."""
+        """The group has changed to the other mode."""
         self._refusals, self._asks = 0, False
         self._begin(EAGER if self.is_recorded else WARMING)
         if self.phase == EAGER and self._rivals:
-            self.eager = {}  # they are compared with what eager takes now
+            self.eager = {}  # the comparison needs eager's current times
         if self.phase == WARMING:
             if not self._waits:
                 self.attempts += 1
@@ -213,12 +211,12 @@ class Choice:
                 self._win()
 
     def pay(self, seconds: float) -> None:
-        """A change, or the attempt at one, has taken so long."""
+        """A change of mode, or an attempt, took this long."""
         self.lost += seconds
         self.attempt_lost += seconds
 
     def refused(self, reason: str, counts: bool) -> None:
-        """It could not change: it asks again; to become eager, not for ever."""
+        """The change was refused. Retried without limit, except for a change to eager."""
         self._refusals += counts
         self._asks = not self.is_recorded or self._refusals <= self.limits.tries
         if not self._asks:
@@ -260,7 +258,7 @@ class Choice:
 
     @property
     def _rests_until(self) -> int:
-        """The last step of this phase before eager is measured again."""
+        """The last step of this phase before timing resumes."""
         return self._due - self.limits.measured - 1
 
     def _won(self) -> bool:
@@ -274,19 +272,19 @@ class Choice:
             self.reason = f"a recorded step takes {ratio:.2f} times as long as eager's"
         self.lost_by = ratio
         self._rivals = []
-        self.attempt_lost = 0.0  # the next one finds its graphs compiled
+        self.attempt_lost = 0.0  # the next attempt finds compiled graphs
         self._rest()
 
     def _rest(self) -> None:
         self._due = self.here + self.limits.rest * 2 ** max(0, self.attempts - 1)
 
     def try_again(self) -> None:
-        """Recording takes less from now on than it did in the attempt that has just been lost."""
+        """Recording has become cheaper since the attempt that was just lost: schedule another."""
         self.lost_by = None
         self._due = self.here
 
     def _budget(self, now: float) -> float:
-        """Seconds that attempts may still lose."""
+        """How many seconds attempts may still lose."""
         first = max(self.limits.lost, self.limits.lost_steps * self.eager_step)
         return first + self.limits.share * (now - self.began) - self.lost
 
@@ -314,11 +312,11 @@ class Choice:
         return self.here >= self.limits.warming and self._fail()
 
     def is_overdrawn(self, now: float) -> bool:
-        """Warming up has cost more than it may."""
+        """Whether warming up has exceeded its budget."""
         return self.phase == WARMING and self._loss() > max(self._budget(now), 0.0)
 
     def fail(self) -> None:
-        """Warming up is to end, in the middle of a step."""
+        """End the warm-up in the middle of a step."""
         if not self._asks:
             self._fail()
 
@@ -345,7 +343,7 @@ class Choice:
         return True
 
     def _time(self) -> None:
-        """From the end of the next step on."""
+        """Time windows, from the end of the next step on."""
         lost = max(0.0, self._loss())
         if self.phase == WARMING:
             self.attempt_lost += lost

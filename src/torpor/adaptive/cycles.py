@@ -1,13 +1,13 @@
-"""A step without an optimizer: a read that comes back to its place may end one.
+"""Detect steps without an optimizer: a read that recurs at the same place may end a step.
 
-A program that updates its tensors by hand and reads its loss never comes to rest: the update is
-pending at each read, the trace goes on, and no graph is ever met again. So whoever reads is
-remembered by where it is in the program, together with what was pending after it. When the same
-trace comes back there and more is pending than before, that was a step: everything is computed, as
-after an optimizer's step. The next read there ends the next step, and all of it is one graph.
+If a program updates its tensors by hand and reads its loss, the update is pending at each read, so
+the trace would never end and no graph would ever be a cache hit. Therefore each read's place in the
+program is remembered with what was pending after it. If the same trace is read there again with
+other values pending, a step has passed: everything is computed, as after an optimizer's step. The
+next read at that place ends the next step, so all of that step is one graph.
 
-Reads that ask one after the other for what is there (`[loss.item() for loss in losses]`) leave
-nothing new behind; a read in the middle of a step is not met twice in it. Both compute their cone.
+Consecutive reads of existing results (`[loss.item() for loss in losses]`) change nothing that is
+pending; a read in the middle of a step does not recur in it. Both compute only their cone.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from torpor.execute.storage import TRACE, LazyStorage
 from torpor.observe.events import place_of_read
 
 MAX_PLACES: Final = 256
-_ENDS: Final = 0  # stands for what is pending after a read that ended a step: nothing
+_ENDS: Final = 0  # in place of a hash of what is pending: the read ended a step
 
 _reads: dict[int, tuple[int, int]] = {}
-"""For each place that reads: the trace it left, and what was pending in it then."""
+"""For each place of a read: the trace's epoch, and a hash of what was pending after the read."""
 
 
 _due = -1
-"""The trace that holds the whole step of an optimizer: it is cut before anything is added to it."""
+"""Epoch of a trace that holds a complete optimizer step: it is cut before anything is added."""
 
 
-_stepped: Any = None  # the optimizer that has made that step
-_read_early: WeakSet[Any] = WeakSet()  # optimizers after whose steps something is read
+_stepped: Any = None  # a weak reference to the optimizer that made that step
+_read_early: WeakSet[Any] = WeakSet()  # optimizers after whose steps the program reads
 
 
 def cut_later(optimizer: Any) -> bool:
-    """An optimizer has made its step: whether the trace is cut when its gradients are gone.
+    """After an optimizer's step: whether the cut waits until its gradients are freed.
 
-    Not where the program reads something before that: the same step would be two graphs.
+    It does not if the program reads before that, because the step would become two graphs.
     """
     global _due, _stepped
     if not get_backend().cuts_at_zero_grad or optimizer in _read_early:
@@ -50,26 +50,26 @@ def cut_later(optimizer: Any) -> bool:
 
 
 def is_cut_due() -> bool:
-    """The trace is to be cut before it is read or goes on."""
+    """Whether the trace has to be cut before it is read or extended."""
     return _due == TRACE.epoch
 
 
 def note_early_read() -> None:
-    """Something is read before the trace was cut."""
+    """The program reads before the delayed cut."""
     optimizer = _stepped()
     if optimizer is not None:
         _read_early.add(optimizer)
 
 
 def ends_step() -> bool:
-    """This read ends a step, as the one before it in the same place did."""
+    """Whether the previous read at this place ended a step; then this one does too."""
     if not _reads or not config.cut_after_reads:
         return False
     return _reads.get(place_of_read()) == (TRACE.epoch, _ENDS)
 
 
 def came_back(pending: Sequence[LazyStorage]) -> bool:
-    """The trace was read in this place before, and other values than then are `pending` now."""
+    """Whether this trace was read at this place before, with other values pending than now."""
     if not config.cut_after_reads:
         return False
     place = place_of_read()
@@ -80,7 +80,7 @@ def came_back(pending: Sequence[LazyStorage]) -> bool:
 
 
 def step_ended() -> None:
-    """The trace was cut by a read in this place."""
+    """A read at this place has cut the trace."""
     _remember(place_of_read(), _ENDS)
 
 

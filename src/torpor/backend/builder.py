@@ -1,4 +1,4 @@
-"""Nodes the core and backends build themselves, outside any recorded op."""
+"""Nodes made by the core and by backends themselves, outside any recorded op."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ aten = torch.ops.aten
 
 
 class IrBuilder:
-    """Builds leaves, run-time scalars and nodes; a backend may derive from it.
+    """Makes leaves, run-time scalars and nodes; a backend may subclass it.
 
-    The core asks it for every leaf and every run-time scalar of a trace. `physical` maps a device
-    to the torch device behind it; without it nodes can be built on real devices only.
+    The core uses it for every leaf and every run-time scalar of a trace. `physical` maps a device
+    to the torch device that backs it; without it, nodes can be made on real devices only.
     """
 
     def __init__(self, physical: Callable[[torch.device], torch.device] | None = None) -> None:
         self._physical = physical or _itself
 
     def device_data(self, slot: int, type_: TensorType) -> Value:
-        """The `slot`-th buffer of a trace."""
+        """The buffer in leaf slot `slot` of a trace."""
         return leaf(slot, type_)
 
     def scalar(self, slot: int, number: Any) -> Value:
-        """The `slot`-th run-time number of a trace."""
+        """The number in run-time scalar slot `slot` of a trace."""
         return scalar(slot, type(number))
 
     def expand(self, value: Value, size: Sequence[int]) -> Value:
-        """`value` with dimensions of size 1 repeated up to `size`."""
+        """`value` with dimensions of size 1 expanded to `size`."""
         return self.generic(aten.expand.default, [value, tuple(size), False]).outputs[0]
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
-        """`value` in another dtype; itself if it has that dtype already."""
+        """`value` converted to `dtype`; `value` itself if it has that dtype already."""
         if value.type.dtype == dtype:
             return value
         bound = [value, dtype, None, None, None, False, None]
         return self.generic(aten._to_copy.default, bound).outputs[0]
 
     def tensor_list(self, values: Sequence[Value]) -> tuple[Value, ...]:
-        """An argument that is a list of tensors."""
+        """Values as an argument of type `Tensor[]`."""
         return tuple(values)
 
     def generic(self, target: Any, bound: list[Any], site: Any = None) -> Node:
@@ -58,7 +58,7 @@ class IrBuilder:
         return intern(spec.kind, key, lambda: (tuple(bound), types(), site))
 
     def size(self, value: Value, dim: int) -> int:
-        """The size of `value` along `dim`. Sizes are numbers, and so is what is made of them."""
+        """The size of `value` along `dim`: an int, so arithmetic on it makes no nodes."""
         shape = value.type.shape
         if not -len(shape) <= dim < len(shape):
             raise IndexError(f"no dimension {dim} in {value.type!r}")

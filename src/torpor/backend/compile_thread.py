@@ -1,4 +1,4 @@
-"""Whether this thread compiles: for a step that waits for it, or while the program goes on."""
+"""Whether this thread is compiling: in the background, or while a step waits for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _thread = _CompileThread()
 
 @contextmanager
 def compiling_in_background() -> Iterator[None]:
-    """On this thread the body compiles while the program records and draws."""
+    """In the body, this thread compiles in the background, while the program records and draws."""
     before, _thread.inside = _thread.inside, True
     try:
         yield
@@ -26,15 +26,15 @@ def compiling_in_background() -> Iterator[None]:
 
 
 def on_compile_thread() -> bool:
-    """The program goes on meanwhile: what it uses too, as its generators, must be left alone."""
+    """Whether this thread compiles in the background, where shared state is off limits."""
     return _thread.inside
 
 
 def mark_as_waited_for() -> None:
-    """A step waits for what this thread compiles."""
+    """Mark this thread as one whose compilation a step waits for."""
     _thread.is_waited_for = True
 
 
 def is_waited_for() -> bool:
-    """A step waits for this thread, so it must not wait for a step."""
+    """Whether a step waits for this thread, which then must not wait for a step."""
     return _thread.is_waited_for

@@ -1,4 +1,4 @@
-"""Data on a device, or a placeholder for data that a running graph will produce."""
+"""Handles: data on a device, or placeholders for data that a graph will produce."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torpor.backend.native_library import NATIVE
 from torpor.errors import StepError
 from torpor.ir.types import TensorType
 
-_TELLING = threading.Lock()  # a failure is reported, or grows, one at a time
+_TELLING = threading.Lock()  # held while a failure is reported or merged with another
 
 
 class Failure:
-    """What went wrong in a job, and whether it was reported."""
+    """The error of a job, and whether it was reported."""
 
     __slots__ = ("error", "known", "reported", "reported_at", "rolled_back", "undo")
 
@@ -27,19 +27,19 @@ class Failure:
         self.error = error
         self.reported = False
         self.reported_at = 0.0
-        self.known = False  # the job it came from has reported it to the recording thread
+        self.known = False  # its cause was reported while the job was in flight: do not raise again
         self.rolled_back: frozenset[int] = frozenset()  # ids of handles that hold old contents
-        self.undo = tuple(undo)  # rolled back when it is reported, on that thread
+        self.undo = tuple(undo)  # called when it is reported, on the thread that reports it
 
     def tell(self) -> None:
-        """Raise the error, unless it is known: from now on somebody knows."""
+        """Report it: raise the error, unless its cause was raised already."""
         self.mark_reported()
         if not self.known:
             raise self.error.with_traceback(None)
 
     def mark_reported(self) -> None:
-        """It is reported by other means."""
-        with Shield():  # an interrupt waits until all has gone back
+        """Mark it as reported and roll back; for errors that are reported by other means."""
+        with Shield():  # an interrupt has to wait until everything is rolled back
             with _TELLING:
                 undo, self.undo, self.reported = self.undo, (), True
                 self.reported_at = time.perf_counter()
@@ -49,13 +49,13 @@ class Failure:
     def _run(self, undo: Callable[[], None]) -> None:
         try:
             undo()
-        except Exception as error:  # others go back all the same, and the user learns of it
+        except Exception as error:  # the others must still be rolled back; the user gets a note
             self.error.add_note(f"  and not all went back to what it was: {error!r}")
 
     def spread(self, other: Failure, since: float) -> Failure:
-        """The failure of a job that was submitted at `since` and failed for the same reason.
+        """Merge with `other`, the failure of a job that was submitted at `since` and depends on it.
 
-        Both are reported at once. If this one was reported meanwhile, the other goes back silently.
+        They are reported together; if this one was already, after `since`, `other` never raises.
         """
         with _TELLING:
             if self.reported:
@@ -67,26 +67,26 @@ class Failure:
 
 
 class Done:
-    """The end of a job. `failure` is what went wrong in it, `finish` waits for it or runs it.
+    """The completion event of a job. `failure` is its error; `finish` waits for the job or runs it.
 
-    Like `threading.Event`, which takes longer to make than most jobs are waited for.
+    Like `threading.Event`, whose construction takes longer than most waits for a job.
     """
 
     __slots__ = ("_event", "_is_set", "failure", "finish")
 
     def __init__(self) -> None:
         self.failure: Failure | None = None
-        self.finish: Callable[[], None] | None = None  # while it is on a queue
+        self.finish: Callable[[], None] | None = None  # set while the job is on a queue
         self._is_set = False
-        self._event: threading.Event | None = None  # of those who wait by themselves
+        self._event: threading.Event | None = None  # for threads that wait without `finish`
 
     def is_set(self) -> bool:
-        """The job has ended."""
+        """Whether the job has ended."""
         return self._is_set
 
     def set(self) -> None:
-        """The job has ended."""
-        self._is_set = True  # first: who makes an event looks at it again
+        """Mark the job as ended."""
+        self._is_set = True  # before the event: a thread that makes an event checks it again
         if self._event is not None:
             self._event.set()
 
@@ -104,16 +104,16 @@ class Done:
 
 
 _MAKING = threading.Lock()
-"""Held while somebody makes an event of his own to wait for."""
+"""Held while an event is made to wait for."""
 
 
 class BackendData:
-    """A handle on one buffer. Buffers are never written to while a handle is shared.
+    """A handle for one buffer. A buffer is never written to while its handle is shared.
 
-    A placeholder has a `done` event and no tensor until the graph that makes it has run. If that
-    fails, a placeholder for new contents of a storage takes over the old ones, and any other one
-    carries the error. A backend whose data are not torch tensors derives from this class and
-    overrides `filled` and `assign`; `tensor` stays None.
+    A placeholder has `done` set, and no tensor until the graph that computes it has run. If that
+    graph fails, a placeholder for the new contents of a storage takes over the old contents; any
+    other gets the error. A backend whose data are not torch tensors subclasses this and overrides
+    `filled` and `assign`; `tensor` stays None.
     """
 
     __slots__ = ("__weakref__", "device", "done", "error", "info", "tensor", "type")
@@ -125,37 +125,37 @@ class BackendData:
         self.type = type_
         self.tensor = tensor
         self.error: BaseException | None = None
-        self.done: Done | None = None  # set while a graph is to fill this handle
-        self.info: Any = None  # for whoever wants to hang something on a buffer
+        self.done: Done | None = None  # set while a graph in flight is to fill this handle
+        self.info: Any = None  # free for use by others, to attach something to a buffer
 
     @property
     def has_value(self) -> bool:
-        """The numbers are there."""
+        """Whether the data are computed."""
         return self.done is None and self.error is None and self.filled()
 
     def is_over(self) -> bool:
-        """It is done, and what went wrong in it, if anything, was reported."""
+        """Whether its job has ended, and its error, if any, was reported."""
         done = self.done
         return done is None or (done.failure is not None and done.failure.reported)
 
     def filled(self) -> bool:
-        """It holds a buffer."""
+        """Whether it holds a buffer."""
         return self.tensor is not None
 
     def assign(self, other: BackendData) -> None:
-        """Take over what `other` holds."""
+        """Take over the contents of `other`."""
         self.tensor = other.tensor
         self.error = other.error
 
     def wait(self) -> BackendData:
-        """Block until the numbers are there; raise the error of the graph that was to make them.
+        """Block until the data are computed; raises the error of the graph that computes them.
 
-        Where that failed and the old contents are there again, it is raised if nobody knows yet.
+        If the graph failed and this handle holds old contents again, only an unreported error.
         """
         done = self.done
         if done is not None:
             done.wait()
-            if self.error is None:  # else it knows where that came from
+            if self.error is None:  # otherwise `done` is kept: it leads to the cause
                 self.done = None
             if done.failure is not None:
                 self._tell(done.failure)
@@ -182,12 +182,12 @@ _WIDEST = {float: torch.float64, complex: torch.complex128}
 
 
 def number_dtype(number: Any) -> torch.dtype:
-    """The dtype that holds all of a Python number."""
+    """The dtype that represents a Python number exactly."""
     return _WIDEST.get(type(number)) or torch.result_type(number, number)
 
 
 def tensors_of(arguments: Sequence[Any]) -> list[Any] | None:
-    """What handles hold, and all other arguments as they are; None if a handle has failed."""
+    """Arguments with handles replaced by their tensors; None if the data of one failed."""
     if NATIVE.library is not None and type(arguments) is list:
         found: list[Any] | None = NATIVE.library.tensors(arguments)
         return found

@@ -1,4 +1,4 @@
-"""Devices as a backend names them."""
+"""Devices of a backend."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class BackendDeviceType:
-    """A kind of device a backend can use: named as torch names it ("cpu", "cuda"), or as its own.
+    """A kind of device of a backend: a torch device type ("cpu", "cuda"), or a name of its own.
 
-    `torch_type` is the torch device behind a name of its own: where tensors are that become data,
-    where ops fall back to, and which kernels eager would choose.
+    For a name of its own, `torch_type` is the torch device type that backs it: it holds tensors
+    before they become data, runs fallbacks, and determines which kernels eager would choose.
     """
 
     name: str
-    torch_type: str = ""  # the name itself
+    torch_type: str = ""  # "": the same as `name`
 
     @property
     def physical(self) -> str:
-        """The type of the torch device behind it."""
+        """The type of the torch device that backs it."""
         return self.torch_type or self.name
 
     def __str__(self) -> str:
@@ -30,19 +30,19 @@ class BackendDeviceType:
 
 @dataclass(frozen=True, slots=True)
 class BackendDevice:
-    """One device of a backend: its kind and its number."""
+    """One device of a backend: its type and index."""
 
     type: BackendDeviceType
     ordinal: int
 
     @property
     def torch_device(self) -> torch.device:
-        """The physical torch device; the CPU has no number."""
+        """The torch device that backs it; the CPU has no index."""
         if self.type.physical == "cpu":
             return torch.device("cpu")
         return torch.device(self.type.physical, self.ordinal)
 
-    def __hash__(self) -> int:  # part of the key of every graph, and there are few devices
+    def __hash__(self) -> int:  # fast: it is part of every plan's key, and there are few devices
         return self.ordinal
 
     def __str__(self) -> str:
@@ -50,5 +50,5 @@ class BackendDevice:
 
 
 def cores() -> int:
-    """How many cores of the CPU this process may use."""
+    """How many CPU cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

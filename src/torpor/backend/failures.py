@@ -1,4 +1,4 @@
-"""Graphs that a backend could not compile, and who writes a program that shows it."""
+"""Failures to compile a graph, and the hook that writes a program to reproduce them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from torpor.symbols.expressions import Symbol
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompileFailure:
-    """A graph, or a piece of one, that was not compiled."""
+    """A graph, or a part of one, that could not be compiled."""
 
     graph: Graph
     backend: Backend
-    reason: BaseException  # what the backend, or its compiler, raised
-    donated: Mapping[int, int]  # inputs that results may be written over, by position
-    sizes: Mapping[Symbol, int]  # of the symbols, when it failed
+    reason: BaseException  # raised by the backend or its compiler
+    donated: Mapping[int, int]  # positions of donated inputs and of the outputs that reuse them
+    sizes: Mapping[Symbol, int]  # values of the symbols at that time
 
 
 Write = Callable[[CompileFailure], Path]
-"""Writes a program that shows a failure, and says where it is."""
+"""Writes a program that reproduces a failure, and returns its path."""
 
 _writers: list[Write] = []
 
 
 def on_failure(write: Write) -> None:
-    """Let `write` write down what cannot be compiled."""
+    """Call `write` for every graph that cannot be compiled."""
     _writers.append(write)
 
 
 def reproduction(failure: CompileFailure) -> str:
-    """Have `failure` written down; the line of a message that says where, or why it is nowhere."""
+    """Write a reproduction of `failure`; the message line that says where, or why there is none."""
     try:
         paths = [write(failure) for write in _writers]
     except Exception as error:

@@ -1,8 +1,8 @@
-"""The C library's memory: what a step frees, the next step takes again.
+"""The C allocator's free memory: what one step frees, the next one reuses.
 
-By default glibc gives large buffers that are free back to the system, depending on where they
-happen to lie. The next step takes them anew and the system clears every page: for a step that does
-little but read and write memory that is most of its time.
+By default, glibc returns large free buffers to the system, depending on where they happen to be.
+The next step has to map them again, and the system zeroes every page, which is most of the time of
+a memory-bound step.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 
 from torpor import config
 
-_TRIM_THRESHOLD: Final = -1  # names of malloc.h
+_TRIM_THRESHOLD: Final = -1  # constants of malloc.h
 _MMAP_THRESHOLD: Final = -3
-_LARGEST_IN_HEAP: Final = 1 << 25  # glibc refuses more
+_LARGEST_IN_HEAP: Final = 1 << 25  # glibc rejects larger thresholds
 _OF_THE_USER: Final = (
     "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES",
 )  # fmt: skip
@@ -24,9 +24,9 @@ _OF_THE_USER: Final = (
 
 @functools.cache
 def retain_free_memory() -> bool:
-    """Let the C library keep free memory, as `config.keep_bytes` says; whether it does.
+    """Make the C allocator keep up to `config.keep_bytes` of free memory; whether it does.
 
-    It does not if it is not glibc, or if the user has configured it otherwise.
+    It does not if the C library is not glibc, or if the user has configured the allocator.
     """
     if not config.keep_bytes or any(name in os.environ for name in _OF_THE_USER):
         return False

@@ -1,4 +1,4 @@
-"""What a backend is: two methods to write, `compile` and `execute`; the rest has defaults."""
+"""The `Backend` class: two methods to implement, `compile` and `execute`; the rest has defaults."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from torpor.ir.types import TensorType
 from torpor.passes import Pass
 from torpor.symbols.expressions import Symbol
 
-_SOLE_REFERENCES = 3  # the handle, a name in `is_shared`, the count itself
+_SOLE_REFERENCES = 3  # the handle, a local in `is_shared`, the argument of `getrefcount`
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """Memory of a device in bytes; None where the device does not say."""
+    """Memory of a device in bytes; None if unknown."""
 
     used: int | None
     total: int | None
 
 
 def draw_seed() -> int:
-    """A seed for one run of a graph, from torch's generator."""
+    """A seed for one run of a graph, drawn from torch's generator."""
     with _torch.without_modes():
         return int(torch.randint(1 << 62, (), device="cpu"))
 
@@ -46,66 +46,66 @@ class Backend(abc.ABC):
     name: str = "unnamed"
 
     scalars_as_data: bool = False
-    """Run-time numbers are given to `execute` as data (`data_from_scalar`), not as numbers."""
+    """Run-time numbers are passed to `execute` as data (`data_from_scalar`), not as numbers."""
 
     compile_after: int = 0
-    """How often a graph runs on the reference backend before it is compiled: a graph that is met
-    once is seldom worth a compiler's time."""
+    """How often a graph runs on the reference backend before it is compiled: compiling a graph that
+    runs only once rarely pays."""
 
     @property
     def weighs_compiles(self) -> bool:
-        """Its compiler takes seconds: after those runs a graph is compiled when that pays, by what
-        its runs have taken, and in another process where there is a core for it."""
+        """Compiling takes seconds: after those runs, a graph is compiled once the time its runs
+        have taken justifies it, and in another process if a core is free for that."""
         return False
 
     draws: bool = False
-    """Random ops are recorded as nodes and drawn when a graph runs, by the backend: not eager's
+    """Random ops are recorded as nodes, and the backend draws when a graph runs: not eager's
     numbers. Otherwise they are drawn when they are recorded, and enter graphs as data."""
 
     draws_from_seed: bool = False
-    """With `draws`: a graph with random nodes is given a number after all other arguments, drawn
-    from torch's generator when the step was cut: a seed of its own for every run. The offsets of
-    its random nodes are `Computation.offsets`."""
+    """With `draws`: `execute` gets a seed as the last argument of a graph with random nodes. It is
+    drawn from torch's generator when the step is cut, anew for every run. The offsets of the
+    random nodes are `Computation.offsets`."""
 
     exact: bool = False
-    """Runs eager's own kernels: its results are eager's to the last bit."""
+    """Runs eager's own kernels: results are bitwise equal to eager's."""
 
     options: Mapping[str, Any] = MappingProxyType({})
-    """What it was made with (`torpor.use(name, **options)`)."""
+    """The options it was made with (`torpor.use(name, **options)`)."""
 
     dynamic: bool = False
-    """Its graphs may have symbols in the place of sizes: `Graph.symbols` are inputs after all
-    others, and the arguments of nodes hold expressions of them
+    """Supports dynamic shapes: graphs may have symbolic sizes. `Graph.symbols` are inputs after all
+    others, and arguments of nodes contain expressions of them
     (`torpor.symbols.expressions.Expr`)."""
 
     compiles_in_background: bool = True
-    """`compile` may run on a thread of its own while the program goes on (`config.compile_async`):
-    it draws no random numbers and changes nothing that others see."""
+    """`compile` may run on a background thread while the program goes on (`config.compile_async`):
+    it draws no random numbers and does not modify shared state."""
 
     cuts_at_zero_grad: bool = False
-    """Gradients that die at `zero_grad` are no results of a step: the cut after an optimizer's step
-    waits for `zero_grad`, the next module call or a read. Until then the step has not begun."""
+    """Gradients that die at `zero_grad` are not step outputs: the cut after an optimizer's step is
+    delayed until `zero_grad`, the next module call or a read. The step starts only then."""
 
     host_devices: int = 1
-    """How many devices there are where torch does not count them: `lazy:0`, `lazy:1`, ..."""
+    """How many devices to offer where torch does not count them: `lazy:0`, `lazy:1`, ..."""
 
     takes_donations: bool = False
-    """Writes results over donated parameters (`Computation.aliases`); the core gives it some."""
+    """Can write results into donated parameters (`Computation.aliases`); the core donates some."""
 
     def __init__(self) -> None:
         self._default_type = BackendDeviceType("cuda" if torch.cuda.is_available() else "cpu")
         self._default_ordinal = 0
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------
 
     def initialize(self) -> None:
         """Called once, before the first use."""
 
     def prepare_to_exit(self) -> None:
-        """Called once at exit, when no work is left on any queue."""
+        """Called once at exit, when all queues are empty."""
 
     def set_rng_seed(self, seed: int) -> None:
-        """Seed the generators the backend draws from."""
+        """Seed the generators that the backend draws from."""
         torch.manual_seed(seed)
 
     # -- data ----------------------------------------------------------------------------------
@@ -113,13 +113,13 @@ class Backend(abc.ABC):
     def data_from_tensor(
         self, tensor: torch.Tensor, type_: TensorType, device: BackendDevice
     ) -> BackendData:
-        """Data with the contents of `tensor`, which the backend may keep: it is not written to."""
+        """Data with the contents of `tensor`. The backend may keep it: nobody writes to it."""
         return BackendData(device, type_, tensor.to(device.torch_device))
 
     def data_from_scalar(self, scalar: Any, device: BackendDevice) -> BackendData:
-        """Data that hold one number, as a 0-dim tensor that holds all of it (a float in float64).
+        """Data with one number, as a 0-dim tensor that represents it exactly (floats as float64).
 
-        In a node it is a number all the same: it does not widen the dtype of tensors it meets.
+        In type promotion it still counts as a Python number: it does not widen other dtypes.
         """
         tensor = torch.tensor(scalar, dtype=number_dtype(scalar), device=device.torch_device)
         return self.data_from_tensor(tensor, TensorType.of_tensor(tensor), device)
@@ -129,15 +129,15 @@ class Backend(abc.ABC):
         return BackendData(device, type_)
 
     def data_of(self, node: Node) -> BackendData | None:
-        """The data behind a leaf that carries its own; torpor's leaves are numbered slots."""
+        """The data of a leaf that carries its own; torpor's leaves are slots of the trace."""
         return None
 
     def tensor_from_data(
         self, data: BackendData, logical_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """A torch tensor with the contents of `data`, which are there, and the strides of its type.
+        """A torch tensor with the contents of `data`, which are computed, and its type's strides.
 
-        Never write to it: it may be on the buffer itself.
+        It may share the buffer: never write to it.
         """
         tensor = data.tensor
         if tensor is None:
@@ -145,14 +145,14 @@ class Backend(abc.ABC):
         return tensor if logical_dtype is None else tensor.to(logical_dtype)
 
     def copy_data(self, data: BackendData) -> BackendData:
-        """A copy of `data`, which are there, in a buffer of its own on the same device."""
+        """A copy of `data`, which are computed, in a new buffer on the same device."""
         tensor = self.tensor_from_data(data).clone()
         return self.data_from_tensor(tensor, data.type, data.device)
 
     def is_shared(self, data: BackendData) -> bool:
-        """Somebody besides `data` holds its buffer or a part of it: it must not be written over.
+        """Whether others reference its buffer or part of it, so that it must not be overwritten.
 
-        Asked about donated arguments; others that hold `data` itself are counted by the core.
+        Called for donated arguments; references to `data` itself are counted by the core.
         """
         tensor = data.tensor
         return tensor is not None and (
@@ -162,26 +162,25 @@ class Backend(abc.ABC):
     # -- graphs --------------------------------------------------------------------------------
 
     def ir_builder(self) -> IrBuilder:
-        """Builds the nodes the core itself needs."""
+        """Makes the nodes that the core itself needs."""
         return IrBuilder(lambda device: self.backend_device(device).torch_device)
 
     functional: bool = False
-    """Its graphs hold functional ops alone: ops that write become their functional twins (`add_`
-    becomes `add`), ops on lists (`_foreach_add`) one op for each tensor. Views stay views."""
+    """Graphs contain functional ops only: in-place ops become their functional variants (`add_`
+    becomes `add`), ops on lists (`_foreach_add`) one op per tensor. Views stay views."""
 
     def decompositions(self) -> Mapping[str, Callable[..., Any]]:
-        """Ops that are taken apart before the backend sees them, by name ("aten.gelu.default").
+        """Decompositions to apply before the backend sees a graph, by op ("aten.gelu.default").
 
-        Each is a function on tensors with the op's own arguments and defaults, which does what the
-        op does by other ops; it may return NotImplemented. `torpor.backends.decompositions.core`
-        has torch's.
+        Each is a function on tensors with the op's arguments and defaults that computes the op from
+        other ops; it may return NotImplemented. `torpor.backends.decompositions.core` has torch's.
         """
         return MappingProxyType({})
 
     def passes(self, device: BackendDevice) -> tuple[Pass, ...]:
-        """What `compile` does to a graph for `device` before there is code, in order.
+        """The passes that `compile` applies to a graph for `device` before code generation.
 
-        `expand` comes before them: it is run on the graphs of all backends.
+        The pass `expand` runs before them, for every backend.
         """
         return ()
 
@@ -197,7 +196,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
-        """Compile lowered graphs; same number, same order."""
+        """Compile lowered graphs; returns as many, in the same order."""
 
     @abc.abstractmethod
     def execute(
@@ -206,22 +205,22 @@ class Backend(abc.ABC):
         """Run a compiled graph. Arguments are data, or numbers for run-time scalars.
 
         An output that could not be computed is data with `error` set; raising loses all outputs.
-        A step that fails has written nothing: if this raises, or returns data with errors, the
-        arguments hold what they held before, donated ones too. Where that cannot be, what is raised
-        has the attribute `inputs_written = True`, and the old contents of donated arguments are
-        lost.
+        A failed step must not have written anything: if this raises, or returns data with errors,
+        all arguments, donated ones too, hold what they held before. If that is impossible, the
+        exception has the attribute `inputs_written = True`, and the old contents of donated
+        arguments are lost.
         """
 
     def expect(self, device: BackendDevice) -> None:
-        """A graph will soon be compiled for `device`, if it comes back: get ready."""
+        """Hint that a graph will soon be compiled for `device`, if it runs again: warm up."""
 
     def function(
         self, computation: Computation, device: BackendDevice
     ) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-        """A compiled graph as a function of plain tensors; for one that takes no numbers.
+        """A compiled graph without run-time numbers, as a function of plain tensors.
 
-        The list of tensors is the function's, which may clear it. Results have the strides that are
-        promised, but there may be gaps between their rows.
+        The function takes ownership of the list of tensors and may clear it. Results have the
+        promised strides, but may have gaps between rows.
         """
         types, seeded = computation.parameter_types, self.draws_from_seed and computation.offsets
 
@@ -236,53 +235,53 @@ class Backend(abc.ABC):
         return run
 
     def computation_text(self, computation: Computation) -> str:
-        """What the backend made of a graph, for people."""
+        """The backend's compiled form of a graph, as text for humans."""
         return computation.text()
 
     def runs_here(self, computation: Computation, in_turn: bool) -> bool:
-        """`computation` has to run on the thread that asks for it, before it goes on.
+        """Whether `computation` must run on the submitting thread, before that thread goes on.
 
-        `in_turn`: ops of it draw in their turn (`overrides.draws`), from the generator of the
-        program, which nobody else may draw from meanwhile.
+        `in_turn`: it has ops that draw in program order (`overrides.draws`) from the program's
+        generator, which nothing else may draw from meanwhile.
         """
         return in_turn
 
     def runs_on_one_core(self, computation: Computation) -> bool:
-        """`computation` runs on one core, without Python's lock, while the program goes on.
+        """Whether `computation` uses one core and no GIL, so that the program can go on meanwhile.
 
-        Its results may depend on the number of cores: the answer has to be the same for every run.
+        Results may depend on the number of cores, so the answer must be the same for every run.
         """
         return False
 
     def accepts_sizes(self, computation: Computation, sizes: Mapping[Symbol, int]) -> bool:
-        """A compiled graph with symbols may run with these sizes; if not, it is compiled again."""
+        """Whether a compiled graph with symbols can run with these sizes; else it is recompiled."""
         return True
 
     # -- graphs kept on disk -------------------------------------------------------------------
 
     def cache_key(self) -> str | None:
-        """All that changes what `compile` makes of a graph, but the graph: options, versions of
-        compilers, the machine. Compiled graphs are kept under it; None: they are not kept."""
+        """Everything besides the graph that affects what `compile` produces: options, compiler
+        versions, the machine. Part of the disk cache's key; None: nothing is cached on disk."""
         return None
 
     def dump(self, computation: Computation) -> bytes | None:
-        """A compiled graph as bytes, for `load` in another process; None if that cannot be.
+        """A compiled graph as bytes, for `load` in another process; None if it has no such form.
 
-        What `accepts_sizes` needs is part of it; symbols have other names there, and the same
-        places in `Graph.symbols`.
+        It includes what `accepts_sizes` needs. In the other process symbols have other names, but
+        the same positions in `Graph.symbols`.
         """
         return None
 
     def load(self, computation: Computation, saved: bytes) -> Computation:
-        """A compiled graph from a lowered one and what `dump` made of its like. What is raised
-        says that it cannot be used; the graph is then compiled."""
+        """Make a compiled graph from a lowered one and the bytes from `dump`. If this raises, the
+        bytes are unusable, and the graph is compiled."""
         raise NotImplementedError(f"backend {self.name!r} keeps no compiled graphs")
 
     # -- devices -------------------------------------------------------------------------------
 
     @property
     def default_device_type(self) -> BackendDeviceType:
-        """The kind of device behind `lazy`."""
+        """The type of the devices behind `lazy`."""
         return self._default_type
 
     @default_device_type.setter
@@ -294,7 +293,7 @@ class Backend(abc.ABC):
 
     @property
     def default_device_ordinal(self) -> int:
-        """The device behind `lazy` without a number."""
+        """The index of `lazy` without an index."""
         return self._default_ordinal
 
     @default_device_ordinal.setter
@@ -302,17 +301,17 @@ class Backend(abc.ABC):
         self._default_ordinal = int(ordinal)
 
     def devices(self) -> list[BackendDevice]:
-        """Every device of the default kind."""
+        """Every device of the default type."""
         kind = self.default_device_type
         return [BackendDevice(kind, i) for i in range(self.device_count())]
 
     def device_count(self) -> int:
-        """How many devices of the default kind there are."""
+        """How many devices of the default type there are."""
         is_cuda = self.default_device_type.name == "cuda"
         return torch.cuda.device_count() if is_cuda else self.host_devices
 
     def backend_device(self, device: torch.device) -> BackendDevice:
-        """The device behind a torch device; a concrete device is itself."""
+        """The backend's device for a torch device, which may be physical."""
         if device.type == "lazy":
             ordinal = self.default_device_ordinal if device.index is None else device.index
             if not 0 <= ordinal < self.device_count():
@@ -327,22 +326,22 @@ class Backend(abc.ABC):
         return BackendDevice(kind, device.index or 0)
 
     def eager_fallback_device_type(self) -> str:
-        """The torch device type on which a single op falls back to eager."""
+        """The torch device type on which fallbacks run."""
         return self.default_device_type.physical
 
     def compilation_devices(self, device: str, devices: Sequence[str]) -> list[str]:
-        """The devices among all `devices` that a graph compiled for `device` may run on.
+        """Which of `devices` can run a graph that was compiled for `device`.
 
-        If these are several, it is compiled once: `execute` gets the same computation with each.
+        If there are several, it is compiled once; `execute` gets the same computation for each.
         """
         return [device]
 
     def bucket_sizes(self, sizes: Sequence[int]) -> list[int]:
-        """The sizes that `torpor.pad` pads dimensions of `sizes` to: few, as each is a graph of its
-        own where graphs have no symbols. The next powers of two, unless told."""
+        """The sizes to which `torpor.pad` pads dimensions of `sizes`: few, because each is a graph
+        of its own where graphs have no symbols. By default, the next powers of two."""
         return [1 << max(size - 1, 0).bit_length() for size in sizes]
 
-    # -- insight -------------------------------------------------------------------------------
+    # -- metrics -------------------------------------------------------------------------------
 
     def metric_report(self) -> str:
         """The backend's own metrics as text."""
@@ -353,7 +352,7 @@ class Backend(abc.ABC):
         return {}
 
     def memory_info(self, device: BackendDevice) -> MemoryInfo:
-        """Memory in use and in all on `device`."""
+        """Used and total memory of `device`."""
         if device.type.physical == "cuda":
             free, total = torch.cuda.mem_get_info(device.ordinal)
             return MemoryInfo(total - free, total)

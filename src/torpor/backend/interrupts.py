@@ -1,12 +1,12 @@
-"""Signals whose handlers are Python functions, held back while something must not be torn apart.
+"""Deferring signals with Python handlers while state must not be left inconsistent.
 
-Such a handler runs on the main thread between any two bytecodes, and may raise: Ctrl-C does.
-Blocking signals does not help: the kernel hands them to another thread, and Python to the main one.
+Such a handler runs on the main thread between any two bytecodes, and may raise, as Ctrl-C does.
+Blocking signals does not help: the kernel picks another thread, Python still uses the main one.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` looks handlers up among enums: 10 times slower
+import _signal  # type: ignore[import-not-found]  # `signal` converts handlers to enums: 10 times slower
 import signal
 import threading
 from types import FrameType
@@ -17,23 +17,23 @@ _NUMBERS: Final = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr
 
 
 class Shield:
-    """Signals that arrive in the body are handled after it; while `open` is set, at once.
+    """Signals that arrive in the body are handled after it, or immediately while `open` is set.
 
-    On other threads than the main one handlers never run, and there is nothing to do.
+    Does nothing on other threads than the main one, where handlers never run.
     """
 
     __slots__ = ("_before", "_received", "open")
 
     def __init__(self) -> None:
         self.open = False
-        self._before: dict[int, Any] = {}  # handlers that are to be put back
+        self._before: dict[int, Any] = {}  # handlers to restore
         self._received: list[int] = []
 
     def __enter__(self) -> Shield:
         if threading.get_ident() == threading.main_thread().ident:
             try:
                 self._put_up()
-            except BaseException:  # of a handler that was not replaced yet
+            except BaseException:  # raised by a handler that was not replaced yet
                 self._take_down()
                 raise
         return self
@@ -55,10 +55,10 @@ class Shield:
         try:
             while self._before:
                 number, handler = next(iter(self._before.items()))
-                if _signal.getsignal(number) == self._receive:  # or else it was replaced meanwhile
+                if _signal.getsignal(number) == self._receive:  # else it was replaced meanwhile
                     _signal.signal(number, handler)
                 del self._before[number]
-        except BaseException:  # of a handler that is in its place again
+        except BaseException:  # raised by a handler that was restored already
             self._take_down()
             raise
 

@@ -1,4 +1,4 @@
-"""Many items of a sequence at once, without a loop in Python."""
+"""Select many items of a sequence without a Python loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ItemGetter = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 def item_getter(places: Sequence[int]) -> ItemGetter:
-    """What takes the items at `places` of a sequence, in this order."""
+    """A function that returns the items at `places` of a sequence, in this order."""
     if len(places) > 1:
         return itemgetter(*places)
     return lambda items: tuple([items[place] for place in places])

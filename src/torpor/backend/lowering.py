@@ -1,4 +1,4 @@
-"""From a graph of nodes to something a backend can compile."""
+"""Lowering: from a graph of nodes to something that a backend can compile."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from torpor.text.printer import print_graph
 
 @dataclass(slots=True)
 class Computation:
-    """A lowered graph, and after `Backend.compile` a compiled one.
+    """A lowered graph; after `Backend.compile`, a compiled one.
 
-    `program` is the backend's own: whatever its `compile` and `execute` agree on.
+    `program` belongs to the backend: its `compile` sets it, and its `execute` uses it.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Computation:
     parameter_names: tuple[str, ...]
     program: Any = None
     aliases: dict[int, int] = field(default_factory=dict)  # donated parameter -> result
-    devices: tuple[str, ...] = ()  # what `Backend.compilation_devices` says; () is `device` alone
+    devices: tuple[str, ...] = ()  # from `Backend.compilation_devices`; (): only `device`
 
     @property
     def parameter_types(self) -> tuple[Any, ...]:
@@ -42,12 +42,12 @@ class Computation:
 
     @property
     def offsets(self) -> dict[Node, int]:
-        """The random nodes of the graph, numbered: with the seed of a run, streams of their own."""
+        """The random nodes of the graph, numbered: with a run's seed, each has its own stream."""
         nodes = [n for n in self.graph.nodes if spec_of(n.op.target).draws(n.args)]
         return {node: offset for offset, node in enumerate(nodes)}
 
     def sizes_in(self, arguments: Sequence[Any]) -> dict[Symbol, int]:
-        """The sizes of one run, which come after all other arguments."""
+        """The values of the symbols in one run, which are its last arguments."""
         symbols = self.graph.symbols
         first = len(self.graph.inputs) - len(symbols)
         return dict(zip(symbols, arguments[first:], strict=True))
@@ -66,7 +66,7 @@ class Computation:
 
 
 class LoweringContext:
-    """Lowers nodes one after the other. A backend overrides `lower` and often `build`.
+    """Lowers one node after the other. A backend overrides `lower` and often `build`.
 
     The core calls, in this order: `add_parameter` for every input, `lower` for every node in
     post-order, `add_result` for every output, `build`.
@@ -87,12 +87,12 @@ class LoweringContext:
         self.parameter_names: list[str] = []
         self.results: list[Value] = []
         self.aliases: dict[int, int] = {}
-        self.free_strides: frozenset[int] = frozenset()  # results: any strides will do
+        self.free_strides: frozenset[int] = frozenset()  # results that may have any strides
         self.devices: tuple[str, ...] = ()
-        self.hints: dict[Symbol, int] = {}  # sizes that occur, for compilers that choose by them
+        self.hints: dict[Symbol, int] = {}  # example sizes, for compilers that tune for them
 
     def add_parameter(self, value: Value, name: str | None = None) -> int:
-        """Make `value` an input; the position it has among them."""
+        """Make `value` an input; returns its position."""
         position = len(self.parameters)
         self.parameters.append(value)
         self.parameter_names.append(name or f"p{position}")
@@ -100,35 +100,35 @@ class LoweringContext:
         return position
 
     def emit_parameter(self, value: Value, position: int) -> Any:
-        """An input as the backend's program has it."""
+        """The representation of an input in the backend's program."""
         return position
 
     def lower(self, node: Node) -> None:
-        """Lower one node, whose operands are in `emitted`; leave its outputs there."""
+        """Lower one node: read its operands from `emitted`, and store its outputs there."""
         for output in node.outputs:
             self.emitted[output] = output
 
     def add_result(self, value: Value) -> int:
-        """Make `value` an output; the position it has among them."""
+        """Make `value` an output; returns its position."""
         if value not in self.emitted:
             raise BackendError(f"result {value!r} of {self.name} was not lowered")
         self.results.append(value)
         return len(self.results) - 1
 
     def set_alias(self, parameter: int, result: int) -> None:
-        """Let `result` be written over the buffer of `parameter`, which is donated."""
+        """Allow `result` to be written into the buffer of `parameter`, which is donated."""
         self.aliases[parameter] = result
 
     def fell_back(self, node: Node) -> None:
-        """Count that `node` is run by a kernel of eager's: `fallback::<op>`, with its line."""
+        """Count a fallback: `node` runs with eager's kernel (`fallback::<op>`, with its line)."""
         metrics.count_line(f"fallback::{node.op.name}", str(node.site))
 
     def decomposed(self, node: Node) -> None:
-        """Count that `node` is run as several simpler ops: `decomposed::<op>`, with its line."""
+        """Count a decomposition: `node` runs as simpler ops (`decomposed::<op>`, with its line)."""
         metrics.count_line(f"decomposed::{node.op.name}", str(node.site))
 
     def build(self) -> Computation:
-        """Everything lowered so far, ready to be compiled."""
+        """Everything lowered so far, as a computation that can be compiled."""
         graph = Graph(self.parameters, self.post_order, self.results)
         return Computation(
             self.name,

@@ -1,4 +1,4 @@
-"""The native library, for backends: whoever loads it puts it here (`native/attach.py`)."""
+"""Access to the native library for lower layers; `native/attach.py` sets it when it is loaded."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class Native:
-    """Whether there is a native library, and which."""
+    """The native library, if it is loaded."""
 
     __slots__ = ("_on_load", "at_cut", "library", "refused")
 
     def __init__(self) -> None:
         self.library: Any = None  # its functions
-        self.refused = ""  # why a library that is there is not used
-        self.at_cut: Callable[[], None] | None = None  # looks for one that is being built
+        self.refused = ""  # why a library that exists is not used
+        self.at_cut: Callable[[], None] | None = None  # checks whether the background build is done
         self._on_load: list[Callable[[], None]] = []
 
     def load(self, library: Any) -> None:
@@ -24,11 +24,11 @@ class Native:
             act()
 
     def on_load(self, act: Callable[[], None]) -> None:
-        """Call `act` when there is a library."""
+        """Call `act` when the library is loaded."""
         self._on_load.append(act)
 
     def forget_choices(self) -> None:
-        """Other devices are behind `lazy` than before: other kernels may be chosen there."""
+        """The devices behind `lazy` have changed, so other kernels may be selected."""
         if self.library is not None:
             self.library.forget_choices()
 

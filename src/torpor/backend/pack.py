@@ -1,4 +1,4 @@
-"""Named bytes in one: what a backend's `dump` may return and its `load` take apart."""
+"""Packing named byte strings into one: for use in a backend's `dump` and `load`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _LENGTH = struct.Struct("<I")
 
 
 def pack(parts: Mapping[str, bytes]) -> bytes:
-    """All of `parts`, with their names, in one."""
+    """All of `parts`, with their names, in one byte string."""
     index = json.dumps([[name, len(blob)] for name, blob in parts.items()]).encode()
     return b"".join((_LENGTH.pack(len(index)), index, *parts.values()))
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
-    """What `pack` was given; `ValueError` if `data` are anything else."""
+    """The inverse of `pack`; `ValueError` if `data` is not packed."""
     try:
         (length,) = _LENGTH.unpack_from(data)
         index = json.loads(data[_LENGTH.size : _LENGTH.size + length])

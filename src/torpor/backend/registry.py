@@ -1,4 +1,4 @@
-"""Backends by name: registered in this process, or found by the entry-point group."""
+"""Backends by name: registered in this process, or found through the entry-point group."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from torpor.errors import BackendError, TorporWarning, did_you_mean
 Factory = Callable[..., Backend]
 Available = Callable[[], str | None]  # None, or why the backend cannot be used here
 ENTRY_POINT_GROUP = "torpor.backends"
-PREFERRED, PLAIN = "inductor", "reference"  # the default where it can be used, and elsewhere
+PREFERRED, PLAIN = "inductor", "reference"  # the default if it is available, and otherwise
 
 _factories: dict[str, Factory] = {}
 _available: dict[str, Available] = {}
-_initialized: WeakSet[Backend] = WeakSet()  # those to tell of the end of the process
+_initialized: WeakSet[Backend] = WeakSet()  # to be notified of the end of the process
 _active: Backend | None = None
 _listeners: list[Callable[[Backend | None, Backend], None]] = []
 
 
 def register(name: str, factory: Factory, available: Available | None = None) -> None:
-    """Make `factory(**options)` the maker of the backend `name`.
+    """Register `factory(**options)` as the factory of the backend `name`.
 
-    A name like "dynamo:NAME" names a family: `factory("x", **options)` makes "dynamo:x".
-    `available()` says None where the backend can be used, else why not; without it the attribute
-    `available` of the factory is asked, if it has one.
+    A name like "dynamo:NAME" is a family: `factory("x", **options)` makes "dynamo:x".
+    `available()` returns None if the backend can be used, else the reason. If it is not given, the
+    factory's attribute `available` is used, if it has one.
     """
     if not name or not isinstance(name, str):
         raise BackendError(f"a backend needs a name, not {name!r}")
@@ -43,7 +43,7 @@ def register(name: str, factory: Factory, available: Available | None = None) ->
 
 
 def factory_of(name: str) -> Factory | None:
-    """What was registered in this process under `name`, or for its family."""
+    """The factory registered in this process for `name` or its family."""
     return _factories.get(_listed(name, _factories)[0])
 
 
@@ -78,7 +78,7 @@ def _why_not(name: str, factory: Factory) -> str | None:
 
 
 def _listed(name: str, found: dict[str, Factory]) -> tuple[str, tuple[str, ...]]:
-    """The name under which a backend is listed, and its name in the family if that is one's."""
+    """The registered name of a backend, and, for a member of a family, its name in the family."""
     family, colon, member = name.partition(":")
     if colon and member and name not in found and f"{family}:NAME" in found:
         return f"{family}:NAME", (member,)
@@ -86,10 +86,10 @@ def _listed(name: str, found: dict[str, Factory]) -> tuple[str, tuple[str, ...]]
 
 
 def make(name: str, **options: Any) -> Backend:
-    """A new backend of that name, initialised."""
+    """A new, initialized backend."""
     found = _factories
     listed, member = _listed(name, found)
-    if listed not in found:  # looking for entry points reads the metadata of every package
+    if listed not in found:  # last resort: entry points need the metadata of every package
         found = _found()
         listed, member = _listed(name, found)
     if listed not in found:
@@ -112,7 +112,7 @@ def make(name: str, **options: Any) -> Backend:
 
 
 def backends() -> dict[str, str]:
-    """Every known backend: "available", or why it is not."""
+    """Every known backend: "available", or the reason why it is not."""
     return {
         name: _why_not(name, factory) or "available" for name, factory in sorted(_found().items())
     }
@@ -124,9 +124,9 @@ def on_change(listener: Callable[[Backend | None, Backend], None]) -> None:
 
 
 def activate(backend: Backend) -> Backend:
-    """Make `backend` the one that runs graphs; pending work is finished on the old one first.
+    """Make `backend` the active one, after finishing pending work on the old one.
 
-    An error of that work is raised when the change is over.
+    An error of that work is raised when the change is complete.
     """
     global _active
     try:
@@ -138,19 +138,19 @@ def activate(backend: Backend) -> Backend:
 
 
 def use(name: str, **options: Any) -> Backend:
-    """Choose the backend by name."""
+    """Activate a new backend by name."""
     return activate(make(name, **options))
 
 
 def get_backend() -> Backend:
-    """The active backend; on first use the one `TORPOR_BACKEND` names, else the default."""
+    """The active backend; on first use, the one named by `TORPOR_BACKEND`, else the default."""
     if _active is None:
         return use(os.environ.get("TORPOR_BACKEND") or default_name())
     return _active
 
 
 def default_name() -> str:
-    """The compiling backend where it can be used, else the interpreting one, with a word of why."""
+    """The compiling backend if it is available; else the interpreting one, with a warning."""
     reason = _why_not(PREFERRED, _factories[PREFERRED]) if PREFERRED in _factories else "not there"
     if reason is None:
         return PREFERRED
@@ -164,12 +164,12 @@ def default_name() -> str:
 
 
 def has_backend() -> bool:
-    """A backend is active already."""
+    """Whether a backend is active."""
     return _active is not None
 
 
 def retire() -> Iterator[Backend]:
-    """Every backend that was made and is still there, each for the last time."""
+    """Every backend that still exists, to shut it down; each is returned once."""
     while _initialized:
         yield _initialized.pop()
 

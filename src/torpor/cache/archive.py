@@ -1,8 +1,8 @@
-"""All entries of a store in one file, to be brought to another machine, and back into a store.
+"""Exporting all entries of a store to one file, and importing them on another machine.
 
-The file is a zip: `manifest.json` lists the entries, each with the digest of its contents. What is
-in it will be run as code. Who takes entries in says that they come from someone trusted; from then
-on they are signed as if they had been made here.
+The file is a zip; `manifest.json` lists the entries, each with the digest of its contents. These
+will be run as code, so importing asserts that they come from a trusted source; imported entries are
+signed like those made here.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _FORMAT: Final = 1
 _MANIFEST: Final = "manifest.json"
 _LARGEST_MANIFEST: Final = 64 << 20
 
-Advance = Callable[[str], None]  # told of each entry that is done
+Advance = Callable[[str], None]  # called for each entry that is done
 
 
 class ArchiveError(TorporError):
-    """A file is no archive of compiled graphs, or is damaged; the message says what is wrong."""
+    """A file is not an archive of compiled graphs, or is damaged; the message says why."""
 
 
 def pack_store(store: Store, path: Path, advance: Advance) -> int:
-    """Write every good entry of `store` to `path`; how many those were."""
+    """Write every valid entry of `store` to `path`; returns their number."""
     listed: list[dict[str, Any]] = []
     unfinished = path.with_name(path.name + ".unfinished")
     try:
@@ -52,7 +52,7 @@ def pack_store(store: Store, path: Path, advance: Advance) -> int:
 
 
 class Archive:
-    """An archive that is read."""
+    """An archive opened for reading."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -72,7 +72,7 @@ class Archive:
         self._zip.close()
 
     def unpack(self, store: Store, advance: Advance) -> int:
-        """Write every entry to `store`, signed as its own; how many there were."""
+        """Write every entry to `store`, signed as its own; returns their number."""
         for entry in self.entries:
             payload = self._payload(entry)
             about = {**entry["about"], "imported": True}
@@ -85,7 +85,7 @@ class Archive:
         key = entry["about"]["key"]
         try:
             with self._zip.open(_member(key)) as file:
-                payload = file.read(entry["nbytes"] + 1)  # no more, whatever it unpacks to
+                payload = file.read(entry["nbytes"] + 1)  # bounded, in case of a zip bomb
         except (KeyError, zipfile.BadZipFile, OSError, EOFError) as error:
             raise ArchiveError(f"entry {key} cannot be read: {error}") from error
         if hashlib.sha256(payload).hexdigest() != entry["sha256"]:

@@ -1,12 +1,12 @@
-"""Compiled graphs on disk: which entry is a graph's, and what a backend makes of it.
+"""Compiled graphs on disk: finding the entry of a graph, and loading it with the backend.
 
-An entry belongs to a graph, told in text that does not depend on the process, to the buffers it may
-write over, and to all that the backend says changes its code (`Backend.cache_key`). A graph is not
-kept if the backend keeps none, if it holds ops of others, whose meaning may change from process to
-process, or if inputs carry data of their own.
+The key of an entry is derived from the graph (as text that does not depend on the process), the
+donated buffers, and everything else that affects the backend's code (`Backend.cache_key`). A graph
+is not kept if the backend has no cache key, if it has custom ops, whose meaning may differ between
+processes, or if its inputs carry their own data.
 
-A graph with symbols may be there several times: its code is right for some sizes only, and was
-compiled again for others. The entries have keys that follow from the first; all of them are tried.
+A graph with symbols may have several entries: its code is valid for some sizes only, and was
+compiled again for others. Their keys are derived from the first one; all of them are tried.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from torpor.symbols.expressions import Symbol
 from torpor.text.canonical import NotCanonical, canonical_text
 
 MOST_KINDS: Final = 7
-"""Kinds of sizes for which a graph with symbols is compiled, and kept."""
+"""For how many kinds of sizes a graph with symbols is compiled and kept."""
 
 NO_SIZES: Final[Mapping[Symbol, int]] = MappingProxyType({})
 
 _FORMAT: Final = "compiled graph 3"
 _NAMESPACES: Final = frozenset({"aten", "prims", "quantized", "torpor"})
-"""Where ops come from that are the same in every process with the same torch and torpor."""
+"""Namespaces of ops that are the same in every process with the same torch and torpor."""
 
 
 @dataclass(slots=True)
 class DiskPlace:
-    """Where a graph is kept, or would be; one with symbols for several kinds of sizes."""
+    """The place of a graph in the store; if it has symbols, for several kinds of sizes."""
 
     store: Store
     key: str
     symbols: tuple[Symbol, ...] = ()
-    used: set[str] = field(default_factory=set)  # keys of what this process has
+    used: set[str] = field(default_factory=set)  # keys of entries that this process has loaded
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys under which it may be found."""
+        """The keys of its possible entries."""
         if not self.symbols:
             return (self.key,)
         return (self.key, *(key_of(self.key, str(n)) for n in range(1, MOST_KINDS)))
@@ -63,7 +63,7 @@ def place_of(
     donated: Mapping[int, int],
     backend_key: str,
 ) -> DiskPlace | None:
-    """The place of `graph` on disk, given the backend's key; None if it is not to be kept there."""
+    """The place of `graph` on disk, given the backend's key; None if it must not be kept."""
     where = store()
     if where is None:
         return None
@@ -72,7 +72,7 @@ def place_of(
         if not means_the_same_everywhere(graph, backend):
             return None
         text = canonical_text(graph)
-    except (NotCanonical, RegistrationError):  # a lowering that is wrong: its compile says so
+    except (NotCanonical, RegistrationError):  # a wrong lowering: reported when it is compiled
         return None
     facts = repr(
         (backend.name, str(device), list(devices_for(backend, device)), sorted(donated.items()))
@@ -81,7 +81,7 @@ def place_of(
 
 
 def means_the_same_everywhere(graph: Graph, backend: Backend) -> bool:
-    """It holds no ops of others and no data."""
+    """Whether it has no custom ops, and no inputs with their own data."""
     if any(node.op.name.partition(".")[0] not in _NAMESPACES for node in graph.nodes):
         return False
     leaves = (value.node for value in graph.inputs if value.node.op is LEAF)
@@ -93,7 +93,7 @@ def load(
     restore: Callable[[bytes], Computation],
     accepts_sizes: Callable[[Computation], bool],
 ) -> Computation | None:
-    """What `restore` makes of bytes that are kept and is accepted; None if there is none."""
+    """The first entry that `restore` can load and that is accepted; None if there is none."""
     for key in place.keys:
         computation = None if key in place.used else _restored(place, key, restore)
         if computation is not None and accepts_sizes(computation):
@@ -125,7 +125,7 @@ def keep(
     seconds: float,
     sizes: Mapping[Symbol, int] = NO_SIZES,
 ) -> None:
-    """Keep a graph that took so many seconds to compile, if the backend can.
+    """Keep a graph that took `seconds` to compile, if the backend can dump it.
 
     `sizes` are those it was compiled for, among others.
     """
@@ -152,7 +152,7 @@ def keep_bytes(
     seconds: float,
     about: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Keep what the backend's `dump` has made of a graph."""
+    """Keep the bytes that the backend's `dump` has made of a graph."""
     described: dict[str, Any] = {
         "backend": backend.name,
         "nodes": nodes,
@@ -165,10 +165,10 @@ def keep_bytes(
 
 
 def _key_for(place: DiskPlace, computation: Computation, backend: Backend) -> str | None:
-    """The first key with nothing under it, or with what was compiled for sizes of the same kind.
+    """The first key that is free, or whose entry was compiled for sizes of the same kind.
 
-    So processes that compile the same at the same time write it to the same place. None if there
-    are enough kinds.
+    Thus processes that compile the same graph at the same time write the same entry. None if the
+    maximum number of kinds is reached.
     """
     for key in place.keys:
         there = _sizes_at(place, key)
@@ -178,7 +178,7 @@ def _key_for(place: DiskPlace, computation: Computation, backend: Backend) -> st
 
 
 def _sizes_at(place: DiskPlace, key: str) -> dict[Symbol, int] | None:
-    """The sizes that an entry was compiled for; None if there is none, or it does not say."""
+    """The sizes that an entry was compiled for; None if there is no entry, or no sizes in it."""
     sizes = place.store.head(key).get("sizes")
     if not isinstance(sizes, list) or len(sizes) != len(place.symbols):
         return None

@@ -1,13 +1,13 @@
-"""Entries on disk: bytes under keys, for every process of one user.
+"""Entries on disk: bytes under keys, for all processes of one user.
 
     <directory>/secret              32 random bytes, made by the first process
     <directory>/entries/<key>       one entry
 
-An entry is written to a file of another name, brought to the disk and then renamed, so nobody ever
-sees half of one; two processes that write the same entry write the same. It is signed with the
-secret: what is damaged, cut short, from another user or from another cache is not there, for
-whoever looks it up, and is replaced by what is written next. A directory or a file that others can
-write to is not used at all. What goes wrong with the disk costs a warning and no more.
+An entry is written to a temporary file, flushed to disk and then renamed, so no process ever sees
+part of one; two processes that write the same entry write the same contents. It is signed with the
+secret: an entry that is damaged, truncated, or from another user or cache counts as missing, and is
+replaced by the next write. A directory or file that others can write to is not used at all. Errors
+of the disk cause a warning and nothing more.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LONGEST_HEADER: Final = 1 << 16
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
 _UNFINISHED: Final = ".unfinished-"
 _UNFINISHED_SECONDS: Final = 3600
-"""How old a file must be that a process began and did not finish, before another removes it."""
+"""The age at which a temporary file, left by a process that was killed, is removed by another."""
 
 
 class NotUsable(Exception):
@@ -49,11 +49,11 @@ class NotUsable(Exception):
 
 
 class Damaged(Exception):
-    """An entry is not what was once written; the message says what is wrong."""
+    """An entry is not what was written; the message says what is wrong."""
 
 
 def key_of(*parts: str) -> str:
-    """The key of what `parts` describe in full."""
+    """A key for the contents that `parts` describe completely."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()
@@ -62,12 +62,12 @@ def key_of(*parts: str) -> str:
 
 
 def is_key(text: str) -> bool:
-    """`text` can be the key of an entry."""
+    """Whether `text` has the form of a key."""
     return _KEY.fullmatch(text) is not None
 
 
 def default_directory() -> Path:
-    """Where entries are kept unless the user says otherwise."""
+    """Where entries are kept by default."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     return root / "torpor"
@@ -75,12 +75,12 @@ def default_directory() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry as it is listed, not looked into."""
+    """An entry as listed, without its contents."""
 
     key: str
     path: Path
     nbytes: int
-    used: float  # when it was last used, in seconds since 1970
+    used: float  # time of last use, in seconds since 1970
 
 
 class Store:
@@ -88,20 +88,20 @@ class Store:
 
     def __init__(self, directory: Path, max_bytes: int | None = None) -> None:
         self.directory = directory
-        self.max_bytes = max_bytes  # None: as `config.cache_bytes` says
-        self.writable = True  # until the disk says otherwise
+        self.max_bytes = max_bytes  # None: `config.cache_bytes`
+        self.writable = True  # False after an error
         self._secret: bytes | None = None
 
     # -- reading -----------------------------------------------------------------------------------
 
     def read(self, key: str) -> bytes | None:
-        """What was written under `key`; None if it is not there, or is not what was written."""
+        """The contents of the entry for `key`; None if it is missing or invalid."""
         path = self._path(key)
         try:
             if not path.exists():
                 return None
             _, payload = self.load(path)
-        except FileNotFoundError:  # another process has removed it meanwhile
+        except FileNotFoundError:  # removed meanwhile by another process
             return None
         except (Damaged, NotUsable) as problem:
             metrics.count("DiskCacheRefused")
@@ -112,12 +112,12 @@ class Store:
         except OSError as error:
             warn_once(f"the cache of compiled graphs cannot be read: {error}")
             return None
-        with contextlib.suppress(OSError):  # a disk that cannot be written to keeps no order
+        with contextlib.suppress(OSError):  # on a read-only disk, the time of use is not recorded
             os.utime(path)
         return payload
 
     def load(self, path: Path) -> tuple[dict[str, Any], bytes]:
-        """What the entry at `path` says of itself, and its contents; an error if it is not good."""
+        """The description and contents of the entry at `path`; raises if it is invalid."""
         data = _read_ours(path)
         if not data.startswith(MAGIC) or len(data) < _HEAD_BYTES:
             raise Damaged("it does not begin as an entry does")
@@ -132,11 +132,11 @@ class Store:
         return about, bytes(signed[_LENGTH.size + length :])
 
     def about(self, entry: Entry) -> dict[str, Any]:
-        """What an entry says of itself, for people: unread and unchecked beyond that."""
+        """The description of an entry, for display: its signature is not verified."""
         return self.head(entry.key)
 
     def head(self, key: str) -> dict[str, Any]:
-        """What the entry under `key` says of itself, unchecked; nothing if there is none."""
+        """The description of the entry for `key`, not verified; empty if there is none."""
         path = self._path(key)
         with contextlib.suppress(OSError, ValueError, struct.error), open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -159,7 +159,7 @@ class Store:
     # -- writing -----------------------------------------------------------------------------------
 
     def write(self, key: str, about: Mapping[str, Any], payload: bytes) -> bool:
-        """Keep `payload` under `key`, with a few words about it; False if that cannot be."""
+        """Keep `payload` under `key`, with a description; False if that fails."""
         if not self.writable:
             return False
         try:
@@ -176,12 +176,12 @@ class Store:
         return True
 
     def remove(self, key: str) -> None:
-        """Let an entry be gone, if it is there and the disk lets it."""
+        """Remove an entry, if it exists and the disk permits it."""
         with contextlib.suppress(OSError):
             self._path(key).unlink()
 
     def clear(self) -> int:
-        """Remove every entry; how many there were."""
+        """Remove every entry; returns their number."""
         entries = self.entries()
         for entry in entries:
             self.remove(entry.key)
@@ -189,7 +189,7 @@ class Store:
         return len(entries)
 
     def trim(self) -> None:
-        """Remove what was not used for the longest time, until all fits; and what was left over."""
+        """Remove the least recently used entries until the rest fits, and old temporary files."""
         entries = self.entries()
         total = sum(entry.nbytes for entry in entries)
         for entry in entries:
@@ -200,11 +200,11 @@ class Store:
         self._remove_unfinished(older_than=_UNFINISHED_SECONDS)
 
     def _remove_unfinished(self, older_than: float) -> None:
-        """Remove what processes began to write that were killed before they had finished."""
+        """Remove temporary files of processes that were killed while writing."""
         now = time.time()
         for item in self._files():
             if item.name.startswith(_UNFINISHED):
-                with contextlib.suppress(OSError):  # finished, or removed, by another
+                with contextlib.suppress(OSError):  # renamed or removed by another process
                     if now - item.stat().st_mtime >= older_than:
                         os.unlink(item)
 
@@ -237,11 +237,11 @@ class Store:
         return hmac.digest(self._secret, data, "sha256")
 
 
-# -- files and directories that are the user's own -------------------------------------------------
+# -- files and directories that belong to the user -------------------------------------------------
 
 
 def check_directory(path: Path) -> None:
-    """Refuse a directory that is not the user's, or that others can write to."""
+    """Reject a directory that does not belong to the user, or that others can write to."""
     facts = os.stat(path)
     if not stat.S_ISDIR(facts.st_mode):
         raise NotUsable(f"{path} is not a directory")
@@ -250,7 +250,7 @@ def check_directory(path: Path) -> None:
 
 def _check_owner(path: Path, facts: os.stat_result) -> None:
     if not hasattr(os, "geteuid"):
-        return  # no owners and modes to go by
+        return  # this platform has no owners and modes
     if facts.st_uid != os.geteuid():
         raise NotUsable(f"{path} belongs to another user")
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -258,14 +258,14 @@ def _check_owner(path: Path, facts: os.stat_result) -> None:
 
 
 def _make_directory(path: Path) -> None:
-    """Make a directory for the user alone; one that is there has to be that."""
+    """Make a directory that only the user can access; check one that exists."""
     with contextlib.suppress(FileExistsError):
         os.makedirs(path, mode=0o700)
     check_directory(path)
 
 
 def _read_ours(path: Path) -> bytes:
-    """The contents of a file that is the user's own and no link."""
+    """The contents of a file that belongs to the user and is not a link."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
@@ -281,7 +281,7 @@ def _read_ours(path: Path) -> bytes:
 
 
 def place(path: Path, data: bytes) -> None:
-    """Let `path` have the contents `data`: all of them, or what it had before."""
+    """Atomically replace the contents of `path` by `data`."""
     unfinished = path.parent / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(8)}"
     try:
         _write_through(unfinished, data)
@@ -293,7 +293,7 @@ def place(path: Path, data: bytes) -> None:
 
 
 def _write_through(path: Path, data: bytes) -> None:
-    """Make a file that only the user can read, and bring it to the disk."""
+    """Write a file that only the user can read, and flush it to disk."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(handle, "wb") as file:
         file.write(data)
@@ -302,7 +302,7 @@ def _write_through(path: Path, data: bytes) -> None:
 
 
 def _secret_in(directory: Path) -> bytes:
-    """The secret of a directory; made if there is none, or none that can be one."""
+    """The secret of a directory; made if there is none, or an invalid one."""
     path = directory / "secret"
     found = _read_secret(path)
     if found is not None:
@@ -316,7 +316,7 @@ def _secret_in(directory: Path) -> bytes:
 
 
 def _read_secret(path: Path) -> bytes | None:
-    """The secret at `path`; None if there is none. One of a wrong length is removed."""
+    """The secret at `path`; None if there is none. A file of the wrong length is removed."""
     with contextlib.suppress(FileNotFoundError):
         check_directory(path.parent)
         found = _read_ours(path)
@@ -327,7 +327,7 @@ def _read_secret(path: Path) -> bytes | None:
 
 
 def _publish(path: Path, data: bytes) -> None:
-    """Let `path` have the contents `data`, unless another process was faster."""
+    """Atomically create `path` with the contents `data`, unless another process was faster."""
     unfinished = path.parent / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(8)}"
     try:
         _write_through(unfinished, data)
@@ -335,7 +335,7 @@ def _publish(path: Path, data: bytes) -> None:
             os.link(unfinished, path)
         except FileExistsError:
             return
-        except OSError:  # no links on this disk
+        except OSError:  # the file system has no hard links
             os.replace(unfinished, path)
     finally:
         with contextlib.suppress(OSError):
@@ -349,17 +349,17 @@ _warned: set[str] = set()
 
 
 def directory() -> Path:
-    """The directory that is used now."""
+    """The directory in use."""
     return Path(config.cache_dir).expanduser() if config.cache_dir else default_directory()
 
 
 def store() -> Store | None:
-    """The store that is used now; None if the user wants none, or there can be none."""
+    """The store in use; None if the user has disabled it, or it cannot be used."""
     if not config.cache:
         return None
     try:
         where = directory()
-    except RuntimeError as error:  # a user without a home
+    except RuntimeError as error:  # there is no home directory
         warn_once(f"compiled graphs are neither kept nor looked up: {error}")
         return None
     if where not in _stores:
@@ -371,7 +371,7 @@ def _open(where: Path) -> Store | None:
     try:
         check_directory(where)
     except FileNotFoundError:
-        return Store(where)  # made when something is written
+        return Store(where)  # the directory is made on the first write
     except (OSError, NotUsable) as error:
         warn_once(f"compiled graphs are neither kept nor looked up: {error}")
         return None
@@ -379,7 +379,7 @@ def _open(where: Path) -> Store | None:
 
 
 def warn_once(text: str) -> None:
-    """Warn of something that the program can do without; once for each text."""
+    """Warn about a problem that the program can do without; once for each text."""
     if text not in _warned:
         _warned.add(text)
         warnings.warn(text, TorporWarning, stacklevel=2)

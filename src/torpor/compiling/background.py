@@ -1,7 +1,7 @@
-"""Compiling in the background: one thread that compiles, while steps run on the reference backend.
+"""The compile thread, which compiles in the background while steps run on the reference backend.
 
 A compile that takes longer than `config.compile_timeout` is abandoned: its thread cannot be
-stopped, but nobody waits for it, and the next compile gets a thread of its own.
+stopped, but nothing waits for it, and the next compile gets a new thread.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from torpor import _torch, config, metrics
 from torpor.backend.compile_thread import compiling_in_background
 from torpor.errors import CompileError
 
-TICK = 0.5  # seconds between two looks of the progress line
-_POLL = 0.01  # seconds between two looks of a program that waits
+TICK = 0.5  # seconds between two updates of the progress line
+_POLL = 0.01  # seconds between two checks by a program that waits
 
 
 class CompileJob:
-    """Something to compile, and what came of it."""
+    """A compile, and its result."""
 
     __slots__ = ("_error", "_result", "begun", "done", "label", "work")
 
     def __init__(self, label: str, work: Callable[[], Any]) -> None:
         self.label = label
         self.work = work
-        self.begun = 0.0  # when it was begun
+        self.begun = 0.0  # start time; 0: not started
         self.done = threading.Event()
         self._result: Any = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Compile; errors are for whoever asks for the result."""
+        """Compile; an error is stored, for `result`."""
         self.begun = time.monotonic()
         try:
             with compiling_in_background():
@@ -46,7 +46,7 @@ class CompileJob:
         self.done.set()
 
     def is_over(self) -> bool:
-        """It has ended, or has taken too long."""
+        """Whether it has ended or timed out."""
         if self.done.is_set():
             return True
         COMPILER.wake()
@@ -56,7 +56,7 @@ class CompileJob:
         return True
 
     def result(self) -> Any:
-        """What was compiled; the error, if that failed or took too long."""
+        """The compiled object; raises if the compile failed or timed out."""
         if not self.done.is_set():
             limit = config.compile_timeout
             raise CompileError(f"{self.label} took longer than {limit:g} s to compile; given up")
@@ -66,7 +66,7 @@ class CompileJob:
 
 
 class Compiler:
-    """The thread that compiles, made when it is needed."""
+    """The compile thread, started on first use."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -76,7 +76,7 @@ class Compiler:
         self.unfinished: list[CompileJob] = []
 
     def submit(self, label: str, work: Callable[[], Any]) -> CompileJob:
-        """Compile after all that was submitted before."""
+        """Queue a compile, after those submitted before."""
         job = CompileJob(label, work)
         with self.lock:
             self.unfinished.append(job)
@@ -85,24 +85,24 @@ class Compiler:
         return job
 
     def is_compiling(self) -> bool:
-        """Something is being compiled, or waits for it; what takes too long does not count."""
+        """Whether a compile is in flight or queued; abandoned ones do not count."""
         return any(not job.is_over() for job in list(self.unfinished))
 
     def wait_while_compiling(self) -> float:
-        """Stand still until nothing is compiled any more, or it takes too long; the seconds."""
+        """Block until no compile is in flight, or they time out; returns the seconds waited."""
         start = time.perf_counter()
         while self.is_compiling():
             time.sleep(_POLL)
         return time.perf_counter() - start
 
     def wake(self) -> None:
-        """See that there is a thread."""
+        """Make sure that there is a thread."""
         with self.lock:
             if self.thread is None or not self.thread.is_alive():
                 self._start()
 
     def abandon(self, job: CompileJob) -> None:
-        """Let the thread that is at `job` be; another one does the rest."""
+        """Leave `job` to its thread, and start another one for the rest."""
         with self.lock:
             if self.current is not job:
                 return
@@ -131,12 +131,12 @@ class Compiler:
                     self.unfinished.remove(job)
 
     def wait(self) -> None:
-        """Block until all that was submitted has been compiled."""
+        """Block until every submitted compile has ended."""
         self.submit("", lambda: None).done.wait()
 
 
 class Progress:
-    """A line on a terminal that says what is compiling, and since when."""
+    """A line on the terminal that says what is being compiled, and for how long."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -170,7 +170,7 @@ COMPILER = Compiler()
 
 
 def _begin_again() -> None:
-    """Threads do not survive a fork: the child compiles what it comes to need itself."""
+    """After a fork: restart the queued compiles, because threads do not survive in the child."""
     _torch.forget_inductor_threads()
     left = [job for job in COMPILER.unfinished if not job.done.is_set()]
     COMPILER.__init__()  # type: ignore[misc]  # as new

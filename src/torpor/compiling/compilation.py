@@ -1,4 +1,4 @@
-"""Compiling one graph: by the backend, or by the reference backend in its place."""
+"""Compiling one graph: with its backend, or with the reference backend as a stand-in."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTHING_DONATED: Mapping[int, int] = MappingProxyType({})
 
 
 def device_of(graph: Graph, backend: Backend) -> BackendDevice:
-    """The device a backend runs a graph on: that of its first tensor."""
+    """The device on which a backend runs a graph: that of its first tensor."""
     for value in (*graph.outputs, *graph.inputs):
         if isinstance(value.type, TensorType):
             return backend.backend_device(value.type.device)
@@ -51,11 +51,11 @@ def compile_graph(
     sizes: Mapping[Symbol, int] | None = None,
     free_strides: Collection[int] = (),
 ) -> Computation:
-    """Lower and compile `graph`; a failure names the backend, the graph and the user's line.
+    """Lower and compile `graph`; an error names the backend, the graph and the user's line.
 
-    With `saved`, which the backend's `dump` made of such a graph, it need not be compiled. A graph
-    with symbols is compiled for `sizes`, among others; those of this trace, unless told. The
-    results that are `free_strides` may have other strides than promised.
+    With `saved`, the bytes from the backend's `dump` for this graph, it is loaded instead. A graph
+    with symbols is compiled for `sizes`, among others; by default, those of this trace. The strides
+    of results in `free_strides` may differ from the promised ones.
     """
     node: Node | None = None
     sizes = dict(sizes_now(graph) if sizes is None else sizes)
@@ -79,16 +79,16 @@ def compile_graph(
             return _only([backend.load(lowered, saved)])
         return _only(backend.compile([lowered]))
     except Exception as error:
-        node = node or getattr(error, "node", None)  # a lowering that was registered, and is wrong
+        node = node or getattr(error, "node", None)  # from a registered lowering that is wrong
         failed = CompileError(_explain(error, graph, name, backend, node))
         failed.failure = CompileFailure(graph, backend, error, donated, sizes)
         if isinstance(error, CompileError) and error.failure is not None:
-            failed.failure = error.failure  # it knows which piece it is
+            failed.failure = error.failure  # more precise: a part of the graph
         raise failed from error
 
 
 def devices_for(backend: Backend, device: BackendDevice) -> tuple[str, ...]:
-    """The devices that a graph compiled for `device` may run on."""
+    """The devices on which a graph compiled for `device` may run."""
     return tuple(backend.compilation_devices(str(device), list(map(str, backend.devices()))))
 
 
@@ -104,7 +104,7 @@ def compile_once(
     saved: bytes | None,
     sizes: Mapping[Symbol, int],
 ) -> Computation:
-    """`compile_graph`, or what it made of the same graph for another device that is as good."""
+    """`compile_graph`, or its result for the same graph on another, interchangeable device."""
     devices = devices_for(backend, device)
     key = _without_devices(graph) if len(devices) > 1 and not graph.symbols else None
     known = _compiled.setdefault(backend, {})
@@ -117,7 +117,7 @@ def compile_once(
 
 
 def _without_devices(graph: Graph) -> str | None:
-    """The text of a graph on one device, whatever its number; None if there is none."""
+    """The text of a graph on one device, without its index; None if there is no such text."""
     devices = {value.type.device for value in (*graph.inputs, *graph.outputs) if _is_tensor(value)}
     try:
         text = canonical_text(graph)
@@ -131,17 +131,17 @@ def _is_tensor(value: Value) -> bool:
 
 
 def sizes_now(graph: Graph) -> dict[Symbol, int]:
-    """What the symbols of `graph` are in this trace."""
+    """The values of the symbols of `graph` in this trace."""
     return {symbol: symbol.value for symbol in graph.symbols}
 
 
 def for_backend(graph: Graph, backend: Backend) -> Graph:
-    """`graph` as `backend` sees it: ops that have a lowering are taken apart."""
+    """`graph` as `backend` sees it: ops with a registered lowering are decomposed."""
     return run_passes(_first_passes(backend), graph)
 
 
 def _first_passes(backend: Backend) -> tuple[Pass, ...]:
-    """Those that do not depend on where it runs."""
+    """The passes that do not depend on the device."""
     largest = config.bucket_bytes
     return (_expand(backend), *((buckets(largest),) if largest > 0 else ()))
 
@@ -180,12 +180,12 @@ def _explain(error: Exception, graph: Graph, name: str, backend: Backend, node: 
 
 
 class StandIn:
-    """Runs one graph on the reference backend in the place of another, which has not compiled it.
+    """Runs a graph on the reference backend, in place of a backend that has not compiled it.
 
-    Data stay the backend's own: they become tensors before the run and data again after it.
+    Data remain the backend's: they are converted to tensors before the run, and back after it.
     """
 
-    scalars_as_data = False  # the reference takes numbers
+    scalars_as_data = False  # the reference backend takes numbers
 
     def __init__(
         self,
@@ -207,17 +207,17 @@ class StandIn:
     def execute(
         self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
     ) -> list[BackendData]:
-        """What the reference backend computes, as data of the backend it stands in for."""
-        arguments = arguments[: len(computation.graph.inputs)]  # a seed is of no use to it
+        """Run on the reference backend; returns data of the original backend."""
+        arguments = arguments[: len(computation.graph.inputs)]  # without the seed: it ignores that
         given = [self._lend(a) if isinstance(a, BackendData) else a for a in arguments]
         return [self._take(r) for r in self.reference.execute(computation, given, device)]
 
     def runs_here(self, computation: Computation, in_turn: bool) -> bool:
-        """As the reference backend says."""
+        """As for the reference backend."""
         return self.reference.runs_here(computation, in_turn)
 
     def runs_on_one_core(self, computation: Computation) -> bool:
-        """As the reference backend says."""
+        """As for the reference backend."""
         return self.reference.runs_on_one_core(computation)
 
     def _lend(self, data: BackendData) -> BackendData:
@@ -228,7 +228,7 @@ class StandIn:
     def _take(self, result: BackendData) -> BackendData:
         if result.tensor is None:
             return result
-        device = self.backend.backend_device(result.type.device)  # `x.cpu()` is not on the graph's
+        device = self.backend.backend_device(result.type.device)  # `x.cpu()` is on another device
         return self.backend.data_from_tensor(result.tensor, result.type, device)
 
 
@@ -238,7 +238,7 @@ def _reference() -> Backend:
 
 
 def leave_reproduction(error: CompileError) -> None:
-    """Have a program written that shows the failure alone; the error says where it is."""
+    """Write a program that reproduces the failure, and add its path to the error."""
     if isinstance(error.failure, CompileFailure):
         error.args = (f"{error}\n{reproduction(error.failure)}",)
         error.failure = None
@@ -248,7 +248,7 @@ _warned: WeakKeyDictionary[Backend, set[str]] = WeakKeyDictionary()
 
 
 def warn_once(backend: Backend, error: CompileError) -> None:
-    """Say at the user's line that the reference backend stands in; once for each reason."""
+    """Warn at the user's line that the reference backend runs instead; once for each reason."""
     reasons = _warned.setdefault(backend, set())
     reason = repr(error.__cause__)
     if reason in reasons:
@@ -259,7 +259,7 @@ def warn_once(backend: Backend, error: CompileError) -> None:
 
 
 def depth_of_user() -> int:
-    """How many frames up the first one is that is neither torpor's nor torch's."""
+    """How many frames up the first frame outside of torpor and torch is."""
     depth, frame = 1, _caller()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(
         ("torpor.", "torch.")

@@ -1,4 +1,4 @@
-"""When a graph is compiled, where, and what runs it meanwhile."""
+"""When and where a graph is compiled, and what runs it in the meantime."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Draft:
-    """A graph that may be compiled: at once, or after it was run some times by the reference."""
+    """A graph that is to be compiled: immediately, or after some runs on the reference backend."""
 
     __slots__ = (
         "backend", "device", "donated", "elsewhere", "graph", "interpreter", "job", "left",
@@ -48,28 +48,28 @@ class Draft:
         structure: Structure | None = None,
     ) -> None:
         self.graph = graph
-        self.structure = structure  # graphs that differ from it in their sizes only
+        self.structure = structure  # of graphs that differ only in their sizes
         self.record = record
         self.backend = backend
         self.device = device
         self.donated = donated
-        self.place: DiskPlace | None = None  # where it is kept on disk
-        self.sizes: dict[Symbol, int] = {}  # it is compiled for, among others
-        self.job: CompileJob | None = None  # that compiles it in the background
+        self.place: DiskPlace | None = None  # its place in the disk cache
+        self.sizes: dict[Symbol, int] = {}  # sizes it is compiled for, among others
+        self.job: CompileJob | None = None  # its compile in the background
         self.elsewhere = True  # another process may compile it
-        self.looked = False  # for it on the disk
-        self.interpreter: Plan | None = None  # that runs it meanwhile
+        self.looked = False  # it was looked up in the disk cache
+        self.interpreter: Plan | None = None  # runs it in the meantime
         chosen = config.compile_after
         self.left = backend.compile_after if chosen < 0 else chosen
-        self.may_be_remote = chosen < 0 and backend.weighs_compiles  # if nobody wishes otherwise
-        # ranks compile it where it is needed, at the same run, not when one finds that it pays
+        self.may_be_remote = chosen < 0 and backend.weighs_compiles  # unless configured otherwise
+        # ranks must all compile it at the same run, not when one of them finds that it pays
         self.together = bool(collectives_in(graph))
-        self.weighs = self.may_be_remote and not self.together  # when that pays
+        self.weighs = self.may_be_remote and not self.together  # compiled when that pays
 
     def first_plan(self, sizes: dict[Symbol, int]) -> Plan:
-        """A plan from disk; else a compiled one, or while it is not due an interpreted one.
+        """A plan from disk; else a compiled one; or an interpreted one if it is not due.
 
-        Where compiles are weighed, the disk is looked at when the graph has come back.
+        If compiles are weighed, the disk cache is only consulted when the graph recurs.
         """
         if self.weighs:
             return self.interpreted()
@@ -79,7 +79,7 @@ class Draft:
         return self.loaded(sizes) or self.interpreted()
 
     def _look(self) -> None:
-        """Find its place on disk."""
+        """Find its place in the disk cache."""
         self.looked = True
         backend_key = self.backend.cache_key() if config.cache else None
         if backend_key is not None:
@@ -89,7 +89,7 @@ class Draft:
                 )
 
     def for_other_sizes(self, sizes: dict[Symbol, int], may_compile: bool) -> Plan:
-        """A plan of the same graph for these sizes; an interpreted one is for all."""
+        """A plan of the same graph for these sizes; an interpreted one accepts all sizes."""
         draft = Draft(
             self.graph, self.record, self.backend, self.device, self.donated, self.structure
         )
@@ -105,7 +105,7 @@ class Draft:
         return plan
 
     def is_due(self) -> bool:
-        """It was met often enough; asked once each time it is met."""
+        """Whether it has recurred often enough; to be called once for each recurrence."""
         if self.job is not None:
             return self.job.is_over()
         self.left -= 1
@@ -114,14 +114,14 @@ class Draft:
         return self.left < 0 and self._may_compile() and self._pays()
 
     def _pays(self) -> bool:
-        """It has run so long that compiling it is worth the time; not asked where none is lost."""
+        """Whether its runs have taken so long that compiling pays; True if that is not weighed."""
         if not self.weighs:
             return True
         spent, size = self.record.interpreted_seconds, self.record.size
         return is_worth_it(spent, size, in_background=self._goes_on())
 
     def _goes_on(self) -> bool:
-        """The program goes on while another process compiles it, as far as is known."""
+        """Whether the program can go on while another process compiles it, as far as is known."""
         if self.together:
             return False
         wish = config.compile_async
@@ -134,13 +134,13 @@ class Draft:
         )
 
     def _may_compile(self) -> bool:
-        """Not too many graphs that differ in their sizes only were compiled."""
+        """Whether the number of compiled graphs that differ only in sizes is below the limit."""
         if self.structure is None or self.backend.name == "reference":
             return True
         return self.structure.compiled < config.max_graphs_per_structure
 
     def interpreted(self) -> Plan:
-        """A plan that runs on the reference backend until it is due."""
+        """A plan that runs on the reference backend until compiling is due."""
         metrics.count("InterpretedGraph")
         if self.interpreter is None:
             self.backend.expect(self.device)
@@ -150,7 +150,7 @@ class Draft:
         return self.interpreter
 
     def loaded(self, sizes: dict[Symbol, int]) -> Plan | None:
-        """A plan that was compiled before, by this process or another; None if there is none."""
+        """A plan from the disk cache; None if it has none."""
         if self.place is None:
             return None
         self.sizes = sizes
@@ -170,7 +170,7 @@ class Draft:
         return plan
 
     def compiled(self, sizes: dict[Symbol, int]) -> Plan:
-        """A plan on the backend; on the reference, with a warning, where that cannot compile it."""
+        """A plan on the backend; if it fails to compile, one on the reference, with a warning."""
         if self.job is not None:
             return self._answered() if self.elsewhere else self._plan_of(self.job.result)
         looked = self.looked
@@ -181,7 +181,7 @@ class Draft:
             return found
         self.sizes = sizes
         asked = self._request()
-        if not self._pays():  # now that it is known who would compile it
+        if not self._pays():  # now that it is known where it would be compiled
             return self.interpreted()
         before_compile(self.record)
         if self.structure is not None:
@@ -202,7 +202,7 @@ class Draft:
         return self._plan_of(self._compile_here)
 
     def _request(self) -> Request | None:
-        """What to ask of another process; None if it is compiled in this one."""
+        """The request to the compile process; None if this process compiles."""
         if not self._goes_on():
             self.elsewhere = False
             return None
@@ -221,7 +221,7 @@ class Draft:
         return answer.saved
 
     def _answered(self) -> Plan:
-        """The plan of what another process has compiled; if it could not, this one may try."""
+        """The plan compiled by another process; if that failed, interpreted: this one may try."""
         assert self.job is not None, "there is an answer"
         try:
             saved = self.job.result()
@@ -229,7 +229,7 @@ class Draft:
                 computation = self._compile(saved)
         except CompileError as error:
             _LOG.info("%s is not compiled by another process: %s", self.record.name, error)
-            if not self.job.done.is_set():  # it took too long
+            if not self.job.done.is_set():  # it has timed out
                 WORKER.stop()
             self.job, self.elsewhere = None, False
             return self.interpreted()
@@ -264,7 +264,7 @@ class Draft:
         return computation
 
     def _compile_in_background(self) -> Computation:
-        """The same while the program goes on, which loses no time."""
+        """Like `_compile_here`, but the time is not counted as lost to the program."""
         start = time.perf_counter()
         with metrics.timer("CompileBeside"):
             computation = self._compile()
@@ -280,7 +280,7 @@ class Draft:
 
 @contextmanager
 def _timed(timer: str, kind: str, record: GraphRecord) -> Iterator[None]:
-    """The body compiles the graph of `record`, or does what saves that."""
+    """Time the body, which compiles the graph of `record` or uses the disk cache instead."""
     start = time.perf_counter()
     try:
         with phase(COMPILING), metrics.timer(timer), span(kind, record.name):

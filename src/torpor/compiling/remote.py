@@ -1,8 +1,8 @@
-"""Graphs compiled in another process, of low priority, that ends with this one.
+"""Compiling graphs in another process, of low priority, that ends with this one.
 
-A thread would not do: compilers are Python, and take turns with the program at Python's lock; and
-a program cannot end while one is at work. The process gets a graph as text and gives back bytes, of
-which the backend makes a computation in milliseconds, without the imports of a compiler.
+A thread would not do: compilers are Python and contend with the program for the GIL, and a program
+cannot exit while one is running. The process receives a graph as text and returns bytes, which the
+backend loads within milliseconds, without importing a compiler.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torpor.errors import CompileError, RegistrationError
 from torpor.ir.graph import Graph
 from torpor.text.printer import print_graph
 
-_CODE: Final = (  # with nobody at the other end of the pipe it ends, and compilers it has started
+_CODE: Final = (  # when its pipe is closed, it kills itself and the compilers that it has started
     "import select, signal, threading; pipe = select.poll(); pipe.register(0, 0); "
     "end = lambda: (pipe.poll(), os.killpg(0, signal.SIGKILL)); "
     "threading.Thread(target=end, daemon=True).start(); "
@@ -41,12 +41,12 @@ _SETTINGS: Final = {"TORPOR_CACHE": "0", "TORPOR_STRICT": "1", "TORPOR_COMPILE_A
 
 
 class NotCompiled(CompileError):
-    """Another process could not compile a graph: this one may try."""
+    """Another process could not compile a graph; this one may try."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """All that another process needs to compile a graph as this one would."""
+    """Everything that another process needs to compile a graph as this one would."""
 
     graph: str
     name: str
@@ -54,7 +54,7 @@ class Request:
     options: dict[str, Any]
     device: BackendDevice
     donated: dict[int, int]
-    backend_key: str  # what the code depends on (`Backend.cache_key`): it has to be the same there
+    backend_key: str  # `Backend.cache_key`, which must be the same in the other process
     dtype: torch.dtype
     threads: int
     precision: str
@@ -63,24 +63,24 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class CompileReply:
-    """What came of a request."""
+    """The reply to a request."""
 
-    saved: bytes | None  # what the backend's `dump` makes of the compiled graph
-    seconds: float  # of CPU time that it took
-    why: str = ""  # there is no compiled graph
+    saved: bytes | None  # the compiled graph, from the backend's `dump`
+    seconds: float  # CPU time of the compile
+    why: str = ""  # the reason if there is no compiled graph
 
 
 def request(
     graph: Graph, name: str, backend: Backend, device: BackendDevice, donated: Mapping[int, int]
 ) -> Request | None:
-    """What to send of a graph; None if another process would not understand it."""
+    """The request to compile a graph; None if another process could not do it the same way."""
     if graph.symbols or device.torch_device.type != "cpu":
         return None
     backend_key = backend.cache_key()
     try:
         alike = means_the_same_everywhere(for_backend(graph, backend), backend)
         precision = torch.get_float32_matmul_precision()
-    except (RegistrationError, RuntimeError):  # a wrong lowering; set for some devices alone
+    except (RegistrationError, RuntimeError):  # a wrong lowering; a precision per device
         return None
     if backend_key is None or not alike:
         return None
@@ -92,7 +92,7 @@ def request(
 
 
 class Process:
-    """A process that compiles, and the two pipes to it."""
+    """A compile process, and the two pipes to it."""
 
     def __init__(self, idle: bool) -> None:
         python = processes.interpreter()
@@ -106,36 +106,36 @@ class Process:
             self.process = subprocess.Popen(
                 processes.command(python, _CODE, idle=idle), env=processes.environment(_SETTINGS),
                 stdin=source, stdout=drain, stderr=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C is not meant for it
+                process_group=0,  # so that Ctrl-C does not reach it
             )  # fmt: skip
         finally:
             os.close(source)
             os.close(drain)
 
     def stop(self) -> None:
-        """End it, whatever it is at, with all that it has started."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        """Kill it, with all processes that it has started."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.close()
 
     def close(self) -> None:
-        """Leave it to itself: without a pipe to it, it ends."""
+        """Close its pipes, so that it ends by itself."""
         self.requests.close()
         self.answers.close()
-        self.process.returncode = self.process.returncode or 0  # it is not waited for
+        self.process.returncode = self.process.returncode or 0  # nobody will wait for it
 
 
 class CompileWorker:
-    """The process that compiles, started when it is needed."""
+    """The compile process, started on first use."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.process: Process | None = None
-        self.idle = False  # meanwhile the program runs as eager does, and has time
+        self.idle = False  # the program runs as fast as eager meanwhile, so compiles may take long
 
     def compile(self, request: Request) -> CompileReply:
-        """The compiled graph; `NotCompiled` if there is none."""
+        """Compile a graph; raises `NotCompiled` if that fails."""
         with self.lock:
             try:
                 process = self._running()
@@ -150,19 +150,19 @@ class CompileWorker:
 
     def _running(self) -> Process:
         if self.process is not None and self.process.process.poll() is not None:
-            self.stop()  # it had nothing to do
+            self.stop()  # it has exited, because it was idle
         if self.process is None:
             self.process = Process(self.idle)
         return self.process
 
     def stop(self) -> None:
-        """End the process, if there is one."""
+        """End the process, if it runs."""
         process, self.process = self.process, None
         if process is not None:
             process.stop()
 
     def forget(self) -> None:
-        """In a child of a fork: the process is the parent's, and must be able to see its end."""
+        """In the child of a fork: close the pipes, so that the parent's process sees it exit."""
         process, self.process = self.process, None
         self.lock = threading.Lock()
         if process is not None:

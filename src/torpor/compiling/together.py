@@ -1,4 +1,4 @@
-"""Graphs with collectives: compiled while ranks run them, taken up by all at the same run."""
+"""Graphs with collectives: compiled while ranks interpret them, adopted by all at the same run."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from torpor.text.canonical import NotCanonical, canonical_text
 class TogetherDraft(Draft):
     """A graph that several ranks run together.
 
-    The first rank of the group compiles it. The others take that if they would make the same, from
-    disk or from the store of the group; else they compile it themselves. Nobody waits: all run it
-    on the reference backend until the last of them has it.
+    The first rank of the group compiles it. The others use its result if theirs would be the same,
+    from disk or from the group's store, and otherwise compile it themselves. No rank waits: all run
+    it on the reference backend until every rank has a compiled one.
     """
 
     __slots__ = ("_compiles", "_ready", "_switch")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.together = False  # it need not be compiled at the same run
+        self.together = False  # ranks need not compile it at the same run
         self._switch: Switch | None = None
         self._ready: Plan | None = None
-        self._compiles = False  # here, whatever others do
+        self._compiles = False  # this rank compiles it, whatever others do
 
     @property
     def switch(self) -> Switch:
-        """What other ranks say."""
+        """The state of the other ranks."""
         if self._switch is None:
             self._look()
             self._switch = switch_of(tuple(collectives_in(self.graph)), self._identity())
@@ -46,7 +46,7 @@ class TogetherDraft(Draft):
         return self._switch
 
     def _identity(self) -> str | None:
-        """What the same graph has again when it was forgotten; None if there is no telling."""
+        """A name that the same graph has again after it was dropped; None if it has none."""
         try:
             return key_of(self.backend.name, canonical_text(self.graph))
         except NotCanonical:
@@ -60,11 +60,11 @@ class TogetherDraft(Draft):
         return self.compiled(sizes)
 
     def is_due(self) -> bool:
-        """Whether it is takes questions to other ranks, which are not for the trace's lock."""
+        """Always: the answer needs other ranks, which must not be asked under the trace's lock."""
         return True
 
     def compiled(self, sizes: dict[Symbol, int]) -> Plan:
-        """The compiled plan once all ranks have theirs; until then the reference's."""
+        """The compiled plan if all ranks have theirs; until then the interpreted one."""
         switch = self.switch
         switch.begin_run()
         self.left -= 1
@@ -83,8 +83,8 @@ class TogetherDraft(Draft):
         return self._ready
 
     def _obtained(self, switch: Switch, sizes: dict[Symbol, int]) -> Plan | None:
-        """The compiled plan, if it is there; else whatever is next on the way to it is done."""
-        if switch.is_on and not switch.alone:  # this rank has forgotten what the others run
+        """The compiled plan if it exists; otherwise takes the next step towards it."""
+        if switch.is_on and not switch.alone:  # this rank has dropped it, but the others run it
             return self.loaded(sizes) or self._plan_of(self._compile_here)
         if self.job is not None:
             return self._made(switch, sizes) if self.job.is_over() else None
@@ -103,7 +103,7 @@ class TogetherDraft(Draft):
         return self._taken(switch, sizes) if announced == self._key else None
 
     def _made(self, switch: Switch, sizes: dict[Symbol, int]) -> Plan | None:
-        """From disk, or compiled: here, or what was begun elsewhere; others hear of it."""
+        """Load it from disk, or compile it here or in the background; the others are notified."""
         plan = super().compiled(sizes)
         if plan is self.interpreter:
             return plan
@@ -115,7 +115,7 @@ class TogetherDraft(Draft):
         return plan
 
     def _taken(self, switch: Switch, sizes: dict[Symbol, int]) -> Plan | None:
-        """What the first rank has compiled: the bytes of an entry on disk, and checked as such."""
+        """Use what the first rank has compiled, with the checks for a disk cache entry."""
         found = self.loaded(sizes)
         saved = switch.take_offer() if found is None else None
         if saved is None:
@@ -132,7 +132,7 @@ class TogetherDraft(Draft):
         return self._plan(computation)
 
     def _given_up(self, why: str) -> Plan:
-        """A rank cannot compile it: no rank takes compiled code up."""
+        """A rank cannot compile it, so all ranks go on interpreting it."""
         if not self.record.failure:
             self.record.failure = why
             text = f"{self.record.name} runs on the reference backend on all ranks: {why}"
@@ -143,7 +143,7 @@ class TogetherDraft(Draft):
 
 
 def draft_of(graph: Graph, *args: Any) -> Draft:
-    """A draft of `graph`, for this rank alone or together with others."""
+    """A draft of `graph`, which coordinates with other ranks if that is needed."""
     draft = Draft(graph, *args)
     waits = draft.left > 0 or config.compile_async
     if not (draft.together and waits) or graph.symbols:

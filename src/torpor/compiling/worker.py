@@ -1,6 +1,6 @@
-"""The process that compiles graphs for another one (`remote`): requests on stdin, code on stdout.
+"""The compile process, the counterpart of `remote`: requests on stdin, compiled graphs on stdout.
 
-It ends when it has had nothing to do for a while, and at once when the other process ends.
+It exits when it has been idle for a while, and immediately when the other process ends.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _IDLE_SECONDS: Final = 60.0
 
 
 def main() -> None:
-    """Compile what is asked for."""
+    """Serve requests until idle."""
     step_back()
     requests = Connection(os.dup(0), writable=False)
     answers = Connection(os.dup(1), readable=False)
-    os.dup2(2, 1)  # what compilers print is no answer
+    os.dup2(2, 1)  # keep what compilers print out of the pipe
     while requests.poll(_IDLE_SECONDS):
         answers.send(answer(requests.recv()))
 
 
 def answer(request: Request) -> CompileReply:
-    """The compiled graph, or why there is none."""
+    """The compiled graph, or the reason why there is none."""
     before = _cpu_seconds()
     try:
         saved, why = _compiled(request)
-    except Exception as error:  # the other process may meet it too, and tells the user
+    except Exception as error:  # the other process may try, and report it to the user
         saved, why = None, f"{type(error).__name__}: {error}"
     return CompileReply(saved, _cpu_seconds() - before, why)
 
@@ -47,7 +47,7 @@ def _compiled(request: Request) -> tuple[bytes | None, str]:
     torch.set_default_dtype(request.dtype)
     torch.set_num_threads(request.threads)
     config.bucket_bytes = request.bucket_bytes
-    if torch.get_float32_matmul_precision() != request.precision:  # to set it sets others too
+    if torch.get_float32_matmul_precision() != request.precision:  # setting it affects others, too
         torch.set_float32_matmul_precision(request.precision)
     backend = _backend(request.backend, tuple(sorted(request.options.items())))
     if backend.cache_key() != request.backend_key:
@@ -58,7 +58,7 @@ def _compiled(request: Request) -> tuple[bytes | None, str]:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of the compilers it has started."""
+    """CPU time of this process and of the compilers that it has started."""
     return sum(os.times()[:4])
 
 

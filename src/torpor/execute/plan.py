@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Outline:
-    """What is known of a plan before its graph is compiled: enough to promise its results."""
+    """What is known of a plan before its graph is compiled: enough to make handles for results."""
 
     __slots__ = (
         "collectives", "draws", "fragile", "graph", "in_turn", "leaves", "others", "outputs",
@@ -32,32 +32,32 @@ class Outline:
     )  # fmt: skip
 
     def __init__(self, graph: Graph, inputs: Sequence[tuple[int, Any]]) -> None:
-        self.graph = graph  # as it was recorded; the computation's may be expanded
+        self.graph = graph  # as recorded; the computation's graph may be expanded
         self.symbols = graph.symbols
         self.outputs = graph.outputs
-        self.types = graph.types  # they may have symbols
+        self.types = graph.types  # may be symbolic
         self.sized = any(type(type_) is SymbolicType for type_ in self.types)
         self.positions = {value: i for i, value in enumerate(graph.outputs)}
         self.places = {value: i for i, value in enumerate(graph.inputs)}
         self.leaves = item_getter([place for source, place in inputs if source == LEAVES])
-        self.others = tuple(  # inputs that are no leaves: their positions, and where they come from
+        self.others = tuple(  # inputs other than leaves: position, kind of source, where to find it
             (i, source, place) for i, (source, place) in enumerate(inputs) if source != LEAVES
         )
         self.fragile = tuple(filter(_may_fail, graph.nodes))
         self.draws = any(spec_of(node.op.target).draws(node.args) for node in graph.nodes)
         self.collectives = tuple(collectives_in(graph))
-        # it runs where it was asked for, before anything else there
+        # its job must run on the submitting thread, before that thread goes on
         draws_later = any(node.op.target in IN_TURN for node in graph.nodes)
         self.in_turn = draws_later or bool(self.collectives)
 
     @classmethod
     def of(cls, graph: Graph, backend: Backend) -> Outline:
-        """The outline of a graph; run-time numbers are numbers, whatever runs it later."""
+        """The outline of a graph; run-time numbers are passed as numbers, whatever will run it."""
         return cls(graph, [_source(value, backend, False) for value in graph.inputs])
 
 
 class Plan(Outline):
-    """A compiled graph, what runs it, and where its inputs come from."""
+    """A compiled graph, the backend that runs it, and where its inputs come from."""
 
     __slots__ = (
         "checked", "computation", "donated", "draft", "kept_bytes", "kept_inputs", "kept_outputs",
@@ -77,14 +77,14 @@ class Plan(Outline):
         super().__init__(graph, inputs)
         self.computation = computation
         self.record = record
-        self.draft: Draft | None = None  # what it is compiled from when it is met again
-        self.donated = tuple(computation.aliases)  # positions of inputs that may be written over
-        # in buckets, those may be fewer than were recorded
+        self.draft: Draft | None = None  # set while the plan is interpreted: what compiles it later
+        self.donated = tuple(computation.aliases)  # positions of donated inputs
+        # bucketing may have merged collectives, so there may be fewer than were recorded
         self.launches = len(collectives_in(computation.graph)) if self.collectives else 0
         self.runner = runner
-        self.source: Draft | None = None  # what it was compiled from
-        self.variants: list[Plan] = []  # the same graph, compiled for sizes this one is not for
-        written = set(computation.aliases.values())  # what is written over is there anyway
+        self.source: Draft | None = None  # the draft it was compiled from
+        self.variants: list[Plan] = []  # the same graph, compiled for sizes that this plan rejects
+        written = set(computation.aliases.values())  # outputs that use the memory of donated inputs
         kept_inputs = [
             place
             for place, (source, _) in enumerate(inputs)
@@ -94,20 +94,20 @@ class Plan(Outline):
         self.kept_inputs, self.kept_outputs = item_getter(kept_inputs), item_getter(kept_outputs)
         kept = [*self.kept_inputs(graph.inputs), *self.kept_outputs(graph.outputs)]
         self.kept_bytes = None if self.symbols else sum(value.type.nbytes for value in kept)
-        self.checked = False  # a run of it has returned what its types promise
+        self.checked = False  # a run has returned results of the promised types
 
     def accepts_sizes(self, sizes: Mapping[Symbol, int]) -> bool:
-        """It was compiled for these sizes, among others."""
+        """Whether it can run with these sizes."""
         if type(self.runner) is StandIn:
             return True
         return self.runner.accepts_sizes(self.computation, sizes)  # type: ignore[union-attr]  # no stand-in
 
     def for_sizes(self, sizes: dict[Symbol, int]) -> Plan:
-        """The plan itself, or one of the same graph that accepts these sizes."""
+        """This plan, or a variant of it that accepts these sizes."""
         if self.accepts_sizes(sizes):
             return self
         for place, plan in enumerate(self.variants):
-            if plan.draft is not None and plan.draft.is_due():  # compiled in the background by now
+            if plan.draft is not None and plan.draft.is_due():  # by now, compiled in the background
                 plan = self.variants[place] = plan.draft.compiled(sizes)
             if plan.accepts_sizes(sizes):
                 return plan
@@ -118,7 +118,8 @@ class Plan(Outline):
 
 
 MAX_VARIANTS = MOST_KINDS - 1
-"""Times a graph is compiled again for sizes of another kind; then the reference backend runs it."""
+"""How many variants are compiled for other kinds of sizes; further ones run on the reference
+backend."""
 
 
 def _may_fail(node: Node) -> bool:
@@ -141,11 +142,10 @@ def _source(value: Value, backend: Backend, scalars_as_data: bool) -> tuple[int,
 
 
 def needed_graph(wanted: Sequence[Value], live: Sequence[Value], known: Collection[Value]) -> Graph:
-    """The graph for `wanted` alone, with every value in it that is needed again as an output.
+    """The graph that computes `wanted`; every value in it that will be needed again is an output.
 
-    Live values inside the cone of `wanted` are computed on the way, so they become outputs; so
-    does everything that live values outside the cone take from inside it. Nothing is ever
-    computed twice.
+    Live values in the cone of `wanted` are computed anyway, so they become outputs; so do the
+    values in the cone that live values outside of it use. Thus nothing is computed twice.
     """
     cone = Graph.of(wanted, known)
     inside = {output for node in cone.nodes for output in node.outputs}
@@ -158,7 +158,7 @@ def needed_graph(wanted: Sequence[Value], live: Sequence[Value], known: Collecti
 
 
 def in_launch_order(graph: Graph, known: Collection[Value]) -> Graph:
-    """`graph`, in which each collective starts as soon as what it needs is there.
+    """`graph`, reordered so that each collective starts as soon as its operands are computed.
 
     %1 = forward(%0)                        %1 = forward(%0)
     %2 = backward of the last layers(%1)    %2 = backward of the last layers(%1)
@@ -174,7 +174,7 @@ def in_launch_order(graph: Graph, known: Collection[Value]) -> Graph:
 
 
 def _memory(value: Value) -> Value:
-    """What `value` is a conjugate or negative view of: results are memory, without such bits."""
+    """The value that `value` views if it has a conj or neg bit: outputs cannot have such bits."""
     while type(value.type) is not ScalarType and (value.type.conj or value.type.neg):
         value = value.node.args[spec_of(value.node.op.target).views]
     return value

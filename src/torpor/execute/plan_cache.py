@@ -1,7 +1,7 @@
-"""From the values a sync needs to a plan, and the cache in between.
+"""The cache of plans, keyed by the values that a sync computes.
 
 Values are interned, so the tuple of values to compute *is* the key of the compiled graph: a step
-that was recorded before is found with one look-up, without walking its graph.
+that was recorded before is found with one lookup, without walking its graph.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from torpor.text.verify import verify
 
 
 class Making:
-    """A plan that has to be compiled first: by whoever asks for it first, while others wait.
+    """A plan that has yet to be compiled: the first thread that asks for it compiles, others wait.
 
-    Nobody asks under the trace's lock, so that others can record meanwhile.
+    `result` is called without the trace's lock, so that other threads can record meanwhile.
     """
 
     __slots__ = ("_error", "_lock", "_make", "_plan", "maker", "outline")
@@ -41,12 +41,12 @@ class Making:
         self.outline = outline
         self._make = make
         self._lock = threading.RLock()
-        self.maker = 0  # the thread that compiles it
+        self.maker = 0  # id of the thread that compiles it; 0: none
         self._plan: Plan | None = None
         self._error: Exception | None = None
 
     def result(self) -> Plan:
-        """The plan; the error, if it cannot be made."""
+        """The plan; raises if it cannot be compiled."""
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -54,7 +54,7 @@ class Making:
                 self.maker = threading.get_ident()
                 try:
                     self._plan = self._make()
-                except Exception as error:  # an interrupt says nothing about the graph
+                except Exception as error:  # not an interrupt: that is not about the graph
                     self._error = error
                     raise
                 finally:
@@ -63,18 +63,18 @@ class Making:
 
 
 class PlanCache:
-    """Plans by the values they compute; the least recently used goes first.
+    """Plans by the values they compute; a least-recently-used cache.
 
-    Everything but the compiling itself happens under the trace's lock.
+    Everything but the compilation itself happens under the trace's lock.
     """
 
     def __init__(self) -> None:
         self.plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
-        self.making: dict[tuple[Any, ...], Making] = {}  # those that somebody is compiling
+        self.making: dict[tuple[Any, ...], Making] = {}  # being compiled
         self.serial = 0
 
     def find(self, key: tuple[Any, ...]) -> Plan | Making | None:
-        """The plan under `key`, if there is one; to be compiled now, if it is worth it."""
+        """The plan for `key`; a `Making` if it is, or should now be, compiled; None on a miss."""
         plan = self.plans.get(key)
         if plan is None:
             return self.making.get(key)
@@ -94,7 +94,7 @@ class PlanCache:
     def _compile_draft(
         self, key: tuple[Any, ...], plan: Plan, sizes: dict[Symbol, int]
     ) -> Plan | Making:
-        """Compile a plan that was interpreted until now; meanwhile others go on as before."""
+        """Start compiling a plan that was interpreted so far; other threads go on interpreting."""
         if key in self.making:
             return plan
         draft = plan.draft
@@ -118,7 +118,7 @@ class PlanCache:
         device: BackendDevice,
         donated: Mapping[int, int] = NOTHING_DONATED,
     ) -> Making:
-        """Keep `graph` under `key`, to be compiled now or when it is met again."""
+        """Register `graph` under `key`, to be compiled when the result is asked for, or later."""
         start = time.perf_counter()
         self.serial += 1
         recorded, graph = graph, graph.with_sizes()
@@ -148,6 +148,6 @@ class PlanCache:
         return plan
 
     def clear(self) -> None:
-        """Forget every plan."""
+        """Drop every plan."""
         self.plans.clear()
         HISTORY.plans_dropped()

@@ -1,8 +1,8 @@
-"""One first-in first-out queue per device, with a thread of its own.
+"""One first-in first-out queue per device, with its own thread.
 
-A job takes its place on the queue under the trace's lock, so jobs run in the order of cuts. Who
-runs it is another matter: the queue's thread, or the thread that submitted it; where nobody else
-would, whoever waits for it. Nobody waits for a queue under the trace's lock.
+Jobs are enqueued under the trace's lock, so they run in the order of cuts. A job is run by the
+queue's thread or by the thread that submitted it, or, if neither would, by a thread that waits for
+it. No thread waits for a queue while it holds the trace's lock.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from torpor.transactions.jobs import Budget, Job
 
 
 class DeviceQueue:
-    """Runs jobs in the order in which they were submitted."""
+    """Runs jobs in the order of submission."""
 
     def __init__(self, device: BackendDevice) -> None:
         self.device = device
         if device.torch_device.type == "cpu":
             retain_free_memory()
-        self.jobs: deque[Job] = deque()  # not begun
-        self.running: list[Job] = []  # all by one thread: a kernel of one may wait for the next
-        self.runner = 0  # that thread
+        self.jobs: deque[Job] = deque()  # not started
+        self.running: list[Job] = []  # nested, on one thread: a kernel that waits may run others
+        self.runner = 0  # id of that thread
         self.changed = threading.Condition()
-        self.waiting = 0  # threads that wait for a job to end, or for their turn
+        self.waiting = 0  # threads waiting for the end of a job, or for their turn
         self.budget = Budget()
-        self.failure: Failure | None = None  # the first that is not reported yet
+        self.failure: Failure | None = None  # the first that was not reported yet
         self.thread: threading.Thread | None = None
         self.stopping = False
-        self._threads = 0  # what its thread has; 0: that of a new one
+        self._threads = 0  # torch's thread count on its thread; 0: the default of a new thread
 
     # -- submitting ----------------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
-        """Run `job` after all that were submitted before."""
+        """Run `job` after all jobs submitted before it."""
         with Shield() as shield:
             self.enqueue(job)
             self.serve(job, shield)
 
     def enqueue(self, job: Job) -> None:
-        """Give `job` its place. Whoever does so serves it next; it does not wait."""
+        """Append `job`, without waiting. The caller must call `serve` next."""
         job.here = not job.is_ready() or self._runs_here(job, self.is_idle())
         job.submitted = time.perf_counter()
         job.done.finish = functools.partial(self.finish, job)
@@ -70,12 +70,12 @@ class DeviceQueue:
         best = (job.short or job.awaited) and alone and self.device.torch_device.type == "cpu"
         if best or job.must_be_here or not config.async_queue:
             return True
-        return _torch.is_profiler_on_this_thread()  # which sees no other thread
+        return _torch.is_profiler_on_this_thread()  # it does not see other threads
 
     def serve(self, job: Job, shield: Shield) -> None:
-        """Run a job that has its place, or leave it to the thread, and wait if that has much to do.
+        """Run an enqueued job, or leave it to the queue's thread; wait if that has too much to do.
 
-        It may be interrupted where it waits: the job stays on the queue and will be run.
+        An interrupt during the wait leaves the job on the queue, where it will be run.
         """
         try:
             if not job.is_ready():
@@ -89,7 +89,7 @@ class DeviceQueue:
             self.leave(job)
 
     def leave(self, job: Job) -> None:
-        """Let the queue's thread run a job that this thread was to run and has not."""
+        """Hand a job that this thread should have run, but did not, to the queue's thread."""
         if job.here and not job.done.is_set():
             self._leave_to_thread(job)
 
@@ -127,13 +127,13 @@ class DeviceQueue:
             failure.tell()
 
     def _on_its_stream(self) -> AbstractContextManager[Any]:
-        """The stream of the queue's own thread, whatever stream the caller uses."""
+        """The stream of the queue's thread, regardless of the caller's current stream."""
         if self.device.type.physical != "cuda":
             return nullcontext()
         return torch.cuda.stream(torch.cuda.default_stream(self.device.ordinal))
 
     def withdraw(self, job: Job, error: BaseException) -> bool:
-        """Take a job back that nobody has begun; whoever waits for it gets `error`."""
+        """Remove a job, unless it has started; threads that wait for it get `error`."""
         with self.changed:
             if job not in self.jobs:
                 return False
@@ -145,7 +145,7 @@ class DeviceQueue:
         return True
 
     def borrow(self) -> Job | None:
-        """Let this thread run something now, as a job, if nothing runs or waits to."""
+        """Reserve the queue for a run on this thread; None unless the queue is idle."""
         with self.changed:
             if self.running or self.jobs:
                 return None
@@ -155,23 +155,23 @@ class DeviceQueue:
         return job
 
     def give_back(self, job: Job) -> None:
-        """What was run instead of `job` is over."""
+        """End the reservation made by `borrow`."""
         with self.changed:
             self.running.remove(job)
             if not self.running:
                 self.runner = 0
             job.done.set()
-            if self.jobs or self.waiting:  # the queue's thread need not wake for nothing
+            if self.jobs or self.waiting:  # otherwise, do not wake the queue's thread
                 self.changed.notify_all()
 
     # -- waiting -------------------------------------------------------------------------------
 
     def is_idle(self) -> bool:
-        """Nothing is running or waiting to."""
+        """Whether no job is running or queued."""
         return not self.jobs and not self.running
 
     def wait(self) -> None:
-        """Block until every submitted job has run, but for those that wait for this thread."""
+        """Block until every submitted job has run, except those that need this thread's job."""
         with self.changed:
             jobs = [*self.running, *self.jobs]
         if self.runner == threading.get_ident():
@@ -181,7 +181,7 @@ class DeviceQueue:
             self.finish(job)
 
     def finish(self, job: Job) -> None:
-        """Block until `job` has run; run it if nobody else would."""
+        """Block until `job` has run; run it here if no other thread would."""
         if not job.done.is_set():
             with Shield() as shield:
                 self._finish(job, shield)
@@ -211,14 +211,14 @@ class DeviceQueue:
                 self.waiting -= 1
 
     def _is_ours(self) -> bool:
-        """The next job is not for the queue's thread, nor for one that does not wait here."""
+        """Whether the next job may be run by a waiting thread: it is not left to another thread."""
         job = self.jobs[0]
         if job.here:
             return not job.is_held_up()
         return self.thread is None or not self.thread.is_alive()
 
     def _begin(self, is_ours: Callable[[], bool]) -> Job | None:
-        """The next job, if it is this thread's turn to run it."""
+        """Start the next job, if there is one and this thread may run it."""
         with self.changed:
             if self.running or not self.jobs or not is_ours():
                 return None
@@ -228,9 +228,9 @@ class DeviceQueue:
         return job
 
     def _run_inside(self, wanted: Job | None, shield: Shield) -> None:
-        """A kernel of the job that this thread runs waits for `wanted`, or for all jobs.
+        """Called from a kernel of the running job, which waits for `wanted`, or for all jobs.
 
-        All jobs before it run now that do not need the results of the one the kernel is part of.
+        Runs all queued jobs up to it, except those that need results of the running job.
         """
         with self.changed:
             blocked = {job.done for job in self.running}
@@ -255,12 +255,12 @@ class DeviceQueue:
     # -- running -------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Finish what was submitted and end the thread."""
+        """Finish all submitted jobs and end the thread."""
         self.wait()
         self.end_thread()
 
     def end_thread(self) -> None:
-        """End the thread; if there is more for it to do meanwhile, another one starts."""
+        """End the thread; if jobs for it arrived meanwhile, start another."""
         thread = self.thread
         if thread is None or thread is threading.current_thread():
             return
@@ -274,7 +274,7 @@ class DeviceQueue:
                 self._start_thread()
 
     def raise_error(self) -> None:
-        """Raise the first error that has not been reported yet."""
+        """Raise the first error that was not reported yet."""
         failure, self.failure = self.failure, None
         if failure is not None and not failure.reported:
             failure.tell()
@@ -282,9 +282,9 @@ class DeviceQueue:
     def _work(self) -> None:
         mark_as_background()
         self._threads = 0
-        torch.get_num_threads()  # sets a thread up: if asked later, it undoes what was set before
+        torch.get_num_threads()  # initializes the thread; later, it would undo `set_num_threads`
         if self.device.type.physical == "cuda":
-            torch.cuda.set_device(self.device.ordinal)  # a thread starts without one
+            torch.cuda.set_device(self.device.ordinal)  # the current device is per thread
         shield = Shield()
         while self._wait_for_work():
             job = self._begin(lambda: not self.jobs[0].here)
@@ -293,7 +293,7 @@ class DeviceQueue:
             del job  # an idle queue must not keep the last step's buffers alive
 
     def _wait_for_work(self) -> bool:
-        """Whether there is some; False: the thread is to end."""
+        """Wait; True if there is a job for the thread, False if it should end."""
         with self.changed:
             while self.running or not self.jobs or self.jobs[0].here:
                 if self.stopping:
@@ -302,13 +302,13 @@ class DeviceQueue:
         return True
 
     def _execute(self, job: Job, shield: Shield) -> None:
-        """Run a job that is this thread's, and was entered among the running ones."""
+        """Run a job that `_begin` has given to this thread."""
         on_thread = threading.current_thread() is self.thread
         is_alone = len(self.running) == 1 and not self.jobs
         if job.threads > 1 and job.here and job.short and not on_thread and is_alone:
-            self.end_thread()  # OpenMP lets threads sleep early while those of others exist
+            self.end_thread()  # OpenMP workers sleep early while other threads' workers exist
         if self._threads != job.threads and on_thread:
-            torch.set_num_threads(job.threads)  # a setting of its own on every thread
+            torch.set_num_threads(job.threads)  # it is a per-thread setting
             self._threads = job.threads
         metrics.add_time("QueueWait", time.perf_counter() - job.submitted)
         interrupt = self._run(job, shield)
@@ -321,7 +321,7 @@ class DeviceQueue:
             raise interrupt
 
     def _run(self, job: Job, shield: Shield) -> BaseException | None:
-        """Run `job`; an interrupt that came when it had succeeded."""
+        """Run `job`; returns an interrupt that arrived after it had succeeded."""
         late: BaseException | None = None
         try:
             shield.open = not job.donates
@@ -344,12 +344,12 @@ class DeviceQueue:
         job.done.set()
         job.done.finish = None
         self.budget.give_back(job)
-        job.kept, job.results, job.arguments = (), (), []  # who waits for it may still hold it
+        job.kept, job.results, job.arguments = (), (), []  # waiting threads may still hold the job
         self.changed.notify_all()
 
 
 def _is_for_this_thread(error: BaseException) -> bool:
-    """Ctrl-C, which it reached; and what other ranks have to say: all raise it at the same step."""
+    """Whether to raise now: Ctrl-C on this thread, or an error that all ranks raise together."""
     return not isinstance(error, Exception) or isinstance(error, (DivergenceError, RankError))
 
 
@@ -365,7 +365,7 @@ _COMPILER = (
 
 
 class _Borrowed(Job):
-    """Stands among the running jobs for what a thread runs that has borrowed the queue."""
+    """A placeholder among the running jobs for a run by a thread that borrowed the queue."""
 
     __slots__ = ()
 
@@ -374,8 +374,8 @@ class _Borrowed(Job):
         self.arguments = []
 
 
-class _opened:  # a class for speed
-    """In the body signals are handled at once."""
+class _opened:  # a class: faster than a generator
+    """Signals are handled immediately in the body."""
 
     __slots__ = ("before", "shield")
 
@@ -390,7 +390,7 @@ class _opened:  # a class for speed
 
 
 def _ran() -> None:
-    """What a job that has run holds in place of its closure."""
+    """Replaces the closure of a job that has run, to free what it holds."""
 
 
 _queues: dict[BackendDevice, DeviceQueue] = {}
@@ -413,7 +413,7 @@ def queues(device: BackendDevice | None = None) -> list[DeviceQueue]:
 
 
 def _before_fork() -> None:
-    """Let the queues run dry, so that the child finds every result, and keep the trace as it is."""
+    """Drain the queues, so that every result exists in the child, and take the trace's lock."""
     while True:
         for device_queue in queues():
             device_queue.wait()
@@ -424,7 +424,7 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    _queues.clear()  # threads do not survive a fork, and what went wrong is the parent's to tell
+    _queues.clear()  # threads do not survive a fork; failures are reported by the parent
     LOCK.release()
 
 

@@ -1,8 +1,8 @@
-"""The end of the process: queues run dry, then every backend is shut down.
+"""The end of the process: drain the queues, then shut down every backend.
 
-A graph that failed and that nobody asked for ends the process with status 1. Python has settled the
-status when its exit handlers run, so the process is ended when all of them have: by an object that
-goes when modules are taken down.
+If a graph failed and the error was never raised, the process exits with status 1. Python fixes the
+status before it runs exit handlers, so the process is ended after all of them, by an object whose
+finalizer runs when modules are torn down.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torpor.transactions import closures
 
 
 class _Status:
-    """Ends the process with `status`, if there is one, when this module goes."""
+    """Ends the process with `status`, if nonzero, when this module is torn down."""
 
     status = 0
 
@@ -31,9 +31,9 @@ _LAST = _Status()
 
 
 def _shut_down() -> None:
-    """Let every queue finish; report an error that has not been reported yet."""
+    """Finish every queue; print errors that were never reported."""
     if queues():
-        gc.collect()  # finalizers may use lazy tensors now; torch aborts if they do so any later
+        gc.collect()  # finalizers may still use lazy tensors now; later, torch would abort
     closures.wait()
     for device_queue in queues():
         device_queue.stop()

@@ -1,4 +1,4 @@
-"""What is recorded and not yet run: storages, and the one trace that all threads record into."""
+"""Storages and their pending values, and the one trace that all threads record into."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torpor.symbols.leaves import SIZES
 class LazyStorage:
     """Memory shared by a tensor and its views: a recorded value, data, or both.
 
-    `value` is what the memory holds in the trace being recorded; None until the first use of data
-    in a trace. `data` is None while the value is pending.
+    `value` is what the memory holds in the current trace; None until data are first used in a
+    trace. `data` is None while the value is pending.
     """
 
     __slots__ = ("__weakref__", "data", "listed", "type", "value")
@@ -30,30 +30,30 @@ class LazyStorage:
         self.type = type_
         self.value = value
         self.data = data
-        self.listed = False  # the trace knows this storage as one it may have to compute
+        self.listed = False  # it is in `Trace.pending`
 
     def hold(self, data: BackendData) -> None:
-        """What is in it is computed, or will be: its sizes are numbers, whatever comes next."""
+        """Set its data, computed or in flight. Its sizes are fixed from now on: no symbols."""
         self.data = data
         self.type = self.type.concrete
 
 
 class Undo(Protocol):
-    """What is rolled back, besides storages, if a trace fails: a step of an optimizer."""
+    """Something besides storages that is rolled back if a trace fails: a step of an optimizer."""
 
     @property
     def gradients(self) -> Collection[Value | None]:
-        """The values of those that it was made with."""
+        """The values of the gradients that the step used."""
 
     def __call__(self) -> None:
-        """Let it go back."""
+        """Roll back."""
 
     def concerns(self, storages: Collection[LazyStorage]) -> bool:
-        """It has updated one of `storages`."""
+        """Whether it updated one of `storages`."""
 
 
 class Trace:
-    """All that was recorded since the last cut."""
+    """Everything that was recorded since the last cut."""
 
     __slots__ = (
         "builder", "computed", "draws", "effects", "epoch", "leaf_storages", "leaf_values",
@@ -62,24 +62,24 @@ class Trace:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.builder = IrBuilder()  # the active backend's own, once there is one
-        # storages that may need computing, in the order of recording; who dies goes by itself
+        self.builder = IrBuilder()  # replaced by the active backend's
+        # storages that may need computing, in order of recording; dead ones remove themselves
         self.pending: dict[ref[LazyStorage], None] = {}
-        self.leaves: list[BackendData] = []  # buffer of each leaf slot
-        self.leaf_storages: list[tuple[LazyStorage, Value]] = []  # and the leaves they came in as
+        self.leaves: list[BackendData] = []  # the buffer of each leaf slot
+        self.leaf_storages: list[tuple[LazyStorage, Value]] = []  # storages that entered, as leaves
         self.leaf_values: dict[BackendData, Value] = {}
-        self.scalars: list[Any] = []  # number of each run-time scalar slot
-        self.computed: dict[Value, BackendData] = {}  # values read before the cut
-        self.sized: dict[BackendData, TensorType] = {}  # types, with symbols, of buffers filled now
-        self.undo: list[Undo] = []  # what else goes back if this trace fails
+        self.scalars: list[Any] = []  # the number of each run-time scalar slot
+        self.computed: dict[Value, BackendData] = {}  # values already computed by reads
+        self.sized: dict[BackendData, TensorType] = {}  # symbolic types of buffers made this trace
+        self.undo: list[Undo] = []  # what else to roll back if this trace fails
         self.draws = 0  # random ops recorded
-        self.effects: list[LazyStorage] = []  # results of ops that run whoever asks for them
+        self.effects: list[LazyStorage] = []  # results of ops with side effects: always computed
         self.epoch = 0
         self.misses = 0
-        self.unlocked = 0  # threads that wait without the lock, in the middle of recording
+        self.unlocked = 0  # threads inside `unlocked` that were recording or cutting
 
     def leaf_value(self, storage: LazyStorage) -> Value:
-        """Number a storage with data among the leaves of this trace."""
+        """Make the data of `storage` a leaf of this trace."""
         data = storage.data
         assert data is not None, "a storage has a value or data"
         value = self.leaf_values.get(data)
@@ -97,34 +97,34 @@ class Trace:
         return value
 
     def scalar_value(self, number: Any) -> Value:
-        """Number a Python number among the run-time scalars of this trace."""
+        """Make a Python number a run-time scalar of this trace."""
         return self.builder.scalar(_append(self.scalars, number), number)
 
     def draw(self) -> int:
-        """The number of a random op that is recorded."""
+        """The index of a random op that is being recorded."""
         self.draws += 1
         return self.draws
 
     def enlist(self, storage: LazyStorage) -> None:
-        """Remember that `storage` may have to be computed."""
+        """Register `storage` as one that may have to be computed."""
         if not storage.listed:
             self.pending[ref(storage, self.pending.pop)] = None
             storage.listed = True  # last: an interrupt in between must not lose the storage
 
     def is_at_work(self) -> bool:
-        """This thread is recording an op or cutting, and was interrupted by a finalizer or signal.
+        """Whether this thread holds the lock: a finalizer or signal interrupted it while recording.
 
-        The trace may grow then, and values may be computed, but it must not be reset: what is being
-        recorded has numbers of this trace in its hands.
+        The trace may grow then, and values may be computed, but it must not be reset: the
+        interrupted call uses slots of this trace.
         """
         return LOCK._is_owned()  # type: ignore[no-any-return,attr-defined]  # `Condition` uses it too
 
     def is_open(self) -> bool:
-        """Something was recorded since the last cut, or has entered the trace."""
+        """Whether anything was recorded, or has become a leaf, since the last cut."""
         return bool(self.pending or self.leaves)
 
     def live(self) -> list[LazyStorage]:
-        """Storages somebody still holds whose value is pending."""
+        """Storages that are still referenced and whose value is pending."""
         if NATIVE.library is not None:
             found: list[LazyStorage] = NATIVE.library.live(self.pending)
             return found
@@ -132,7 +132,7 @@ class Trace:
         return [s for s in storages if s is not None and s.data is None]
 
     def reset(self) -> None:
-        """Forget values: what is alive is data now, and enters the next trace as leaves."""
+        """Drop all values: live storages have data now, and enter the next trace as leaves."""
         self._forget_values()
         self.pending.clear()
         self.leaves.clear()
@@ -160,7 +160,7 @@ class Trace:
 
 
 def _append(items: list[Any], item: Any) -> int:
-    """Append `item`; where it is then. A finalizer that runs in between may append others."""
+    """Append `item` and return its index. A finalizer that runs in between may append too."""
     place = len(items)
     items.append(item)
     while items[place] is not item:
@@ -171,15 +171,15 @@ def _append(items: list[Any], item: Any) -> int:
 TRACE = Trace()
 
 LOCK = TRACE.lock
-"""The lock itself: `TRACE.lock` is refused to type rules while one runs."""
+"""The real lock: `TRACE.lock` may be replaced by one that is denied to type rules."""
 
 
 @contextmanager
 def unlocked() -> Iterator[None]:
-    """Let go of the trace's lock in the body, however often this thread holds it.
+    """Release the trace's lock in the body, however many times this thread holds it.
 
-    Nobody may wait for a queue under the lock: its thread may need the lock to go on. Meanwhile
-    others may record and compute, but the trace is not reset: see `Trace.is_at_work`.
+    No thread may wait for a queue under the lock: the queue's thread may need it. Meanwhile other
+    threads may record and compute, but the trace is not reset (`Trace.is_at_work`).
     """
     if not LOCK._is_owned():  # type: ignore[attr-defined]  # as above
         yield

@@ -1,7 +1,7 @@
 """Sync: turn recorded values into data.
 
-`cut` ends the trace and computes everything alive. `compute` computes what is asked for and what
-comes for free on the way, and leaves the rest of the trace pending.
+`cut` ends the trace and computes everything live. `compute` computes the requested values and those
+computed on the way to them, and leaves the rest of the trace pending.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ PLANS = PlanCache()
 
 
 def cut(device: torch.device | None = None, awaited: bool = False) -> None:
-    """End the trace; everything alive (on `device`) becomes data on its device's queue.
+    """End the trace; submit everything live (on `device`) to the queues of its devices.
 
-    `awaited`: the caller has nothing else to do until it is there.
+    `awaited`: the caller will wait for the results immediately.
 
-    The part that changes anything is not interrupted; compiling, running and waiting may be.
+    Changes to the trace are not interrupted; compiling, running and waiting may be.
     """
     with Shield() as shield:
         if TRACE.is_at_work():
@@ -82,7 +82,7 @@ def _cut(device: torch.device | None, now: float, awaited: bool) -> list[StepJob
         for group in groups:
             wanted: list[Any] = [s.value for s in group]
             jobs += _launch(live if several else group, wanted, partial=several, ends=True)
-        TRACE.reset()  # first: a buffer the trace still holds cannot be written over
+        TRACE.reset()  # before enqueuing: a buffer that the trace references is not donated
     finally:
         _enqueue(jobs, awaited)
     STEP.read_at = STEP.last_asked = ""
@@ -90,9 +90,9 @@ def _cut(device: torch.device | None, now: float, awaited: bool) -> list[StepJob
 
 
 def compute(storages: Sequence[LazyStorage], awaited: bool = False) -> None:
-    """Start computing `storages` and nothing that they do not need; the trace goes on.
+    """Start computing `storages` and what they depend on; the trace goes on.
 
-    `awaited`: this thread has nothing else to do until they are there.
+    `awaited`: this thread will wait for the results immediately.
     """
     if is_cut_due() and not TRACE.is_at_work():
         cut(awaited=awaited)
@@ -123,13 +123,13 @@ def _compute(storages: Sequence[LazyStorage], awaited: bool = False) -> list[Ste
     return jobs
 
 
-class _undisturbed:  # a class for speed
-    """The trace's lock, and no finalizers of others meanwhile: the garbage collector waits."""
+class _undisturbed:  # a class: faster than a generator
+    """Holds the trace's lock and suspends garbage collection, so that no finalizers run."""
 
     __slots__ = ("collects",)
 
     def __enter__(self) -> None:
-        TRACE.lock.__enter__()  # which type rules are refused
+        TRACE.lock.__enter__()  # checked: type rules may not take it
         self.collects = gc.isenabled()
         gc.disable()
 
@@ -146,7 +146,7 @@ def _enqueue(jobs: list[StepJob], awaited: bool = False) -> None:
 
 
 def _serve(jobs: list[StepJob], shield: Shield) -> None:
-    """Compile, run or leave to their threads what has its place; who is interrupted leaves all."""
+    """Compile and run enqueued jobs, or leave them to their threads; on an interrupt, leave all."""
     while jobs:
         job = jobs.pop(0)
         try:
@@ -158,9 +158,9 @@ def _serve(jobs: list[StepJob], shield: Shield) -> None:
 
 
 def rest() -> None:
-    """After a read: start a new trace if nothing in this one is pending, or if this is a step.
+    """After a read: start a new trace if nothing is pending, or if the read ends a step.
 
-    A program that only ever reads would otherwise record one trace for ever.
+    Otherwise, the trace of a program that only ever reads would grow forever.
     """
     if not TRACE.is_open():
         return
@@ -178,7 +178,7 @@ def rest() -> None:
 
 
 def _reset_at_rest(now: float) -> bool:
-    """Start a new trace if nothing in this one, recorded until `now`, is pending."""
+    """Start a new trace if nothing recorded until `now` is pending; whether it did."""
     if TRACE.unlocked or TRACE.live():
         return False
     STEP.end(TRACE.misses, now)
@@ -187,7 +187,7 @@ def _reset_at_rest(now: float) -> bool:
 
 
 def _rested() -> None:
-    """A read has left nothing pending."""
+    """A read left nothing pending."""
     STEP.read_at = STEP.last_read
     if NATIVE.at_cut is not None:
         NATIVE.at_cut()
@@ -199,7 +199,7 @@ def _end_step(awaited: bool) -> None:
 
 
 def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
-    types = {storage.type for storage in storages}  # few, and compared by identity
+    types = {storage.type for storage in storages}  # cheap: few types, compared by identity
     if len({type_.device for type_ in types}) == 1:
         return [list(storages)]
     groups: dict[torch.device, list[LazyStorage]] = {}
@@ -209,10 +209,10 @@ def _by_device(storages: Sequence[LazyStorage]) -> list[list[LazyStorage]]:
 
 
 def _compute_at_once(storage: LazyStorage) -> bool:
-    """Compute what a read asks for here and now, if nothing is in the way (`adaptive/at_once.py`).
+    """Compute what a read needs on this thread, if possible (`adaptive/at_once.py`).
 
-    Nothing is changed before it has been computed: what cannot be done here is done as ever.
-    Whether nothing is pending after it, and a new trace has begun.
+    No state changes before the results exist; if this is not possible, the usual path is taken.
+    Returns whether nothing is pending now and a new trace has begun.
     """
     if TRACE.is_at_work() or WATCHERS:
         return False
@@ -233,7 +233,7 @@ def _compute_at_once(storage: LazyStorage) -> bool:
 
 
 def _turn(storage: LazyStorage, live: list[LazyStorage]) -> Turn | None:
-    """A run of the graph that a read asks for; None if it is not to be run here and now."""
+    """A run of the graph that a read needs; None if it should not run on this thread."""
     pending = _settle(live, [storage.value])  # type: ignore[list-item]  # no data: a value is set
     if not pending:
         return None
@@ -251,9 +251,9 @@ def _turn(storage: LazyStorage, live: list[LazyStorage]) -> Turn | None:
 def _launch(
     live: list[LazyStorage], wanted: list[Value], partial: bool = False, ends: bool = False
 ) -> list[StepJob]:
-    """Give the storages in `live` their handles; the job that fills them, if there is one.
+    """Give the storages in `live` their handles; returns the job that fills them, if one is needed.
 
-    `partial`: not all that is alive is computed. `ends`: the trace is reset after it.
+    `partial`: not everything live is computed. `ends`: the trace is reset afterwards.
     """
     known, pending = TRACE.computed, _settle(live, wanted)
     if not pending:
@@ -283,7 +283,7 @@ def _launch(
 
 
 def _job(found: Plan | Making, backend: Backend, device: BackendDevice) -> StepJob:
-    """One run of a plan, with handles for its outputs."""
+    """One run of a plan, with a handle for each output."""
     plan: Outline = found.outline if isinstance(found, Making) else found
     types = tuple(type_.concrete for type_ in plan.types) if plan.sized else plan.types
     done, arguments = Done(), _arguments(plan, backend, device)
@@ -292,7 +292,7 @@ def _job(found: Plan | Making, backend: Backend, device: BackendDevice) -> StepJ
 
 
 def _arguments(plan: Outline, backend: Backend, device: BackendDevice) -> list[Any]:
-    """What a plan takes from the trace."""
+    """The arguments of a run of `plan`, from the trace."""
     arguments: list[Any] = list(plan.leaves(TRACE.leaves))
     for position, source, place in plan.others:
         arguments.insert(
@@ -309,9 +309,9 @@ def _arguments(plan: Outline, backend: Backend, device: BackendDevice) -> list[A
 
 
 def _settle(live: list[LazyStorage], wanted: list[Value]) -> tuple[Value, ...]:
-    """Give storages whose value is a leaf or already computed their data.
+    """Give storages whose value is a leaf, or computed already, their data.
 
-    Those of the wanted values that are neither, each once.
+    Returns the wanted values that are neither, without duplicates.
     """
     known = TRACE.computed
     if NATIVE.library is not None:
@@ -333,7 +333,7 @@ def placeholders(
     types: tuple[TensorType, ...],
     done: Done | None = None,
 ) -> list[BackendData]:
-    """A handle for each result of a graph, which is there when that is `done`."""
+    """A handle for each result of a graph; it is filled when `done` is set."""
     is_usual = getattr(backend.placeholder, "__func__", None) is Backend.placeholder
     if is_usual and NATIVE.library is not None:
         handles: list[BackendData] = NATIVE.library.handles(device, types, done)
@@ -345,7 +345,7 @@ def placeholders(
 
 
 def wait(device: torch.device | None = None) -> None:
-    """Block until the queues (the queue of `device`) are empty; raise what went wrong on them."""
+    """Block until the queues (the queue of `device`) are empty; raise unreported errors."""
     if is_cut_due():
         cut(device)
     chosen = queues(None if device is None else get_backend().backend_device(device))
@@ -356,7 +356,7 @@ def wait(device: torch.device | None = None) -> None:
 
 
 def raise_errors(device: torch.device | None = None) -> None:
-    """Raise the first error of a graph that has not been reported yet."""
+    """Raise the first error of a graph that was not reported yet."""
     try:
         for each in queues(None if device is None else get_backend().backend_device(device)):
             each.raise_error()
@@ -366,9 +366,9 @@ def raise_errors(device: torch.device | None = None) -> None:
 
 
 def _finish_before_change(old: Backend | None, new: Backend) -> None:
-    """Before the backend changes: finish what is pending, and forget what it compiled.
+    """Before the backend changes: finish pending work and drop compiled plans.
 
-    What the old backend cannot compile stays pending: the new one gets it.
+    What the old backend cannot compile stays pending, for the new one.
     """
     try:
         if old is not None and old is not new:
@@ -391,7 +391,7 @@ on_change(_finish_before_change)
 
 
 def read(storage: LazyStorage) -> Any:
-    """The data of `storage`, with its numbers there: a hidden sync, if they are not there yet."""
+    """The data of `storage`, computed; if that has to be waited for, this is a hidden sync."""
     data = storage.data
     if data is not None and data.is_over():
         return data.wait()
@@ -418,9 +418,9 @@ def read(storage: LazyStorage) -> Any:
 
 
 def _leave_nothing() -> None:
-    """A failure is being reported: what is pending was recorded before that.
+    """While an error is raised: run everything pending, which was recorded before the user knew.
 
-    Should part of it fail too, that is not reported again. What comes next is of another batch.
+    If part of it fails too, that is not reported again. What is recorded later is independent.
     """
     if TRACE.is_at_work() or not TRACE.is_open():
         return
@@ -435,13 +435,13 @@ def _leave_nothing() -> None:
 
 
 def finish(storage: LazyStorage) -> BackendData:
-    """The data of `storage`, with its numbers there, as somebody has asked for in words."""
+    """The data of `storage`, computed, when explicitly requested: not a hidden sync."""
     with phase(WAITING):
         data = storage.data
         while data is None:
             value = storage.value
             compute([storage], awaited=True)
             data = storage.data
-            if storage.value is not value:  # it went back to what it was before an op that failed
+            if storage.value is not value:  # it was rolled back because an op failed
                 queue_of(get_backend().backend_device(storage.type.device)).raise_error()
         return data.wait()

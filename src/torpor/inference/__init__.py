@@ -4,6 +4,6 @@
 `strides`), or from torch's fake tensors, and memoizes; `indexing` finds index errors that fake
 tensors miss. `_generated` is written by `make codegen`.
 
-Imported by (layer `ops`): whoever makes a node calls `infer.infer`; `custom` and backends add
+Imported by (layer `ops`): all code that makes nodes calls `infer.infer`; `custom` and backends add
 rules.
 """

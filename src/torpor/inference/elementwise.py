@@ -1,11 +1,11 @@
-"""Types of elementwise ops on plain floating-point tensors, without asking torch.
+"""Types of elementwise ops on ordinary floating-point tensors, without fake tensors.
 
-What most of a training step is made of: one floating dtype, one device, no conjugates. There an
-elementwise op has the broadcast size, the dtype of its operands (or bool), and the strides that
-`inference.strides` finds. Everything else, mistakes included, is left to fake tensors.
+Most ops of a training step are of this kind: one floating dtype, one device, no conj bits. Their
+results have the broadcast size, the dtype of the operands (or bool), and the strides that
+`inference.strides` computes. Everything else, errors included, is left to fake tensors.
 
-`inference/_generated/elementwise.py` names the ops: those that torch builds on its elementwise
-iterator and whose kernels take every number, and the `_foreach_` forms that do the same to items of
+`inference/_generated/elementwise.py` lists the ops: those that torch implements with TensorIterator
+and whose kernels accept all numbers, and the `_foreach_` variants that apply them to the items of
 lists.
 """
 
@@ -22,7 +22,7 @@ from torpor.ops.spec import ArgKind, Argument, OpSpec
 
 try:
     from torpor.inference._generated.elementwise import RESULT_OF, TAKES_NUMBERS
-except ImportError:  # while it is generated for the first time, or anew
+except ImportError:  # while it is being generated
     RESULT_OF, TAKES_NUMBERS = {}, frozenset()
 
 
@@ -31,7 +31,7 @@ _NUMBERS: Final = (ArgKind.SCALAR, ArgKind.FLOAT)
 
 
 def elementwise_types(spec: OpSpec, bound: list[Any]) -> Types | None:
-    """The types of an elementwise op's outputs; None where fake tensors have to tell."""
+    """The output types of an elementwise op; None if fake tensors are needed."""
     result = RESULT_OF.get(spec.name)
     if result is None:
         return None
@@ -54,7 +54,7 @@ def elementwise_types(spec: OpSpec, bound: list[Any]) -> Types | None:
 
 
 def _is_ordinary(argument: Argument, value: Any) -> bool:
-    """A floating-point tensor, a real number, or the default."""
+    """Whether it is a floating-point tensor, a real number, or the argument's default."""
     if type(value) is Value:
         return _is_ordinary_type(value.type)
     if argument.kind is ArgKind.TENSORS:
@@ -69,7 +69,7 @@ def _is_ordinary(argument: Argument, value: Any) -> bool:
 
 
 def _has_wrapped_number(spec: OpSpec, bound: list[Any]) -> bool:
-    """A number stands in the place of a tensor; torch takes it in some ops alone."""
+    """Whether a number is passed as a tensor, which only some ops support."""
     return any(
         argument.kind is ArgKind.TENSOR
         and not (type(value) is Value and type(value.type) is TensorType)
@@ -90,7 +90,7 @@ def _is_ordinary_type(type_: Any) -> bool:
 
 
 def _common_size(types: list[TensorType]) -> Ints | None:
-    """The size that all broadcast to; None if they do not, or are not of one kind."""
+    """The common broadcast size; None if there is none, or if dtypes or devices differ."""
     if not types:
         return None
     shape = types[0].shape
@@ -119,7 +119,7 @@ def _broadcast(one: Ints, other: Ints) -> Ints | None:
 
 
 def _types_of_items(spec: OpSpec, bound: list[Any]) -> Types | None:
-    """Types of an op that does the same to items of lists that are alike and lie alike."""
+    """Types of an op on the items of lists, if all items of a position have the same type."""
     kinds = [argument.kind for argument in spec.arguments]
     lists = [v for v, kind in zip(bound, kinds, strict=True) if kind is ArgKind.TENSORS]
     numbers = [v for v, kind in zip(bound, kinds, strict=True) if kind is ArgKind.SCALARS]

@@ -1,4 +1,4 @@
-"""Mistakes with indices that are plain from types alone; fake kernels let them pass."""
+"""Index errors that are apparent from types alone, but that fake kernels do not detect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MASKS: Final = (torch.bool, torch.uint8)
 
 
 def is_doubtful(spec: OpSpec, bound: list[Any]) -> bool:
-    """Eager may refuse these types, whatever the indices are: its kernel has to be asked."""
+    """Whether eager may reject these types for any indices, so that the real kernel must decide."""
     name = spec.target._opname
     if name not in rules.INDEXING or spec.target.namespace != "aten":
         return False
@@ -28,14 +28,14 @@ def is_doubtful(spec: OpSpec, bound: list[Any]) -> bool:
 
 
 def _is_of_nothing(bound: list[Any]) -> bool:
-    """There are indices, and nothing to find with them."""
+    """Whether there are indices, but the indexed tensor is empty."""
     items = [item for v in bound for item in (v if type(v) is tuple else (v,))]
     types = [v.type for v in items if type(v) is Value and type(v.type) is TensorType]
     return not types[0].numel and any(type_.numel for type_ in types[1:])
 
 
 def _can_be_put(target: Value, indices: tuple[Value | None, ...], values: Value) -> bool:
-    """`values` can be written where `indices` say; masks say it when they are known."""
+    """Whether `values` can be written at `indices`; True for masks, whose contents decide."""
     if values.type.dtype is not target.type.dtype:
         return False
     if any(index is not None and index.type.dtype in _MASKS for index in indices):
@@ -45,7 +45,7 @@ def _can_be_put(target: Value, indices: tuple[Value | None, ...], values: Value)
 
 
 def indexed_shape(shape: Ints, indices: list[Ints | None]) -> Ints | None:
-    """The size of what is found: dimensions of indices stand where these stand together."""
+    """The size of an indexing result: dimensions of adjacent indices stay in place."""
     given = [dim for dim, index in enumerate(indices) if index is not None]
     if len(indices) > len(shape) or not given:
         return None

@@ -1,8 +1,7 @@
 """Output types of an op, inferred once per op, operand types and attributes.
 
-Fake tensors on the physical device do the work: they know strides, dtypes and the errors eager
-raises. That costs a tenth of a millisecond, so every answer is remembered by types: twelve equal
-layers pay once.
+Fake tensors on the physical device give strides, dtypes and eager's errors. A call takes a tenth of
+a millisecond, so every result is memoized by types: twelve equal layers pay once.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ _physical: list[Physical] = [_itself]
 
 
 def work_on(to: Physical) -> None:
-    """Say which device does the work behind another, for nodes that are made by hand."""
+    """Set the function that maps a device to its physical device, for nodes made by hand."""
     _physical[0] = to
 
 
 def physical_device(device: torch.device) -> torch.device:
-    """The device that does the work behind `device`."""
+    """The physical device that backs `device`."""
     return _physical[0](device)
 
 
 class NotRecordable(Exception):
-    """The op's result type is unknown until it has run; `fallback` if a kernel is missing."""
+    """The op cannot be recorded and must run eagerly: as a `fallback`, or else as a sync."""
 
     def __init__(self, reason: str, fallback: bool) -> None:
         super().__init__(reason)
@@ -55,7 +54,7 @@ class NotRecordable(Exception):
 
 
 class DeviceMismatch(Exception):
-    """Operands live on devices that do not mix."""
+    """Operands are on different devices that cannot be mixed."""
 
 
 _memo: dict[Any, Types | NotRecordable] = {}
@@ -69,10 +68,10 @@ MIXES_DEVICES: Final = frozenset(
 def infer(
     spec: OpSpec, key: tuple[Any, ...], bound: list[Any], sample: dict[Value, Any], to: Physical
 ) -> Types:
-    """The types of a node's outputs: returned tensors first, then the new contents of written ones.
+    """The types of a node's outputs: returned tensors, then the new contents of written ones.
 
-    `key` is the op's intern key; `bound` its arguments with values for tensors; `sample` a number
-    for each run-time scalar; `to` maps a device to the physical one behind it.
+    `key` is the op's intern key; `bound` its arguments, with values for tensors; `sample` has a
+    number for each run-time scalar; `to` maps a device to the physical one that backs it.
     """
     if spec.target._opname.startswith("_foreach_"):
         return _infer_items(spec, key, bound, sample, to)
@@ -103,12 +102,12 @@ _LISTS = (ArgKind.TENSORS, ArgKind.SCALARS)
 def _infer_items(
     spec: OpSpec, key: tuple[Any, ...], bound: list[Any], sample: dict[Value, Any], to: Physical
 ) -> Types:
-    """Types of an op that does the same to each item of its lists: one of a kind is enough."""
+    """Types of an op on the items of lists: one item of each kind is inferred."""
     lists = [i for i, a in enumerate(spec.arguments) if a.kind in _LISTS and bound[i] is not None]
     length = len(bound[lists[0]])
     if any(len(bound[i]) != length for i in lists):
         return _remembered(spec, key, bound, sample, to)
-    kinds: dict[Any, int] = {}  # of items, numbered as they are met
+    kinds: dict[Any, int] = {}  # kinds of items, numbered in order of occurrence
     kind_of = [
         kinds.setdefault(kind, len(kinds))
         for kind in zip(*(types_in(key[i]) for i in lists), strict=True)
@@ -119,17 +118,17 @@ def _infer_items(
         one_key[i] = tuple([key[i][item] for item in first])
         one_bound[i] = tuple([bound[i][item] for item in first])
     types = _remembered(spec, tuple(one_key), one_bound, sample, to)
-    runs = range(0, len(types), max(len(kinds), 1))  # one run of types for each list of outputs
+    runs = range(0, len(types), max(len(kinds), 1))  # for each list of outputs, a type per kind
     return tuple([types[run + kind] for run in runs for kind in kind_of])
 
 
 def forget() -> None:
-    """Forget every inference."""
+    """Drop all memoized inferences."""
     _memo.clear()
 
 
 def types_in(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`key` with types in the place of values."""
+    """`key` with values replaced by their types."""
     return tuple(
         [
             k.type if type(k) is Value else types_in(k) if type(k) is tuple else k
@@ -161,7 +160,7 @@ def _ask_torch(
     to: Physical,
     device: torch.device | None,
 ) -> Types:
-    """Types by fake tensors or by trial, and what fakes overlook."""
+    """Types by fake tensors or by trial, with checks that fake tensors lack."""
     if spec.name in type_rules.TRIED or _is_mixed(spec, bound) or _is_the_gpus(spec, device, to):
         return _try(spec, bound, sample, to, device)
     fakes = _Fakes(to, sample)
@@ -171,7 +170,7 @@ def _ask_torch(
         ]
         result = _run_fake(spec, fake_args)
         types = _collect(spec, result, bound, fake_args, device)
-    if spec.draws(bound):  # a trial would draw
+    if spec.draws(bound):  # a trial would draw random numbers
         return types
     if _is_grown(spec, bound, types):
         types = _try(spec, bound, sample, to, device)
@@ -190,20 +189,20 @@ def _ask_torch(
 
 
 def _is_the_gpus(spec: OpSpec, device: torch.device | None, to: Physical) -> bool:
-    """A GPU's kernel decides how its results lie in memory."""
+    """Whether this is an op whose GPU kernel chooses the memory format of its results."""
     known = spec.target._opname not in type_rules.TRIED_ON_GPUS or device is None
     return not known and to(device).type == "cuda"  # type: ignore[arg-type]  # not None
 
 
 def _is_mixed(spec: OpSpec, bound: list[Any]) -> bool:
-    """A norm in mixed precision: half numbers, and weights or statistics of another dtype."""
+    """Whether this is a norm in mixed precision: half inputs, but other weights or statistics."""
     if spec.name not in type_rules.TRIED_WHEN_MIXED:
         return False
     return len({type_.dtype for type_ in _operand_types(spec, bound)}) > 1
 
 
 def _is_grown(spec: OpSpec, bound: list[Any], types: Types) -> bool:
-    """A tensor written to in place changes its size: eager mostly refuses, and knows best."""
+    """Whether an in-place op would change the size of its tensor, which eager mostly rejects."""
     if len(spec.mutated) != 1 or spec.arguments[spec.mutated[0]].keyword_only:
         return False
     old = bound[spec.mutated[0]]
@@ -213,11 +212,11 @@ def _is_grown(spec: OpSpec, bound: list[Any], types: Types) -> bool:
 
 
 _SMALL_TRIAL: Final = 4096
-"""Elements of the operands up to which a kernel may be run to see what it takes and makes."""
+"""Maximum number of operand elements for a trial run of the real kernel."""
 
 
 def _is_empty(spec: OpSpec, bound: list[Any], types: Types) -> bool:
-    """A result of no elements, or of none: fake kernels are careless about them."""
+    """Whether a result is empty, or all operands are, which fake kernels often get wrong."""
     if spec.mutated or any(r.kind is not ReturnKind.FRESH for r in spec.returns):
         return False
     operands = list(_operand_types(spec, bound))
@@ -227,7 +226,7 @@ def _is_empty(spec: OpSpec, bound: list[Any], types: Types) -> bool:
 
 
 def _is_free(spec: OpSpec, bound: list[Any]) -> bool:
-    """Fresh results of operands whose strides say little: fake kernels choose others than real."""
+    """Whether operands have ambiguous strides, for which fake and real kernels differ."""
     if spec.mutated or any(r.kind is not ReturnKind.FRESH for r in spec.returns):
         return False
     free = any(map(has_free_strides, _operand_types(spec, bound)))
@@ -239,7 +238,7 @@ def _is_small(spec: OpSpec, bound: list[Any]) -> bool:
 
 
 def _is_resized(spec: OpSpec, bound: list[Any], types: Types) -> bool:
-    """An `out=` tensor changes its size: only the kernel knows the strides it gets."""
+    """Whether an `out=` tensor is resized: only the real kernel knows its new strides."""
     outs = [bound[i] for i in spec.mutated if spec.arguments[i].keyword_only]
     values = [v for out in outs for v in (out if type(out) is tuple else (out,)) if v is not None]
     if not values:
@@ -256,26 +255,26 @@ def _tried_or(
     to: Physical,
     device: Any,
 ) -> Types:
-    """Types by trial; `types` where the kernel refuses the numbers it is tried on."""
+    """Types by trial; `types` if the kernel rejects the contents that it is tried on."""
     try:
         return _try(spec, bound, sample, to, device)
     except NotRecordable:
         raise
     except Exception as error:
-        # no operand has an element: the error comes from no number
+        # no operand has an element: the error is not about contents
         if _TYPE_ERROR.search(str(error)) or not any(t.numel for t in _operand_types(spec, bound)):
             raise Suspicious(str(error)) from None
         return types
 
 
 class Suspicious(Exception):
-    """Fake tensors accept the op; eager probably does not. Ask eager before recording it."""
+    """Fake tensors accept the op, but eager probably does not: ask eager before recording it."""
 
 
 def _check(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
-    """Look for what fake kernels overlook."""
+    """Check for errors that fake kernels do not detect."""
     _check_writes(spec, bound)
-    known = spec.name in type_rules.WHOLLY_KNOWN  # but not this call of it
+    known = spec.name in type_rules.WHOLLY_KNOWN  # but its rule does not accept this call
     if known or spec.target._opname in type_rules.UNCHECKED_SIZES:
         raise Suspicious(f"{spec.name} is checked by its kernel alone")
     if is_doubtful(spec, bound):
@@ -285,7 +284,7 @@ def _check(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
     pointwise = torch.Tag.pointwise in spec.target.tags
     if pointwise:
         _check_broadcast(spec, bound)
-    if spec.target.namespace != "aten":  # a custom op's kernel runs when it must
+    if spec.target.namespace != "aten":  # a custom op's kernel must not run for a check
         return
     if pointwise or spec.mutated or spec.target._opname in type_rules.UNCHECKED:
         _check_dtypes(_Units(to, sample), spec, bound)
@@ -294,7 +293,7 @@ def _check(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physica
 
 
 def _is_unusual(spec: OpSpec, bound: list[Any], to: Physical) -> bool:
-    """An op computes with numbers that not every kernel takes: others than 32 or 64 bit floats."""
+    """Whether the dtype is one that not every kernel supports: not a 32 or 64 bit float."""
     first = next(_operand_types(spec, bound), None)
     if first is None or any(r.kind is ReturnKind.VIEW for r in spec.returns):
         return False
@@ -304,7 +303,7 @@ def _is_unusual(spec: OpSpec, bound: list[Any], to: Physical) -> bool:
 
 
 def _check_kernel(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
-    """Try the kernel on zeros, of the very sizes where these are small."""
+    """Try the real kernel on zeros: with the real sizes if they are small, else with sizes of 1."""
     if _is_small(spec, bound):
         _check_cast(spec, bound, sample, to)
     else:
@@ -312,7 +311,7 @@ def _check_kernel(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: 
 
 
 def _casts(spec: OpSpec, bound: list[Any]) -> bool:
-    """An `out=` tensor has another dtype than the operands: many kernels refuse to cast."""
+    """Whether an `out=` tensor has another dtype than the operands: many kernels do not cast."""
     outs = [bound[i] for i in spec.mutated if spec.arguments[i].keyword_only]
     first = next(_operand_types(spec, bound), None)
     return any(
@@ -323,7 +322,7 @@ def _casts(spec: OpSpec, bound: list[Any]) -> bool:
 
 
 def _check_cast(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
-    """Try the kernel on zeros; a complaint about numbers (a singular matrix) does not count."""
+    """Try the real kernel on zeros; errors about contents (a singular matrix) are ignored."""
     try:
         _try_with(_Filled(to, sample, 0), spec, bound, None)
     except Exception as error:
@@ -332,7 +331,7 @@ def _check_cast(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Ph
 
 
 def _confirm(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical) -> None:
-    """Let eager judge a suspicious op, on zeros of the very sizes and strides."""
+    """Try a suspicious op in eager, on zeros with the real sizes and strides."""
     try:
         _try_with(_Filled(to, sample, 0), spec, bound, None)
     except Exception as error:
@@ -340,7 +339,7 @@ def _confirm(spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physi
 
 
 def _check_writes(spec: OpSpec, bound: list[Any]) -> None:
-    """Eager mostly refuses to write where several elements share one place, or there are none."""
+    """Written tensors must not overlap themselves, nor, for most ops, be empty."""
     for position in spec.mutated:
         value = bound[position]
         for item in value if type(value) is tuple else (value,):
@@ -353,7 +352,7 @@ def _check_writes(spec: OpSpec, bound: list[Any]) -> None:
 
 
 def _check_broadcast(spec: OpSpec, bound: list[Any]) -> None:
-    """A tensor that is written to element by element does not grow to the size of the others."""
+    """A tensor that is written to in place must have the broadcast size."""
     if not spec.mutated or spec.arguments[spec.mutated[0]].keyword_only:
         return
     written = bound[spec.mutated[0]]
@@ -364,9 +363,9 @@ def _check_broadcast(spec: OpSpec, bound: list[Any]) -> None:
 
 
 def _check_dtypes(units: _Units, spec: OpSpec, bound: list[Any]) -> None:
-    """Try the real kernel on tensors of one element: fake kernels overlook wrong dtypes.
+    """Try the real kernel on tensors of one element: fake kernels accept wrong dtypes.
 
-    Sizes of 1 fit nearly every op; where they do not, the error says nothing and is dropped.
+    Sizes of 1 fit nearly every op; if they do not, the error is about sizes and ignored.
     """
     with _torch.kernels(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -393,9 +392,9 @@ _TYPE_ERROR = re.compile(f"{_DTYPE_ERROR.pattern}|memory location|out of bounds 
 def _try(
     spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical, device: Any
 ) -> Types:
-    """Types by running the kernel once: for ops whose fake kernels do not know.
+    """Types from a trial run of the real kernel, for ops whose fake kernels are wrong.
 
-    Ones are what most kernels accept (pivots, diagonals); where they are out of range, zeros.
+    Most kernels accept tensors of ones (pivots, diagonals); if ones are out of range, zeros.
     """
     try:
         return _try_with(_Filled(to, sample, 1), spec, bound, device)
@@ -415,7 +414,7 @@ def _try_with(stand_ins: _Filled, spec: OpSpec, bound: list[Any], device: Any) -
 
 
 def fake_arguments(bound: list[Any], to: Physical) -> tuple[Any, list[Any]]:
-    """A mode, and fake tensors of it in the place of values."""
+    """A fake mode, and arguments with values replaced by its fake tensors."""
     fakes = _Fakes(to, {})
     with fakes.mode:
         return fakes.mode, [fakes.of(value, fresh=True) for value in bound]
@@ -429,7 +428,7 @@ def _run_fake(spec: OpSpec, fake_args: list[Any]) -> Any:
         raise NotRecordable(f"result depends on numbers: {error}", fallback=False) from None
     except _torch.unsupported_errors() as error:
         raise NotRecordable(f"no fake kernel: {error}", fallback=True) from None
-    except TorporError:  # of a lowering that tells the types
+    except TorporError:  # from a lowering that infers the types
         raise
     except RuntimeError as error:
         if "no fake impl registered" in str(error):
@@ -438,7 +437,7 @@ def _run_fake(spec: OpSpec, fake_args: list[Any]) -> Any:
 
 
 class _StandIns(abc.ABC):
-    """Makes tensors of the types of values, on the physical device."""
+    """Makes tensors with the types of values, on the physical device."""
 
     def __init__(self, to: Physical, sample: dict[Value, Any]) -> None:
         self.to = to
@@ -463,11 +462,11 @@ class _StandIns(abc.ABC):
 
     @abc.abstractmethod
     def tensor(self, type_: TensorType) -> torch.Tensor:
-        """A tensor of that type."""
+        """A tensor of this type."""
 
 
 class _Filled(_StandIns):
-    """Real tensors full of one number."""
+    """Real tensors filled with one number."""
 
     def __init__(self, to: Physical, sample: dict[Value, Any], number: int) -> None:
         super().__init__(to, sample)
@@ -484,7 +483,7 @@ class _Filled(_StandIns):
 
 
 class _Units(_StandIns):
-    """Real tensors in which every size is 1; `out=` tensors are empty, and resized in silence."""
+    """Real tensors with all sizes 1; `out=` tensors are empty, so resizing does not warn."""
 
     def __init__(self, to: Physical, sample: dict[Value, Any], number: int = 1) -> None:
         super().__init__(to, sample)
@@ -504,7 +503,7 @@ class _Units(_StandIns):
 
 
 def _harmless(number: int, dtype: torch.dtype, device: torch.device) -> int:
-    """`number`, unless it might be an index out of range where that ends the process: on a GPU."""
+    """`number`, or 0 if it might be an index out of range on a GPU, which would be fatal."""
     return number if device.type == "cpu" or dtype.is_floating_point or dtype.is_complex else 0
 
 
@@ -527,7 +526,7 @@ class _Fakes(_StandIns):
 
 
 def common_device(spec: OpSpec, bound: list[Any]) -> torch.device | None:
-    """The device all operands live on; 0-dim CPU tensors may join any, as in eager."""
+    """The device of all operands; 0-dim CPU tensors may be mixed with any, as in eager."""
     mixes = spec.target._opname in MIXES_DEVICES
     found: torch.device | None = None
     guest: torch.device | None = None
@@ -585,7 +584,7 @@ def _type(tensor: Any, device: torch.device | None, fresh: bool) -> TensorType |
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         raise NotRecordable(f"result has layout {tensor.layout}", fallback=True)
     type_ = TensorType.of_tensor(tensor, device)
-    if fresh and (type_.offset or type_.conj or type_.neg):  # memory of its own holds the numbers
+    if fresh and (type_.offset or type_.conj or type_.neg):  # not of fresh memory
         return TensorType.of(type_.shape, type_.stride, type_.dtype, type_.device)
     return type_
 

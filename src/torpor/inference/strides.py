@@ -1,7 +1,7 @@
-"""Strides of what elementwise kernels make, as torch's TensorIterator chooses them.
+"""Strides of the results of elementwise kernels, as torch's TensorIterator chooses them.
 
-The output is laid out in the order in which the inputs lie in memory. Where they do not agree the
-first one decides; where that leaves a choice (broadcast dimensions, dimensions of size 1) the next.
+The output has the inputs' order of dimensions in memory. If they disagree, the first one decides;
+for dimensions that it leaves open (broadcast, or of size 1), the next.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Ints = tuple[int, ...]
 Layout = tuple[Ints, Ints]  # shape and strides
 
 _LIKE_SELF: Final = frozenset(
-    # made by `empty_like`: a dense tensor passes its strides on
+    # allocated by `empty_like`: a dense tensor passes on its strides
     {"zeros_like", "ones_like", "full_like", "empty_like", "hardtanh", "nan_to_num", "deg2rad",
      "rad2deg", "sort", "flip", "frexp", "index_fill", "index_put", "_prelu_kernel"}
 )  # fmt: skip
 
 _OTHERWISE: Final = frozenset(
-    # elementwise, but not one kernel over all operands: made by `clone`, or of several kernels
+    # elementwise, but not a single kernel over all operands: uses `clone`, or several kernels
     {"clone", "_to_copy", "copy", "fill", "isinf", "ldexp", "masked_fill", "mvlgamma",
      "native_dropout_backward"}
 )  # fmt: skip
@@ -35,19 +35,19 @@ FRESH: Final = frozenset(
      "aten.masked_fill.Tensor", "aten.tril.default", "aten.triu.default", "aten.renorm.default",
      "aten.diag_embed.default"}
 )  # fmt: skip
-"""Ops whose results are contiguous, whatever they are made of."""
+"""Ops whose results are contiguous, whatever their operands."""
 
 _NUMBER_IS_NO_OPERAND: Final = frozenset({"aten.lerp.Scalar", "aten.pow.Tensor_Scalar"})
 
 
 def restrided(spec: OpSpec, bound: list[Any], types: Types) -> Types:
-    """`types` of results with eager's strides: fake tensors only come close to them."""
+    """`types` of results with eager's strides, which those of fake tensors only approximate."""
     if spec.name in FRESH:
         return tuple(t and TensorType.contiguous(t.shape, t.dtype, t.device) for t in types)
     if spec.mutated or spec.target.namespace != "aten":
         return types
     if len(types) > 1 and spec.target._opname not in _LIKE_SELF:
-        return types  # not one kernel over all operands
+        return types  # not a single kernel over all operands
     if any(t is None or t.conj or t.neg for t in types):
         return types
     if any(returned.kind is not ReturnKind.FRESH for returned in spec.returns):
@@ -63,22 +63,22 @@ def _restrided(spec: OpSpec, bound: list[Any], type_: TensorType) -> TensorType:
 
 
 def eager_strides(spec: OpSpec, bound: list[Any], type_: TensorType) -> Ints | None:
-    """Strides of the result of an op; None where its kernel does not say."""
+    """The strides of an op's result; None if they are not determined by TensorIterator."""
     if spec.target._opname in _LIKE_SELF:
         return _like_strides(bound)
     if torch.Tag.pointwise not in spec.target.tags or spec.target._opname in _OTHERWISE:
         return None
     operands = [v.type for v in bound if type(v) is Value and type(v.type) is TensorType]
     if operands and operands[0].dtype.is_complex and spec.target._opname in ("abs", "angle"):
-        like_self = spec.target._opname == "abs"  # real numbers are made by another kernel
+        like_self = spec.target._opname == "abs"  # `angle` of complex numbers has another kernel
         return _like_strides(bound) if like_self else contiguous_strides(type_.shape)
     compared = operands[1:] if spec.name == "aten.where.self" else operands
     if any(t.conj or t.neg for t in operands):
-        return None  # some are copied first, with other strides
+        return None  # such operands are copied first, which changes strides
     if len({t.dtype for t in compared}) != 1 and not all(
         is_dense(t.shape, t.stride) for t in compared
     ):
-        return None  # some are cast first: a copy keeps strides that leave no holes
+        return None  # some are cast first: the copy keeps only dense strides
     layouts: list[Layout] = [(t.shape, t.stride) for t in operands]
     if spec.target._opname == "threshold_backward":
         layouts.reverse()
@@ -88,7 +88,7 @@ def eager_strides(spec: OpSpec, bound: list[Any], type_: TensorType) -> Ints | N
 
 
 def _like_strides(bound: list[Any]) -> Ints | None:
-    """Strides of `empty_like`."""
+    """Strides of `empty_like` for the first argument."""
     source: TensorType = bound[0].type
     formats = [v for v in bound if type(v) is torch.memory_format]
     if formats and formats[0] is not torch.preserve_format:
@@ -97,7 +97,7 @@ def _like_strides(bound: list[Any]) -> Ints | None:
 
 
 def like_strides(shape: Ints, stride: Ints) -> Ints:
-    """Strides that `empty_like` gives: these, if they leave no holes and do not overlap."""
+    """Strides that `empty_like` gives: the same if they are dense."""
     if is_dense(shape, stride):
         return stride
     shape = tuple(max(size, 1) for size in shape)
@@ -105,7 +105,7 @@ def like_strides(shape: Ints, stride: Ints) -> Ints:
 
 
 def _takes_number(spec: OpSpec, bound: list[Any]) -> bool:
-    """A number is an operand: in the place of a tensor, or in an overload made for it."""
+    """Whether a number is an operand: passed as a tensor, or in an overload for numbers."""
     is_operand = (
         "scalar" in spec.target._overloadname.lower() and spec.name not in _NUMBER_IS_NO_OPERAND
     )
@@ -121,13 +121,13 @@ def _takes_number(spec: OpSpec, bound: list[Any]) -> bool:
 
 
 def elementwise_strides(operands: Sequence[Layout], shape: Ints) -> Ints:
-    """Strides of the output of size `shape` that an elementwise kernel makes from `operands`."""
+    """Strides of the output, of size `shape`, of an elementwise kernel on `operands`."""
     same = _strides_alike(operands, shape)
     return _sorted_strides(operands, shape) if same is None else same
 
 
 def _strides_alike(operands: Sequence[Layout], shape: Ints) -> Ints | None:
-    """The short way: operands of one size that are all contiguous, or all laid out alike."""
+    """The fast path: operands of the same size that are all contiguous or have equal strides."""
     if any(size != shape for size, _ in operands):
         return None
     if all(_is_contiguous(shape, stride, range(len(shape))) for _, stride in operands):
@@ -144,7 +144,7 @@ _CHANNELS_LAST: Final = (0, 2, 3, 1)
 
 
 def _is_contiguous(shape: Ints, stride: Ints, order: Sequence[int]) -> bool:
-    """The dimensions lie in memory in that order, the last one fastest; torch's own check."""
+    """Whether the dimensions have this order in memory, the last one fastest; torch's own check."""
     expected = 1
     if 0 in shape:
         return True
@@ -157,7 +157,7 @@ def _is_contiguous(shape: Ints, stride: Ints, order: Sequence[int]) -> bool:
 
 
 def has_free_strides(type_: TensorType) -> bool:
-    """A dimension of size 1 has an unusual stride, of which kernels make what they like."""
+    """Whether a dimension of size 1 has an unusual stride, which kernels treat differently."""
     usual = contiguous_strides(type_.shape)
     return any(
         size == 1 and stride != expected
@@ -166,7 +166,7 @@ def has_free_strides(type_: TensorType) -> bool:
 
 
 def is_dense(shape: Ints, stride: Ints) -> bool:
-    """No element is met twice and no place in between is left out; torch's own check."""
+    """Whether no two elements overlap, and there are no holes; torch's own check."""
     if len(shape) == 1:
         return shape[0] < 2 or stride[0] == 1
     order = sorted(range(len(shape)), key=lambda dim: (shape[dim] < 2, stride[dim]))
@@ -181,9 +181,9 @@ def is_dense(shape: Ints, stride: Ints) -> bool:
 
 
 def overlaps_in_part(one: TensorType, other: TensorType) -> bool:
-    """Two tensors on one storage share some places, not all alike; torch's own check.
+    """Whether two tensors on one storage overlap, but not fully; torch's own check.
 
-    Like torch's it looks only at tensors that leave no holes: of others it says no.
+    Like torch's, it considers only dense tensors; for others it is False.
     """
     if not (one.numel and other.numel):
         return False
@@ -201,7 +201,7 @@ def _bytes_of(type_: TensorType) -> tuple[int, int]:
 
 
 def _packed(shape: Ints, order: Sequence[int]) -> Ints:
-    """Strides without holes, the last dimension of `order` fastest."""
+    """Dense strides, with the last dimension of `order` fastest."""
     result = [0] * len(shape)
     step = 1
     for dim in reversed(order):
@@ -211,7 +211,7 @@ def _packed(shape: Ints, order: Sequence[int]) -> Ints:
 
 
 def _sorted_strides(operands: Sequence[Layout], shape: Ints) -> Ints:
-    """The long way: sort the dimensions by the strides of the operands, the fastest first."""
+    """The slow path: sort the dimensions by the operands' strides, fastest first."""
     rank = len(shape)
     aligned = [_aligned(size, stride, shape) for size, stride in operands]
     order = list(range(rank - 1, -1, -1))
@@ -238,7 +238,7 @@ def _aligned(size: Ints, stride: Ints, shape: Ints) -> Ints:
 
 
 def _compare(dim0: int, dim1: int, strides: Sequence[Ints], shape: Ints) -> int:
-    """1 if `dim0` is the slower dimension, -1 if `dim1` is, 0 if the operands do not tell."""
+    """1 if `dim0` is the slower dimension, -1 if `dim1` is, 0 if no operand decides."""
     for stride in strides:
         if stride[dim0] == 0 or stride[dim1] == 0:
             continue

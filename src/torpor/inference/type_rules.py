@@ -1,4 +1,4 @@
-"""Type rules written by hand, where fake tensors are wrong, slow or know less than we do."""
+"""Hand-written type rules, for ops on which fake tensors are wrong, slow or too permissive."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Rule = Callable[[list[Any]], Types | None]
 CustomRule = Callable[[Any, list[Any], dict[Any, Any], Any], Types]
 
 CUSTOM: Final[dict[str, CustomRule]] = {}
-"""Rules for ops of others (`custom.registration`), by name.
+"""Rules for custom ops (`custom.registration`), by name.
 
-Their arguments: spec, arguments, run-time numbers, devices."""
+Their arguments: spec, arguments, run-time numbers, and the mapping to physical devices."""
 
 
 def _as_strided(bound: list[Any]) -> tuple[TensorType, ...] | None:
     source: TensorType = bound[0].type
-    if min(bound[2], default=0) < 0:  # eager refuses
+    if min(bound[2], default=0) < 0:  # an error in eager
         return None
     offset = source.offset if bound[3] is None else bound[3]
     return (
@@ -36,7 +36,7 @@ def _same_as_first(bound: list[Any]) -> tuple[TensorType, ...]:
 
 
 def _as_strided_scatter(bound: list[Any]) -> tuple[TensorType, ...] | None:
-    """The type of the tensor written to; None if the window reaches beyond its end."""
+    """The type of the written tensor; None if the window exceeds its memory."""
     source: TensorType = bound[0].type
     window = TensorType.of(
         tuple(bound[2]), tuple(bound[3]), source.dtype, source.device, bound[4] or 0
@@ -45,7 +45,7 @@ def _as_strided_scatter(bound: list[Any]) -> tuple[TensorType, ...] | None:
 
 
 def _view(bound: list[Any]) -> tuple[TensorType, ...] | None:
-    """`view`, stride for stride as torch computes it; None for what it refuses."""
+    """The type of `view`, with torch's strides; None if it is an error."""
     source: TensorType = bound[0].type
     shape = _full_size(source.numel, tuple(bound[1]))
     stride = None if shape is None else view_strides(source.shape, source.stride, shape)
@@ -66,7 +66,7 @@ def _one_hot(bound: list[Any]) -> tuple[TensorType, ...] | None:
 
 
 def _full_size(numel: int, size: tuple[int, ...]) -> tuple[int, ...] | None:
-    """`size` with its -1 filled in; None if it does not hold `numel` elements."""
+    """`size` with -1 resolved; None if it does not have `numel` elements."""
     known = 1
     for extent in size:
         if extent >= 0:
@@ -82,8 +82,8 @@ def view_strides(
 ) -> tuple[int, ...] | None:
     """Strides of a view of size `new`; None if no strides can express it.
 
-    Dimensions of the old size are gathered into runs that lie in memory as one; each run must be
-    made of whole dimensions of the new size.
+    Dimensions of the old size are grouped into runs that are contiguous in memory; each run must
+    consist of whole dimensions of the new size.
     """
     if old == new and 0 in old:
         return strides
@@ -121,10 +121,10 @@ RULES: Final[dict[str, Rule]] = {
 WHOLLY_KNOWN: Final = frozenset(
     {"aten._unsafe_view.default", "aten.one_hot.default", "aten.view.default"}
 )
-"""Ops whose rule knows all that eager takes; fake kernels take more."""
+"""Ops whose rule covers all valid calls; their fake kernels accept invalid ones, too."""
 
 TRIED: Final = frozenset(
-    # fake kernels that are wrong about sizes or strides, or refuse what the real one takes
+    # fake kernels that give wrong sizes or strides, or reject what the real one accepts
     {
         "aten.mkldnn_rnn_layer.default",
         "torpor.mkldnn_rnn_layer_without_grad.default",
@@ -137,12 +137,12 @@ TRIED: Final = frozenset(
 )
 
 TRIED_ON_GPUS: Final = frozenset(
-    # whether results have their channels last depends on the GPU's kernel; fakes follow the CPU's
+    # the GPU's kernel decides whether results are channels-last; fake ones behave like the CPU's
     {"upsample_bilinear2d", "upsample_bicubic2d", "upsample_nearest2d", "_upsample_nearest_exact2d"}
 )
 
 TRIED_WHEN_MIXED: Final = frozenset(
-    # fake kernels that give results the dtype of one operand, whatever the others have
+    # fake kernels that give results the dtype of one operand, regardless of the others
     {
         "aten.native_batch_norm.default",
         "aten.native_batch_norm_backward.default",
@@ -161,7 +161,7 @@ TRIED_WHEN_MIXED: Final = frozenset(
 )
 
 UNCHECKED: Final = frozenset(
-    # ops whose fake kernels accept dtypes, or mixtures of them, that the real ones refuse
+    # ops whose fake kernels accept dtypes, or mixtures of them, that the real ones reject
     {
         "mm",
         "bmm",
@@ -187,7 +187,7 @@ UNCHECKED: Final = frozenset(
 )
 
 UNCHECKED_SIZES: Final = frozenset(
-    # ops whose fake kernels accept sizes that the real ones refuse
+    # ops whose fake kernels accept sizes that the real ones reject
     {
         "index_add",
         "index_add_",

@@ -1,7 +1,7 @@
 """The intermediate representation: interned nodes, their types, and graphs of them.
 
-Built on nothing but `symbols.expressions`; everything may import it. Users reach printing and
-parsing through this package: `text`, which builds on it, is imported when they are first used.
+Depends only on `symbols.expressions`; every other package may import it. Printing and parsing are
+exported here too, but live in `text`, which builds on this package and is imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any

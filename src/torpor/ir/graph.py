@@ -1,4 +1,4 @@
-"""A graph: the nodes between given inputs and given outputs, in an order that can be run."""
+"""A graph: the nodes needed to compute given outputs from given inputs, in topological order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torpor.ir.types import SymbolicType
 from torpor.symbols.expressions import Expr, Symbol
 
 Donated = Mapping[Value, Value]
-"""Inputs that may be overwritten, each with the output that may be written over it."""
+"""Inputs whose buffers may be donated, each mapped to the output that may be written into it."""
 
 NOTHING_DONATED: Final[Donated] = MappingProxyType({})
 
@@ -21,42 +21,41 @@ COMPILED, EAGER, COMMIT = "compiled", "eager", "commit"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive nodes of a graph, compiled as one unit or run one by one.
+    """Consecutive nodes of a graph, compiled as one unit or run op by op.
 
-    Blocks of one stage were one block when the graph was scheduled.
+    `stage`: blocks with the same stage were a single block when the graph was scheduled.
     """
 
-    kind: str  # COMPILED; EAGER: by eager's kernels; COMMIT: compiled, after all that may fail
+    kind: str  # COMPILED; EAGER: eager's kernels; COMMIT: compiled, after everything that may fail
     stage: int
     nodes: tuple[Node, ...]
     repeat: int | None = None  # blocks of one stage with the same number are copies of each other
-    outputs: tuple[Value, ...] | None = None  # what it leaves behind; None: not known yet
-    donated: Donated = field(default_factory=dict)  # inputs of the graph that it overwrites
+    outputs: tuple[Value, ...] | None = None  # values used after the block; None: not known yet
+    donated: Donated = field(default_factory=dict)  # graph inputs that this block overwrites
 
     @property
     def made(self) -> list[Value]:
-        """The outputs of its nodes."""
+        """All outputs of the block's nodes."""
         return [value for node in self.nodes for value in node.outputs]
 
     @property
     def read(self) -> list[Value]:
-        """The values it takes from elsewhere, as they are met."""
+        """The values that the block uses but does not compute, in order of first use."""
         made = set(self.made)
         operands = dict.fromkeys([value for node in self.nodes for value in node.operands])
         return [value for value in operands if value not in made]
 
     def graph(self) -> Graph:
-        """The block as a graph of its own."""
+        """The block as a separate graph."""
         inputs = dict.fromkeys((*self.read, *self.donated))
         return Graph(tuple(inputs), self.nodes, self.outputs or (), donated=self.donated)
 
 
 class Graph:
-    """Ordered nodes from inputs to outputs.
+    """Nodes in topological order, with their inputs and outputs.
 
-    Inputs are leaves, run-time scalars, and values computed earlier (`known`) that need not be
-    computed again. Nodes are in post-order of the first output that needs them. Passes put them
-    into `blocks`.
+    Inputs are leaves, run-time scalars, and values that were computed earlier (`known` in `of`).
+    Nodes are in post-order of the first output that needs them. Passes group them into `blocks`.
     """
 
     __slots__ = ("blocks", "donated", "inputs", "nodes", "outputs", "symbols", "types")
@@ -75,13 +74,13 @@ class Graph:
         self.nodes = tuple(nodes)
         self.outputs = tuple(outputs)
         self.types = tuple([v.type for v in self.outputs])
-        self.symbols: tuple[Symbol, ...] = tuple(  # those that are inputs
+        self.symbols: tuple[Symbol, ...] = tuple(  # symbols that are inputs
             [v.node.args[0] for v in self.inputs if v.node.op is SIZE]
         )
 
     @staticmethod
     def of(outputs: Iterable[Value], known: Collection[Value] = ()) -> Graph:
-        """The graph that computes `outputs`, taking the values in `known` as inputs."""
+        """The graph that computes `outputs`; values in `known` become inputs."""
         outputs = tuple(outputs)
         inputs: dict[Value, None] = {}
         nodes: list[Node] = []
@@ -91,12 +90,12 @@ class Graph:
         return Graph(tuple(inputs), nodes, outputs)
 
     def in_blocks(self, blocks: Sequence[Block]) -> Graph:
-        """The same graph, its nodes in these blocks."""
+        """The same graph with its nodes grouped into these blocks."""
         nodes = [node for block in blocks for node in block.nodes]
         return Graph(self.inputs, nodes, self.outputs, blocks, self.donated)
 
     def in_order_of(self, nodes: Iterable[Node]) -> Graph:
-        """The same graph, its nodes in the order of `nodes`."""
+        """The same graph with its nodes in the order they have in `nodes`."""
         needed = set(self.nodes)
         return Graph(self.inputs, [node for node in nodes if node in needed], self.outputs)
 
@@ -104,7 +103,7 @@ class Graph:
         return len(self.nodes)
 
     def with_sizes(self) -> Graph:
-        """The same graph, with the symbols in it as inputs after all others."""
+        """The same graph with every symbol it uses appended to its inputs."""
         symbols = _symbols_in(self)
         if not symbols:
             return self
@@ -112,9 +111,10 @@ class Graph:
 
 
 def _symbols_in(graph: Graph) -> list[Symbol]:
-    """The symbols of a graph, in an order that does not depend on how a process numbers them.
+    """The symbols of a graph, in an order independent of the process's symbol numbering.
 
-    First those that are a size somewhere, as they are met; few are only part of expressions.
+    First the symbols that are a size by themselves, in order of occurrence; then, sorted, the few
+    that only occur inside larger expressions.
     """
     alone: dict[Symbol, None] = {}
     parts: set[Symbol] = set()
@@ -155,7 +155,7 @@ def _visit(
     nodes: list[Node],
     done: set[Node],
 ) -> None:
-    """Append what `output` needs, operands first, with a stack of our own."""
+    """Append the nodes that `output` needs, operands first. Iterative: graphs are deep."""
     stack: list[tuple[Value, bool]] = [(output, False)]
     while stack:
         value, ready = stack.pop()

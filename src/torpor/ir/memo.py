@@ -1,4 +1,4 @@
-"""A dictionary that stays small: two generations, as the intern table has them."""
+"""A bounded cache with two generations, like the intern table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _memos: WeakSet[Memo[Any]] = WeakSet()
 
 
 class Memo(Generic[T]):
-    """What was computed before, by key; what is not asked for again is dropped.
+    """Memoized results by key; entries not looked up for a whole generation are dropped.
 
-    `young` is always the same dictionary, so that a hot path may look things up there directly.
+    `young` is always the same dictionary object, so hot paths may look keys up in it directly.
     """
 
     __slots__ = ("__weakref__", "conditional", "old", "young")
@@ -24,11 +24,11 @@ class Memo(Generic[T]):
     def __init__(self) -> None:
         self.young: dict[Any, T] = {}
         self.old: dict[Any, T] = {}
-        self.conditional: set[Any] = set()  # keys of what is true of some sizes only
+        self.conditional: set[Any] = set()  # keys of entries that hold for certain sizes only
         _memos.add(self)
 
     def find(self, key: Any) -> T | None:
-        """The entry under `key`, from either generation."""
+        """The entry for `key`, from either generation; None if there is none."""
         found = self.young.get(key)
         if found is None:
             found = self.old.pop(key, None)
@@ -37,8 +37,8 @@ class Memo(Generic[T]):
         return found
 
     def add(self, key: Any, item: T, conditions: tuple[Condition, ...] = ()) -> T:
-        """Remember `item` under `key`, and find it while `conditions` hold."""
-        if len(self.young) >= config.max_interned_nodes // 16:  # each holds on to some nodes
+        """Store `item` under `key`; it can be found only while `conditions` hold."""
+        if len(self.young) >= config.max_interned_nodes // 16:  # entries keep nodes alive
             self.old = {k: i for k, i in self.young.items() if k not in self.conditional}
             self.young.clear()
             self.conditional.clear()
@@ -49,13 +49,13 @@ class Memo(Generic[T]):
         return item
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all entries."""
         self.young.clear()
         self.old.clear()
         self.conditional.clear()
 
 
 def forget_memos() -> None:
-    """Forget what every memo holds."""
+    """Clear every memo."""
     for memo in list(_memos):
         memo.clear()

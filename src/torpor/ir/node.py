@@ -1,13 +1,13 @@
 """Nodes, values and the intern table: the same op on the same values is the same object.
 
 Every op owns its part of the table, a dictionary from key to node (`OpKind.nodes`). A recorder
-looks its key up there directly; that look-up is the whole cost of an op met before. What a key
-looks like is the business of the op's recorder; here it only has to be hashable, and equal keys
-have to mean equal nodes.
+looks its key up there directly; on a hit, that lookup is the whole cost of recording. How a key is
+built is up to the op's recorder; the table only requires that keys are hashable and that equal
+keys mean equal nodes.
 
-The table has two generations. When the young one is full it becomes the old one, and what is
-met again moves back. A node that is dropped while somebody holds it stays valid: meeting its
-key again makes a second node, which costs a recompile and never a wrong result.
+The table has two generations. When the young one is full it becomes the old one; nodes found in
+the old one move back to the young one. A node that was dropped but is still referenced stays
+valid: looking its key up again makes a second node, which costs a recompile, never a wrong result.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torpor.ir.types import SCALAR_TYPES, ScalarType, TensorType
 from torpor.symbols.expressions import forget_entries, valid_while
 
 Key = tuple[Any, ...]
-Types = tuple[TensorType | ScalarType | None, ...]  # None: an output that is no tensor
+Types = tuple[TensorType | ScalarType | None, ...]  # None: an output that is not a tensor
 
 
 class OpKind:
-    """What a node does: a name, and the torch operator behind it (none for leaves)."""
+    """The op of a node: its name and its torch operator (None for leaves)."""
 
     __slots__ = ("name", "nodes", "old_nodes", "parameters", "target")
 
@@ -59,12 +59,11 @@ class Value:
 class Node:
     """One recorded op. Interned: compare with `is`.
 
-    `intern` alone makes them; what belongs to one graph only is a `PrivateNode`.
+    Interned nodes are made only by `intern`; a node that belongs to one graph is a `PrivateNode`.
 
-    `args` are the op's arguments in the order of its schema, with values in the place of
-    tensors and tuples in the place of lists. `site` (where the user recorded it: first, or
-    last if its kernel may fail) and `scope` (which module of the user's did) are
-    not part of the node's identity.
+    `args` are the op's arguments in schema order, with values for tensors and tuples for lists.
+    `site` and `scope` are the user's source line and module that recorded the node: the first
+    that did, or the latest site if the kernel may fail. Neither is part of the node's identity.
     """
 
     __slots__ = (
@@ -90,33 +89,32 @@ class Node:
         self.outputs = tuple(Value(self, i, t) for i, t in enumerate(types))
         self.site = site
         self.scope = scope
-        self.conditions = conditions  # on sizes: it is in the table while they hold
-        self.transient = (
-            transient  # a view of a leaf by sizes of the step, which are others in the next
-        )
+        self.conditions = conditions  # guards on sizes: it is in the table only while they hold
+        self.transient = transient  # a view of a leaf at sizes that hold for this step only
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {id(self):x}>"
 
 
 class Items(NamedTuple):
-    """Which items of the lists of an op a node works on."""
+    """Which items of its op's list arguments a node processes."""
 
     positions: tuple[int, ...]
     length: int  # of the lists
-    op: int  # a number for the op: items of one may be joined again
+    op: int  # identifies the original op: nodes with the same number may be merged again
 
 
 class PrivateNode(Node):
-    """A node of one graph, which no table knows; the table may have another one of the same key."""
+    """A node of a single graph, not interned; the table may hold another node with its key."""
 
     __slots__ = ()
 
 
 class Derived(PrivateNode):
-    """A node that a pass made from another: the same op on other values, or on some of its items.
+    """A node made by a pass from another node: the same op on other values or on some list items.
 
-    It has the key of its origin, a node that no pass made.
+    `origin` is the node, made by no pass, that it derives from. The key is the origin's if `items`
+    is None, else `args`.
     """
 
     __slots__ = ("items", "origin")
@@ -138,12 +136,12 @@ class Derived(PrivateNode):
 
 
 def items_of(node: Node) -> Items | None:
-    """Which items of its op's lists a node works on; None: on all of them."""
+    """Which list items a node processes; None: all."""
     return node.items if type(node) is Derived else None
 
 
 def values_in(args: tuple[Any, ...]) -> Iterator[Value]:
-    """The values among `args`, in order; lists are looked into."""
+    """The values among `args`, in order, including those in lists."""
     for arg in args:
         if type(arg) is Value:
             yield arg
@@ -154,7 +152,7 @@ def values_in(args: tuple[Any, ...]) -> Iterator[Value]:
 
 
 class InternTable:
-    """All ops' tables together: finds, adds, and keeps the whole bounded."""
+    """The tables of all ops: lookup, insertion, and a bound on their total size."""
 
     __slots__ = ("generation", "kinds", "young")
 
@@ -164,14 +162,14 @@ class InternTable:
         self.generation = 0
 
     def kind(self, name: str, target: Any = None, parameters: tuple[Any, ...] = ()) -> OpKind:
-        """The op of that name, made on first use."""
+        """The op named `name`, created on first use."""
         found = self.kinds.get(name)
         if found is None:
             found = self.kinds[name] = OpKind(name, target, parameters)
         return found
 
     def find(self, op: OpKind, key: Key) -> Node | None:
-        """The node under `key`, also from the old generation."""
+        """The node for `key`, from either generation; None if there is none."""
         node = op.nodes.get(key)
         if node is None:
             node = op.old_nodes.pop(key, None)
@@ -180,14 +178,14 @@ class InternTable:
         return node
 
     def intern(self, kind: OpKind, key: Key, make: Callable[[], tuple[Any, ...]]) -> Node:
-        """The node of `kind` under `key`: the one met before, or a new one of what `make` gives.
+        """The node of `kind` for `key`; on a miss, a new one.
 
-        That is what `Node` takes after its key: arguments, types, and what else is known.
+        `make` returns the constructor's arguments after the key: args, types, and optional ones.
         """
         return self.find(kind, key) or self._insert(Node(kind, key, *make()))
 
     def _insert(self, node: Node) -> Node:
-        """Let `node` be found under its key, while its conditions hold."""
+        """Add `node` under its key; it can be found only while its conditions hold."""
         if self.young >= config.max_interned_nodes:
             self.rotate()
         node.op.nodes[node.key] = node
@@ -197,16 +195,16 @@ class InternTable:
         return node
 
     def rotate(self) -> None:
-        """Let the young generation grow old; what was old and not met since is dropped."""
+        """Start a new generation; old nodes that were not looked up since are dropped."""
         forget_entries()
         for kind in self.kinds.values():
             kind.old_nodes = {k: n for k, n in kind.nodes.items() if not n.conditions}
-            kind.nodes.clear()  # recorders hold on to this very dictionary
+            kind.nodes.clear()  # cleared in place: recorders hold references to this dictionary
         self.young = 0
         self.generation += 1
 
     def clear(self) -> None:
-        """Forget every node; for tests and for a change of backend."""
+        """Drop every node; for tests and for a change of backend."""
         self.rotate()
         self.rotate()
 
@@ -222,20 +220,20 @@ SIZE = TABLE.kind("torpor.size", parameters=("symbol",))
 
 
 def op_kind(name: str) -> OpKind:
-    """The op of that name."""
+    """The op named `name`."""
     return TABLE.kinds[name]
 
 
 def leaf(slot: int, type_: TensorType) -> Value:
-    """The value of the `slot`-th buffer that enters a trace."""
+    """The value of the buffer in leaf slot `slot` of a trace."""
     return intern(LEAF, (slot, type_), lambda: ((slot,), (type_,))).outputs[0]
 
 
 def size(symbol: Any) -> Value:
-    """The value of a symbol, which enters a graph as a number."""
+    """The value of a symbol, which is a graph input with an int."""
     return intern(SIZE, (symbol,), lambda: ((symbol,), (SCALAR_TYPES[int],))).outputs[0]
 
 
 def scalar(slot: int, kind: type) -> Value:
-    """The value of the `slot`-th Python number that enters a trace at run time."""
+    """The value of the Python number in run-time scalar slot `slot` of a trace."""
     return intern(SCALAR, (slot, kind), lambda: ((slot,), (SCALAR_TYPES[kind],))).outputs[0]

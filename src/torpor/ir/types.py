@@ -1,4 +1,4 @@
-"""Types of values: what a tensor looks like without its numbers."""
+"""Types of values: everything about a tensor except its contents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _waiting_for_complex: list[Callable[[], None]] = []
 
 
 def on_first_complex(act: Callable[[], None]) -> None:
-    """Call `act` when the first complex type is made."""
+    """Call `act` when the first complex-valued type is made."""
     _waiting_for_complex.append(act)
 
 
@@ -33,14 +33,14 @@ def _on_complex() -> None:
 
 
 class TensorType:
-    """Shape, strides, offset, dtype and device of a value; interned, so equality is `is`."""
+    """Shape, strides, offset, dtype and device of a value. Interned: equality is `is`."""
 
     __slots__ = (
         "__weakref__", "concrete", "conj", "device", "dtype", "neg", "numel", "offset", "shape",
         "stride", "wrapper",
     )  # fmt: skip
 
-    concrete: TensorType  # itself; of a type with symbols, the one it is in this trace
+    concrete: TensorType  # itself; for a symbolic type, the type with the current trace's sizes
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -49,7 +49,7 @@ class TensorType:
     conj: bool  # the memory holds the conjugate (`torch.Tensor.is_conj`)
     neg: bool  # the memory holds the negative (`torch.Tensor.is_neg`)
     numel: int
-    wrapper: tuple[object, ...]  # positional arguments that make a tensor wrapper of this type
+    wrapper: tuple[object, ...]  # positional arguments that construct a wrapper tensor of this type
 
     def __init__(self) -> None:
         raise TypeError("use TensorType.of(...): types are interned")
@@ -64,7 +64,7 @@ class TensorType:
         conj: bool = False,
         neg: bool = False,
     ) -> TensorType:
-        """The one type with these properties."""
+        """The interned type with these properties."""
         key = (shape, stride, offset, dtype, device, conj, neg)
         found = _types.get(key)
         if found is None:
@@ -90,7 +90,7 @@ class TensorType:
         conj: bool = False,
         neg: bool = False,
     ) -> TensorType:
-        """A type that nobody else knows; its sizes may be whatever behaves like numbers."""
+        """A type that is not interned; its sizes may be any objects that behave like ints."""
         made = object.__new__(TensorType)
         made.concrete = made
         made.shape, made.stride, made.offset = shape, stride, offset
@@ -102,7 +102,7 @@ class TensorType:
 
     @staticmethod
     def of_tensor(tensor: torch.Tensor, device: torch.device | None = None) -> TensorType:
-        """The type of `tensor`, seen on `device` if that is given."""
+        """The type of `tensor`, on `device` if given."""
         return TensorType.of(
             tuple(tensor.shape),
             tensor.stride(),
@@ -125,7 +125,7 @@ class TensorType:
         )
 
     def at_offset(self, offset: int) -> TensorType:
-        """The same type at another place in its storage."""
+        """The same type at another offset in its storage."""
         return TensorType.of(
             self.shape, self.stride, self.dtype, self.device, offset, self.conj, self.neg
         )
@@ -137,19 +137,19 @@ class TensorType:
 
     @property
     def span(self) -> int:
-        """Elements between the first and the last, both counted."""
+        """Elements from the first to the last in memory, inclusive."""
         if self.numel == 0:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
 
     @property
     def is_dense(self) -> bool:
-        """Every element of the span is met exactly once: no holes, no overlap."""
+        """Whether every element of the span is used exactly once: no holes, no overlap."""
         return self.span == self.numel and self.is_injective
 
     @property
     def is_injective(self) -> bool:
-        """No two elements share a place in memory, as far as sizes and strides can tell."""
+        """Whether sizes and strides prove that no two elements share memory."""
         reach = 1
         pairs = zip(self.stride, self.shape, strict=True)
         for stride, size in sorted((st, sz) for st, sz in pairs if sz > 1):
@@ -181,7 +181,7 @@ class TensorType:
 
 
 class SymbolicType(TensorType):
-    """A type with symbols in it. It shows the numbers of this trace; interned as well."""
+    """A type with symbols. Its numeric attributes show the current trace's sizes. Interned."""
 
     __slots__ = ("at_offset_size", "sizes", "steps", "symbols")
 
@@ -194,11 +194,11 @@ class SymbolicType(TensorType):
     def with_sizes(
         sizes: tuple[Size, ...], steps: tuple[Size, ...], offset: Size, like: TensorType
     ) -> TensorType:
-        """The type with these sizes, strides and offset, and all else as in `like`."""
+        """The type with these sizes, strides and offset; the rest is copied from `like`."""
         symbols = tuple(symbols_in((*sizes, *steps, offset)))
         rest = (like.dtype, like.device, like.conj, like.neg)
         if not symbols:
-            return TensorType.of(sizes, steps, *rest[:2], offset, *rest[2:])  # type: ignore[arg-type]  # no symbols: numbers
+            return TensorType.of(sizes, steps, *rest[:2], offset, *rest[2:])  # type: ignore[arg-type]  # no symbols: ints
         key = (sizes, steps, offset, *rest)
         found: Any = _types.get(key)
         if found is None:
@@ -216,21 +216,21 @@ class SymbolicType(TensorType):
 
     @property
     def has_fixed_sizes(self) -> bool:
-        """Nothing but its offset may be another number in another trace."""
+        """Whether sizes and strides have no symbols: only the offset may differ between traces."""
         return not any(type(size) is Expr for size in (*self.sizes, *self.steps))
 
     def refresh(self) -> None:
-        """Show the numbers of this trace."""
+        """Update the numeric attributes to the current trace's sizes."""
         now = self.concrete = self.at({symbol: symbol.value for symbol in self.symbols})
         self.shape, self.stride, self.offset = now.shape, now.stride, now.offset
         self.numel, self.wrapper = now.numel, now.wrapper
 
     def at(self, values: Mapping[Symbol, int]) -> TensorType:
-        """The type for these sizes."""
+        """The concrete type for these values of the symbols."""
         return TensorType.of(*self._sized(values))
 
     def uninterned_at(self, values: Mapping[Symbol, Any]) -> TensorType:
-        """The type for sizes that behave like numbers, as a compiler's own symbols do."""
+        """The type for values that behave like ints, such as a compiler's own symbols."""
         return TensorType.uninterned(*self._sized(values))
 
     def _sized(self, values: Mapping[Symbol, Any]) -> tuple[Any, ...]:
@@ -255,12 +255,12 @@ class SymbolicType(TensorType):
 
 
 def type_at(type_: Any, values: Mapping[Symbol, int]) -> Any:
-    """`type_` for these sizes."""
+    """`type_` with concrete sizes, for these values of its symbols."""
     return type_.at(values) if type(type_) is SymbolicType else type_
 
 
 class ScalarType:
-    """The type of a Python number that enters a graph at run time."""
+    """The type of a Python number that is a run-time input of a graph."""
 
     __slots__ = ("kind",)
 
@@ -271,7 +271,7 @@ class ScalarType:
         return f"scalar {self.kind.__name__}"
 
 
-Types = tuple[TensorType | None, ...]  # of a node's outputs; None: one that is no tensor
+Types = tuple[TensorType | None, ...]  # of a node's outputs; None: one that is not a tensor
 
 _lock = threading.Lock()
 _types: WeakValueDictionary[tuple[object, ...], TensorType] = WeakValueDictionary()

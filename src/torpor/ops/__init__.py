@@ -1,7 +1,7 @@
 """What each op is: schema, rules, keys, views. Custom ops are registered here.
 
-`register`, `unregister` and `WHOLE` are those of `custom.registration`, which builds on this
-package: they are imported on first use.
+`register`, `unregister` and `WHOLE` live in `custom.registration`, which builds on this package;
+they are imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,9 +1,9 @@
 """Intern keys: the arguments of an op in schema order, made hashable and unambiguous.
 
-Python says `1 == 1.0 == True` and `0.0 == -0.0`, and that NaN is not itself. A key must not. A
-float that is neither zero nor NaN is its own key; every other number is tagged with its type,
-zeros with their sign and NaN with its name. Arguments whose schema fixes their Python type (a
-dimension, a flag) are their own keys.
+In Python `1 == 1.0 == True`, `0.0 == -0.0`, and NaN differs from itself; keys must be exact. A
+float other than zero and NaN is its own key; every other number is tagged with its type, zeros
+with their sign, NaN with its name. Arguments whose schema fixes their Python type (a dimension, a
+flag) are their own keys.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def number_key(number: Any) -> Any:
         return ("complex", number_key(number.real), number_key(number.imag))
     if kind is int or kind is bool:
         return (kind.__name__, number)
-    return number  # None, a value, or something hashable of its own
+    return number  # None, a value, or another hashable object
 
 
 def tensor_key(arg: Any) -> Any:
@@ -62,15 +62,15 @@ def key_of(spec: OpSpec, bound: Sequence[Any]) -> Key:
 
 
 def node_of(spec: OpSpec, bound: Sequence[Any], types: Types, site: Any = None) -> Node:
-    """The node of `spec` on `bound`, found or made."""
+    """The interned node of `spec` on `bound`, found or made."""
     return intern(spec.kind, key_of(spec, bound), lambda: (as_args(bound), types, site))
 
 
 def private_node(spec: OpSpec, bound: Sequence[Any], types: Types, site: Any = None) -> Node:
-    """A node of `spec` on `bound` that the intern table does not know."""
+    """A node of `spec` on `bound` that is not interned."""
     return PrivateNode(spec.kind, key_of(spec, bound), as_args(bound), tuple(types), site)
 
 
 def as_args(bound: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments as a node has them: tuples in the place of lists."""
+    """Arguments in the form a node stores them: tuples instead of lists."""
     return tuple([tuple(arg) if isinstance(arg, list) else arg for arg in bound])

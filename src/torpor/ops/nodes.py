@@ -1,11 +1,11 @@
-"""Node classes with typed arguments: one for each overload of ATen that can be a node.
+"""Node classes with typed arguments: one for each ATen overload that can be a node.
 
     >>> from torpor.ops.nodes import AddTensor
     >>> total = AddTensor.create(x, y, alpha=2)
 
-The list of ops is the running torch's. A class is made when it is first asked for
-(`ops.typed_node`). `torpor codegen --stubs` writes their arguments and types for type checkers and
-editors, which accept any name and any argument without it.
+The ops are those of the installed torch. A class is made on first use (`ops.typed_node`).
+`torpor codegen --stubs` writes argument names and types for type checkers and editors; without the
+stubs, those accept any name and any argument.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import functools
 import typing
 from collections import abc
 
-# Modules alone: a capitalized name in here hides a class. That of `aten.any` is `Any`.
+# Import only modules: a capitalized name here would hide a class. The class of `aten.any` is `Any`.
 from torpor import _torch, errors
 from torpor.ops import spec, typed_node
 from torpor.text import torch_parser
 
 OPS: abc.Mapping[str, str]
-"""The op of every class, `aten.add.Tensor` of `AddTensor`; made when it is first asked for."""
+"""The op of every class (`AddTensor`: `aten.add.Tensor`), made on first use."""
 
 
 def __getattr__(name: str) -> typing.Any:
     made = _nodes() if name == "OPS" else _find(name)
-    return globals().setdefault(name, made)  # this function is not called for it again
+    return globals().setdefault(name, made)  # so that the next lookup does not reach this function
 
 
 def __dir__() -> list[str]:
@@ -43,7 +43,7 @@ def _find(name: str) -> type[typed_node.TypedNode]:
 
 @functools.cache
 def _overloads() -> abc.Mapping[str, str]:
-    """All of ATen by class names, with ops that are never nodes: those take longer to tell."""
+    """All of ATen by class name, including ops that are never nodes: filtering takes longer."""
     found = (name.removeprefix("aten::").partition(".") for name in _torch.ops_in("aten"))
     return {
         typed_node.class_name(base, overload): f"aten.{base}.{overload or 'default'}"

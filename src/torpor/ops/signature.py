@@ -1,7 +1,7 @@
-"""The signature of an op: all that recording a call of it depends on, as frozen data.
+"""The signature of an op: everything that recording a call depends on, as frozen data.
 
-It is derived from the op's schema and `ops.rules`, once. Whoever records reads the same object:
-the record path in Python (`trace.recorder.record`) and the native recorder (`native/recorder.cpp`).
+It is derived once, from the op's schema and `ops.rules`. Both recorders are driven by it: the
+Python one (`trace.recorder.record`) and the native one (`native/recorder.cpp`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torpor.ops import rules
 from torpor.ops.spec import ArgKind, OpSpec, Return, ReturnKind
 
 ALIASES: Final = frozenset({"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"})
-"""Views that show all there is: their result looks at its storage as their argument does."""
+"""Views of the whole argument: the result has the same view of the storage as the argument."""
 
 _LETTERS: Final = {
     ArgKind.TENSOR: "t", ArgKind.TENSORS: "T", ArgKind.PLAIN: "p", ArgKind.PLAINS: "P",
@@ -25,13 +25,13 @@ _LETTERS: Final = {
 
 
 class Make(enum.IntEnum):
-    """What becomes of an output; the same names, in the same order, as in C++."""
+    """How a result of the call is made; same names and order as in C++."""
 
     FRESH = 0  # a tensor with a storage of its own
     VIEW = 1  # a view of an argument
-    ALIAS = 2  # another tensor that looks as the argument does
+    ALIAS = 2  # a new tensor with the same view of the storage as an argument
     ARGUMENT = 3  # the argument itself, which is written to
-    LENGTH = 4  # no output: a number, the length of an argument
+    LENGTH = 4  # an int, the length of an argument; not an output of the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Result:
     """One result of a call."""
 
     make: Make
-    is_list: bool  # takes all outputs that nothing else takes
-    argument: int  # that is viewed, is the result itself, or has a length that is; else 0
+    is_list: bool  # takes all outputs that no other result takes
+    argument: int  # the argument that is viewed, returned, or measured (LENGTH); else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,17 @@ class Written:
 
     argument: int
     is_list: bool
-    is_out: bool  # `out=`: takes the size of what is written
-    may_repeat: bool  # the same tensor may be read as another argument: `x.add_(x)`
+    is_out: bool  # `out=`: resized to the size of the result
+    may_repeat: bool  # may be passed as another argument too: `x.add_(x)`
 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """What is part of the key in addition to the arguments."""
+    """What the key contains in addition to the arguments."""
 
     grad_mode: bool = False
-    requires_grad: tuple[int, ...] = ()  # of these arguments
-    draw: bool = False  # the number of the draw in its trace
+    requires_grad: tuple[int, ...] = ()  # the flag `requires_grad` of these arguments
+    draw: bool = False  # the index of this random draw in its trace
 
     def __bool__(self) -> bool:
         return self.grad_mode or bool(self.requires_grad) or self.draw
@@ -70,24 +70,24 @@ NO_EXTRA: Final = Extra()
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How calls of one op become nodes."""
+    """How a call of one op becomes a node and its results."""
 
     spec: OpSpec
-    kinds: str  # a letter for each argument: how it enters the key
+    kinds: str  # one letter per argument: how it enters the key
     device: int  # the position of the argument `device`, -1 if there is none
     extra: Extra
-    kept: tuple[int, ...]  # arguments that live on in the results: they have to be lazy
+    kept: tuple[int, ...]  # arguments that are written to or viewed: they must be lazy
     results: tuple[Result, ...]
-    written: tuple[Written, ...]  # their new values are the node's last outputs
-    overlaps: tuple[tuple[int, int], ...]  # pairs, written and other, that must not share memory
-    apart: tuple[tuple[int, int], ...]  # pairs of lists, written and read item by item
-    is_plain: bool  # its one result is a tensor of its own, and nothing is written
+    written: tuple[Written, ...]  # their new contents are the node's last outputs
+    overlaps: tuple[tuple[int, int], ...]  # pairs (written, other) that must not share memory
+    apart: tuple[tuple[int, int], ...]  # pairs of lists (written, read) processed item by item
+    is_plain: bool  # a single fresh tensor is returned, and nothing is written
 
 
 def signature_of(spec: OpSpec, extra: Extra = NO_EXTRA, lengths: Sequence[int] = ()) -> Signature:
     """The signature of an op.
 
-    `lengths` are the arguments whose lengths are those of its results that are no tensors.
+    `lengths`: for each result that is not a tensor, the argument whose length it is.
     """
     kinds = "".join(_LETTERS[a.kind] for a in spec.arguments)
     names = [a.name for a in spec.arguments]
@@ -123,7 +123,7 @@ def _result(spec: OpSpec, returned: Return, lengths: Iterator[int]) -> Result:
 
 def _written(spec: OpSpec, position: int) -> Written:
     argument = spec.arguments[position]
-    # what is read where indices say must not be written meanwhile
+    # a kernel that reads at indices must not see its own writes
     indexing = spec.target._opname in rules.INDEXING
     return Written(
         argument=position,
@@ -137,13 +137,13 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def _overlaps(spec: OpSpec, kinds: str, written: Sequence[Written]) -> tuple[Pairs, Pairs]:
-    """Which arguments must not share memory, and which lists must not but item by item."""
+    """`Signature.overlaps` and `Signature.apart` of an op."""
     singles = [w.argument for w in written if not w.is_list]
     lists = [w.argument for w in written if w.is_list]
     read = [i for i, kind in enumerate(kinds) if kind == "T" and i not in spec.mutated]
     if spec.name.startswith("aten._foreach_"):
         return (), tuple((i, j) for i in lists for j in read)
-    if spec.name == "aten.copy_.default":  # it may be in part: `overrides.special` looks
+    if spec.name == "aten.copy_.default":  # partial overlap is legal: see `overrides.special`
         return (), ()
     others = [i for i, kind in enumerate(kinds) if kind in "tT"]
     twice = {(i, j) for i in singles for j in singles if j < i}

@@ -1,4 +1,4 @@
-"""What an op is, read off its torch schema once: arguments, aliases, and how it is recorded."""
+"""What an op is, derived once from its torch schema: arguments, aliases, and recording mode."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torpor.ops import rules
 
 
 class ArgKind(enum.Enum):
-    """How an argument enters a key."""
+    """How an argument enters the intern key."""
 
     TENSOR = "tensor"
     TENSORS = "tensors"
-    PLAIN = "plain"  # int, bool, dtype, device, str, ...: hashable, of one Python type
+    PLAIN = "plain"  # int, bool, dtype, device, str, ...: hashable, of a fixed Python type
     PLAINS = "plains"  # a list of those
     FLOAT = "float"
     FLOATS = "floats"
@@ -46,9 +46,9 @@ class Argument:
 class ReturnKind(enum.Enum):
     """Where a returned tensor comes from."""
 
-    FRESH = "fresh"  # memory of its own
+    FRESH = "fresh"  # new memory
     VIEW = "view"  # a view of an argument
-    ARGUMENT = "argument"  # a written argument itself
+    ARGUMENT = "argument"  # an argument that was written to, itself
     OTHER = "other"  # not a tensor
 
 
@@ -58,22 +58,22 @@ class Return:
 
     kind: ReturnKind
     is_list: bool
-    argument: int  # which argument a VIEW or ARGUMENT return belongs to, else -1
+    argument: int  # the argument that a VIEW or ARGUMENT return belongs to, else -1
 
 
 class Mode(enum.Enum):
     """How an op is recorded."""
 
     RECORD = "record"  # a node
-    VIEW = "view"  # a node, and its result shares the argument's storage
+    VIEW = "view"  # a node whose result shares its argument's storage
     METADATA = "metadata"  # changes sizes or strides of its argument in place
-    RANDOM = "random"  # drawn when it is recorded, as eager does
-    EAGER = "eager"  # its result cannot be known without numbers: runs at once
+    RANDOM = "random"  # random numbers are drawn when it is recorded, as in eager
+    EAGER = "eager"  # its result depends on the contents of its arguments: runs immediately
 
 
 @dataclass(frozen=True, slots=True)
 class OpSpec:
-    """All that recording, lowering and running need to know of one op overload."""
+    """Everything that recording, lowering and running need to know about one op overload."""
 
     kind: OpKind
     target: OpOverload
@@ -89,26 +89,26 @@ class OpSpec:
 
     @property
     def may_fail(self) -> bool:
-        """Its kernel may refuse numbers that were not known when it was recorded."""
+        """Whether its kernel may reject tensor contents, which are not known at recording."""
         return self.target.namespace != "aten" or self.target._opname in rules.MAY_FAIL
 
     @property
     def tensors(self) -> int:
-        """Arguments that are tensors, or lists of them."""
+        """How many arguments are tensors or lists of tensors."""
         return sum(a.kind in (ArgKind.TENSOR, ArgKind.TENSORS) for a in self.arguments)
 
     @property
     def takes_type_alone(self) -> bool:
-        """It asks of its one tensor for nothing but the type."""
+        """Whether it uses nothing of its only tensor but the type."""
         return self.target._opname in rules.SHAPE_ONLY and self.tensors == 1
 
     @property
     def views(self) -> int:
-        """The argument that its first result looks at, or is; -1 if that has memory of its own."""
+        """The argument that its first aliasing result is, or is a view of; -1 if there is none."""
         return next((r.argument for r in self.returns if r.argument >= 0), -1)
 
     def draws(self, args: Sequence[Any]) -> bool:
-        """It draws random numbers on these arguments, which are in schema order."""
+        """Whether it draws random numbers for these arguments (in schema order)."""
         place = rules.DROPOUT_AT.get(self.name)
         return self.mode is Mode.RANDOM and (place is None or args[place] != 0.0)
 
@@ -123,7 +123,7 @@ class OpSpec:
         return bound
 
     def call_arguments(self, bound: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Split schema-ordered arguments into positional and keyword ones; defaults left out."""
+        """Split schema-ordered arguments into positional and keyword ones, omitting defaults."""
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
         for argument, value in zip(self.arguments, bound, strict=True):
@@ -189,7 +189,7 @@ _LIST_ALIAS = re.compile(r"Tensor\((\w)[^)]*\)\[")
 
 
 def _return_alias(item: Any, schema: Any) -> frozenset[str]:
-    """The alias sets of a return; torch tells those of a list only in the schema's text."""
+    """The alias sets of a return; for lists, torch exposes them only in the schema's text."""
     if not str(item.type).startswith("List["):
         return _alias_set(item)
     found = _LIST_ALIAS.findall(str(schema).rpartition("->")[2])
@@ -251,7 +251,7 @@ def read_spec(target: OpOverload) -> OpSpec:
 
 
 def spec_of(target: OpOverload) -> OpSpec:
-    """The spec of a torch op, kept on the op itself."""
+    """The spec of a torch op, cached on the op itself."""
     try:
         return target._torpor_spec  # type: ignore[attr-defined,no-any-return]  # set below
     except AttributeError:

@@ -1,14 +1,14 @@
-"""Nodes by their op's own names and types: one class for each overload.
+"""Typed nodes: one class per overload, with the op's own argument names and types.
 
     >>> from torpor.ops.nodes import AddTensor
     >>> total = AddTensor.create(x, y, alpha=2)      # finds the interned node, or makes it
     >>> total.alpha, AddTensor.can_be_reused(total.node, x, y, alpha=2)
     (2, True)
 
-The classes are made on first use from the op's spec: those of ATen in `ops.nodes`, those of a
-backend in the package that `torpor codegen` writes for it.
+The classes are made on first use from the op's spec: ATen's in `ops.nodes`, a backend's in the
+package that `torpor codegen` writes for it.
 
-Nodes are shared with recorders: who makes them while other threads record holds the trace's lock.
+Nodes are shared with recorders: hold the trace's lock to make them while other threads record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torpor.ops.spec import Mode, OpSpec, spec_of
 from torpor.text.torch_parser import find_op
 
 Number: TypeAlias = bool | int | float | complex
-Operand: TypeAlias = Value | Number  # a number in the place of a tensor is a wrapped number
+Operand: TypeAlias = Value | Number  # a number as a tensor argument is a wrapped number
 Scalar: TypeAlias = Number | Value  # a number that changes from step to step is a value
 Types: TypeAlias = tuple[TensorType | None, ...]
 
@@ -43,7 +43,7 @@ class Lowers(Protocol):
 class TypedNode:
     """A node of one op, with its arguments as attributes.
 
-    An argument that is named like a method here has an underscore behind its name.
+    An argument with the name of a method of this class gets a trailing underscore.
     """
 
     __slots__ = ("node",)
@@ -61,29 +61,29 @@ class TypedNode:
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """What the op returns, then the new contents of what it writes to."""
+        """What the op returns, then the new contents of the arguments it writes to."""
         return self.node.outputs
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> Self:
-        """The node of the op on these arguments, found or made."""
+        """The interned node of the op on these arguments, found or made."""
         spec, bound = cls.op, cls._bind(args, kwargs)
         key = key_of(spec, bound)
         return cls(intern(spec.kind, key, lambda: (tuple(bound), _types(spec, key, bound))))
 
     @classmethod
     def can_be_reused(cls, node: Node, *args: Any, **kwargs: Any) -> bool:
-        """`node` is the op on these very arguments."""
+        """Whether `node` is the op on exactly these arguments."""
         return node.op is cls.op.kind and node.key == key_of(cls.op, cls._bind(args, kwargs))
 
     @classmethod
     def infer(cls, *args: Any, **kwargs: Any) -> Types:
-        """The types of the node's outputs; asked for once for each combination of types."""
+        """The types of the node's outputs; memoized by the types of the arguments."""
         bound = cls._bind(args, kwargs)
         return _types(cls.op, key_of(cls.op, bound), bound)
 
     def lower(self, context: Lowers) -> None:
-        """Let `context` lower the node."""
+        """Pass the node to `context` for lowering."""
         context.lower(self.node)
 
     @classmethod
@@ -107,9 +107,9 @@ def _types(spec: OpSpec, key: tuple[Any, ...], bound: list[Any]) -> Types:
 
 
 def _as_declared(spec: OpSpec, argument: Any, given: Any) -> Any:
-    """`given` as the schema has it: lists are tuples, and every number has the type that it says.
+    """`given` in the form its schema declares: lists as tuples, numbers of the declared type.
 
-    Equal calls are one node then, and the node that recording gives.
+    Thus equal calls give one node, the same that recording gives.
     """
     declared = _without(argument.real_type, "Optional[")
     if given is None or not str(declared).startswith("List["):
@@ -166,9 +166,9 @@ def _wrong(spec: OpSpec, name: str, wanted: str, given: Any) -> TypeError:
 
 
 def class_finder(module: str, ops: Mapping[str, str]) -> Callable[[str], type[TypedNode]]:
-    """The `__getattr__` of a module of node classes: makes each on first use.
+    """A `__getattr__` for a module of node classes that makes each class on first use.
 
-    `ops` has the op behind each class.
+    `ops` maps class names to op names.
     """
     made: dict[str, type[TypedNode]] = {}
 
@@ -183,14 +183,14 @@ def class_finder(module: str, ops: Mapping[str, str]) -> Callable[[str], type[Ty
 
 
 def can_be_node(spec: OpSpec) -> bool:
-    """Calls of the op can be nodes: it draws, reads and resizes nothing."""
+    """Whether calls can be nodes: the op is not random, eager-only, or a change of metadata."""
     return spec.mode in (Mode.RECORD, Mode.VIEW)
 
 
 def class_name(base: str, overload: str) -> str:
-    """The class of an overload, as LTC forms it: `AddTensor`, `NativeLayerNorm`, `AddTensor_`.
+    """The class name of an overload, by LTC's rule: `AddTensor`, `NativeLayerNorm`, `AddTensor_`.
 
-    The underscores that tell ops apart are kept: those in front, and that of in-place ops.
+    Underscores that distinguish ops are kept: leading ones, and the one of in-place ops.
     """
     leading = len(base) - len(base.lstrip("_"))
     end = "_" if base.endswith("_") or overload.endswith("_") else ""
@@ -199,10 +199,10 @@ def class_name(base: str, overload: str) -> str:
 
 
 def node_class(module: str, name: str, op: str) -> type[TypedNode]:
-    """Make the class of an op, to be found in `module` under `name`."""
+    """Make the class of an op; `module` and `name` are where it will be found."""
     try:
         spec = spec_of(find_op(op))
-    except GraphError as error:  # an op that this torch does not have
+    except GraphError as error:  # this torch does not have the op
         raise AttributeError(str(error)) from None
     members: dict[str, Any] = {
         attribute_name(a.name): property(_argument(i)) for i, a in enumerate(spec.arguments)
@@ -214,7 +214,7 @@ def node_class(module: str, name: str, op: str) -> type[TypedNode]:
 
 
 def attribute_name(argument: str) -> str:
-    """The attribute of a typed node in which an argument is found."""
+    """The attribute of a typed node that holds this argument."""
     return f"{argument}_" if hasattr(TypedNode, argument) else argument
 
 

@@ -1,7 +1,7 @@
-"""How a write through a view reaches the tensor behind it.
+"""How a write through a view updates its base tensor.
 
-Each rule says, for one view op, which op applied to the new contents of the view (and the old
-contents of the base) gives the new contents of the base:
+Each rule gives, for one view op, the op that computes the base's new contents from the view's new
+contents (and the base's old contents):
 
     y = x.select(0, 1); y.add_(1)      x' = select_scatter(x, y', 0, 1)
     y = x.t();          y.add_(1)      x' = t(y')

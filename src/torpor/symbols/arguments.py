@@ -1,8 +1,8 @@
-"""Where sizes are met among the arguments of ops, and which expressions they are there.
+"""Symbolic size arguments: where sizes occur among the arguments of ops, and as which expressions.
 
-A place is an op on operands of certain types. The numbers met at a place are kept with the sizes of
-their step; what fits all of them is the expression that stands in the node. A guess that was wrong
-shows itself at the next size, when it does not give the number that is met.
+A place is an op on operands of certain types. The numbers seen at a place are stored with the sizes
+of their step; an expression that fits all of them goes into the node. A wrong guess is detected at
+the next size, for which it does not give the number that is passed.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from torpor.symbols.solve import solve_size, times
 MAX_SAMPLES = 6
 MAX_CANDIDATES = 8
 SURE_SAMPLES = 5
-"""So many numbers that follow a rule are no coincidence."""
+"""This many numbers that fit an expression are no coincidence."""
 
 _BLANK = "size"
-Numbers = tuple[Any, ...]  # numbers at a place, and None
+Numbers = tuple[Any, ...]  # the numbers at a place; may include None
 
 
 @functools.cache
 def size_positions(target: Any) -> tuple[int, ...]:
-    """Which arguments of an op are sizes: what its schema calls so, and the bounds of a range."""
+    """Which arguments of an op are sizes: by its schema's types, and the bounds of a range."""
     if target._opname == "arange":
         arguments = target._schema.arguments
         return tuple(i for i, a in enumerate(arguments) if a.name in ("start", "end", "step"))
     arguments = target._schema.arguments
     names = {a.name for a in arguments}
-    fixed = _FIXED | {"stride"} if names & _FIXED else _FIXED  # of a window, not of a tensor
+    fixed = _FIXED | {"stride"} if names & _FIXED else _FIXED  # a stride of a window, not a tensor
     return tuple(
         i for i, a in enumerate(arguments) if _torch.is_size(a.real_type) and a.name not in fixed
     )
 
 
 _FIXED = {"padding", "dilation", "output_padding", "groups", "kernel_size", "step"}
-"""Arguments that are no sizes, whatever their schema says."""
+"""Arguments that are not sizes, although their schemas have the type of sizes."""
 
 
 def has_symbols(key: tuple[Any, ...]) -> bool:
-    """An operand has symbols in its type."""
+    """Whether the type of an operand has symbols."""
     for item in key:
         if type(item) is Value:
             if type(item.type) is SymbolicType:
@@ -60,7 +60,7 @@ def has_symbols(key: tuple[Any, ...]) -> bool:
 
 
 def numbers_at(bound: list[Any], positions: tuple[int, ...]) -> Numbers:
-    """The numbers at these positions, lists laid out flat."""
+    """The numbers at these positions, with lists flattened."""
     flat: list[Any] = []
     for position in positions:
         arg = bound[position]
@@ -69,7 +69,7 @@ def numbers_at(bound: list[Any], positions: tuple[int, ...]) -> Numbers:
 
 
 def put(args: Any, positions: tuple[int, ...], sizes: tuple[Any, ...], as_key: bool) -> list[Any]:
-    """`args` with `sizes` at these positions."""
+    """`args` with `sizes` at these positions; the inverse of `numbers_at`."""
     made, rest = list(args), iter(sizes)
     for position in positions:
         arg = args[position]
@@ -83,22 +83,22 @@ def put(args: Any, positions: tuple[int, ...], sizes: tuple[Any, ...], as_key: b
 
 
 def _is_tagged(arg: tuple[Any, ...]) -> bool:
-    """It is a number of a key: `("int", 3)`."""
+    """Whether it is the key of a number, such as `("int", 3)`."""
     return len(arg) == 2 and arg[0] in ("int", "bool", "float")
 
 
 class Sample:
-    """Numbers met in one step, and the sizes of that step."""
+    """Numbers seen in one step, with the sizes of that step."""
 
     __slots__ = ("numbers", "sizes")
 
     def __init__(self, numbers: Numbers, sizes: Mapping[Symbol, int]) -> None:
         self.numbers = numbers
-        self.sizes = sizes  # filled while the step is recorded
+        self.sizes = sizes  # filled in while the step is recorded
 
 
 class SizePlace:
-    """What was met at one place."""
+    """What was seen at one place: samples, and expressions that fitted."""
 
     __slots__ = ("candidates", "samples")
 
@@ -107,7 +107,7 @@ class SizePlace:
         self.candidates: list[tuple[Any, ...]] = []
 
     def meet(self, sample: Sample) -> None:
-        """Remember a sample, unless it tells nothing new."""
+        """Store a sample, unless it is a duplicate."""
         for known in self.samples:
             if known.numbers == sample.numbers and known.sizes == sample.sizes:
                 return
@@ -115,7 +115,7 @@ class SizePlace:
         del self.samples[:-MAX_SAMPLES]
 
     def sizes_of(self, numbers: Numbers, epoch: int) -> tuple[Any, ...] | None:
-        """The expressions that were found before and give `numbers` now."""
+        """A previous solution that gives `numbers` in this trace, if there is one."""
         for candidate in self.candidates:
             for size, wanted in zip(candidate, numbers):
                 if type(size) is Expr:
@@ -128,7 +128,7 @@ class SizePlace:
         return None
 
     def remember(self, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Try these expressions first from now on."""
+        """Make these expressions the first candidate."""
         if sizes in self.candidates:
             self.candidates.remove(sizes)
         self.candidates.insert(0, sizes)
@@ -140,12 +140,12 @@ _places: Memo[SizePlace] = Memo()
 
 
 def forget_places() -> None:
-    """Forget what was met everywhere."""
+    """Forget all places."""
     _places.clear()
 
 
 def place_of(spec: OpSpec, key: tuple[Any, ...], positions: tuple[int, ...]) -> SizePlace:
-    """The place where `key` is met."""
+    """The place of a call with this key."""
     blank = list(types_in(key))
     for position in positions:
         arg = key[position]
@@ -158,7 +158,7 @@ def place_of(spec: OpSpec, key: tuple[Any, ...], positions: tuple[int, ...]) -> 
 
 
 def forget_numbers(spec: OpSpec, place: SizePlace) -> None:
-    """Nodes that were recorded at a place before its sizes were known must not be met again."""
+    """Drop nodes that were recorded at a place before its sizes were known, so they are not hit."""
     positions = size_positions(spec.target)
     for nodes in (spec.kind.nodes, spec.kind.old_nodes):
         for key in list(nodes):
@@ -169,29 +169,29 @@ def forget_numbers(spec: OpSpec, place: SizePlace) -> None:
 def guess(
     numbers: Numbers, sizes: Mapping[Symbol, int], types: list[Any], others: list[Expr]
 ) -> tuple[Any, ...]:
-    """Expressions for numbers met once: sizes of this step, or products of them.
+    """Expressions for numbers seen once: sizes of this step, or products of them.
 
-    `types` are those of the operands, `others` the sizes of other tensors of the step.
+    `types` are the operands' types, `others` the sizes of other tensors of the step.
     """
     return tuple([_guess(n, sizes, types, others) for n in numbers])
 
 
 def _is_plausible(size: Any, samples: int) -> bool:
-    """Few samples fit many lines, and several calls may share a place: plain forms are believed."""
+    """Whether to accept a fit: with few samples only simple forms, as calls may share a place."""
     if type(size) is not Expr or samples >= SURE_SAMPLES:
         return True
     return size.divisor == 1 and (len(size.terms) == 1 or size.terms[0][0] == 1)
 
 
 def _is_shift(size: Expr) -> bool:
-    """`s + 1` and its like."""
+    """Whether it has the form `s + c`."""
     return size.divisor == 1 and len(size.terms) == 2 and size.terms[0][0] == 1 == len(
         size.terms[0][1]
     ) and not size.terms[1][1]  # fmt: skip
 
 
 def _sums(types: list[Any]) -> list[Expr]:
-    """Sizes of operands that are no products of symbols: what is made of them is made of sums."""
+    """Sizes of operands that are not products of symbols: results may be expressions of them."""
     found: dict[Expr, None] = {}
     for type_ in types:
         for size in type_.sizes:
@@ -201,7 +201,7 @@ def _sums(types: list[Any]) -> list[Expr]:
 
 
 def _flattened(number: int, type_: Any) -> Any:
-    """The product of neighbouring sizes that is `number`, if there is one with symbols in it."""
+    """The product of adjacent sizes that equals `number`, if there is one with symbols."""
     for first in range(len(type_.sizes)):
         product: Any = type_.sizes[first]
         for size in type_.sizes[first + 1 :]:
@@ -219,7 +219,7 @@ def _guess(number: Any, sizes: Mapping[Symbol, int], types: list[Any], others: l
             if type(size) is Expr and size.value == number:
                 return size
     if any(size == number for type_ in types for size in type_.sizes if type(size) is int):
-        return number  # a size that does not change, and most often stays what it is
+        return number  # equal to a fixed size, so probably fixed, too
     for symbol, value in sizes.items():
         if value == number:
             return symbol.expr
@@ -250,9 +250,9 @@ def _guess(number: Any, sizes: Mapping[Symbol, int], types: list[Any], others: l
 
 
 def solved(place: SizePlace, types: list[Any]) -> tuple[Any, ...] | None:
-    """Expressions that give what was met at a place; None if there are none.
+    """Expressions that give all numbers seen at a place; None if there are none.
 
-    Symbols without a number in this step may be among them.
+    They may have symbols that are not bound in this step.
     """
     kinds = Counter(frozenset(s.sizes) for s in place.samples if s.sizes)
     for symbols, _ in kinds.most_common():
@@ -265,7 +265,7 @@ def solved(place: SizePlace, types: list[Any]) -> tuple[Any, ...] | None:
 def _solved(
     place: SizePlace, symbols: frozenset[Symbol], types: list[Any]
 ) -> tuple[Any, ...] | None:
-    """Expressions of `symbols` that give what was met in steps that had them."""
+    """Expressions of `symbols` that give the numbers seen in steps in which those were bound."""
     seen = [s for s in place.samples if symbols <= set(s.sizes)]
     if len(seen) < 2:
         return None

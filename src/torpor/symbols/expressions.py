@@ -1,13 +1,12 @@
-"""Sizes that change from step to step: symbols, what is computed from them, and when that holds.
+"""Symbolic sizes: symbols, expressions of them, and conditions on them (guards).
 
-A symbol stands for a size of this trace. It is bound to a number when the first tensor with that
-size enters the trace, and keeps it until the trace ends. Types and arguments of nodes hold symbols
-and expressions of them in the place of numbers, so that a step of another size meets the same
-nodes.
+A symbol is a size of the current trace. It is bound when the first tensor with that size enters the
+trace, and keeps its value until the trace ends. Types and arguments of nodes contain symbols and
+expressions instead of numbers, so that a step with other sizes hits the same nodes.
 
-A node may be right for some sizes only: `x[:50]` has 50 rows if `x` has more. Such a node stands in
-its table while its conditions hold, and is out of it otherwise; nobody who looks things up has to
-know.
+A node may be valid for some sizes only: `x[:50]` has 50 rows if `x` has more. Such a node is in its
+intern table only while its conditions hold; thus lookups need no guard checks. When a symbol is
+bound to another value, the tables are updated.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from typing import Any, ClassVar
 from weakref import WeakSet, WeakValueDictionary
 
 MAX_CONDITIONS = 512
-"""Conditions remembered; what stands under the least recently used is forgotten."""
+"""How many conditions are kept; entries that depend on the least recently used are dropped."""
 
 FOLLOWING = threading.RLock()
-"""Held while types that follow symbols are told, or join them: compilers make such types too."""
+"""Held while types are refreshed after a change, or made: compile threads make types, too."""
 
 
 class Symbol:
-    """A size that is known anew in every trace."""
+    """A size that is bound anew in every trace."""
 
     __slots__ = (
         "conditions",
@@ -45,10 +44,10 @@ class Symbol:
         self.index = index
         self.name = f"s{index}"
         self.value = 0
-        self.epoch = -1  # the trace it was bound in
-        self.is_size = True  # and no offset of a view, which says nothing of other numbers
-        self.followers: WeakSet[Any] = WeakSet()  # types that show numbers: told when it changes
-        self.conditions: list[Condition] = []  # those that are not about one number
+        self.epoch = -1  # the trace in which it was bound
+        self.is_size = True  # False: the offset of a view, which is unrelated to other numbers
+        self.followers: WeakSet[Any] = WeakSet()  # types to refresh when the value changes
+        self.conditions: list[Condition] = []  # conditions other than `symbol == number`
         self.exact: dict[int, Condition] = {}
         self.expr = Expr.of(((1, (self,)),))
 
@@ -60,15 +59,15 @@ class Symbol:
 
     @property
     def symbols(self) -> tuple[Symbol]:
-        """Itself, as an expression has symbols."""
+        """Itself, for symmetry with `Expr.symbols`."""
         return (self,)
 
     def at(self, values: Mapping[Symbol, Any]) -> Any:
-        """The number it is for these sizes."""
+        """The number that it is for these values."""
         return values[self]
 
     def bind(self, value: int, epoch: int) -> None:
-        """In the trace `epoch` it is `value`."""
+        """Bind it to `value` in the trace `epoch`."""
         self.epoch = epoch
         if self.value == value:
             return
@@ -85,26 +84,26 @@ class Symbol:
             condition.refresh()
 
 
-Term = tuple[int, tuple[Any, ...]]  # a number, and factors: symbols, and expressions of them
+Term = tuple[int, tuple[Any, ...]]  # a coefficient, and factors: symbols or expressions
 
 
 class Expr:
-    """A sum of products of symbols, perhaps divided; interned, so equality is `is`."""
+    """A sum of products of symbols, with an optional divisor. Interned: equality is `is`."""
 
     __slots__ = ("__weakref__", "_seen", "_value", "divisor", "symbols", "terms")
 
-    version = 0  # counts changes of symbols
+    version = 0  # incremented when a symbol changes
     _known: ClassVar[WeakValueDictionary[Any, Expr]] = WeakValueDictionary()
 
-    _seen: int  # the version of which `_value` is
+    _seen: int  # the version for which `_value` is valid
     _value: int
-    terms: tuple[Term, ...]  # factor, symbols
-    divisor: int  # the sum is divided by it and rounded down
+    terms: tuple[Term, ...]
+    divisor: int  # the sum is divided by it, rounding down
     symbols: tuple[Symbol, ...]
 
     @staticmethod
     def of(terms: Sequence[Term], divisor: int = 1) -> Expr:
-        """The one expression with these terms."""
+        """The interned expression with these terms."""
         if divisor == 1 and len(terms) == 1 and terms[0][0] == 1 and len(terms[0][1]) == 1:
             (only,) = terms[0][1]
             if type(only) is Expr:
@@ -117,19 +116,19 @@ class Expr:
             met = {s for _, factors in terms for factor in factors for s in factor.symbols}
             found.symbols = tuple(sorted(met))
             found._seen, found._value = -1, 0
-            found = Expr._known.setdefault(key, found)  # others may be compiling
+            found = Expr._known.setdefault(key, found)  # a compile thread may have been faster
         return found
 
     @property
     def value(self) -> int:
-        """The number it is in this trace."""
+        """The number that it is in this trace."""
         if self._seen != Expr.version:
             self._value = self.at({symbol: symbol.value for symbol in self.symbols})
             self._seen = Expr.version
         return self._value
 
     def at(self, values: Mapping[Symbol, Any]) -> Any:
-        """The number it is for these sizes."""
+        """The number that it is for these values of the symbols."""
         total: Any = 0
         for factor, others in self.terms:
             product: Any = factor
@@ -139,7 +138,7 @@ class Expr:
         return total // self.divisor if self.divisor != 1 else total
 
     def is_bound(self, epoch: int) -> bool:
-        """All its symbols have numbers in the trace `epoch`."""
+        """Whether all its symbols are bound in the trace `epoch`."""
         return all(symbol.epoch == epoch for symbol in self.symbols)
 
     def __repr__(self) -> str:
@@ -161,12 +160,12 @@ Size = int | Expr
 
 
 def number(size: Any, values: Mapping[Symbol, Any]) -> Any:
-    """`size` for these values of its symbols; what is no size stays what it is."""
+    """`size` for these values of its symbols; anything but an expression is returned unchanged."""
     return size.at(values) if type(size) is Expr else size
 
 
 def present(arg: Any) -> Any:
-    """An argument with the numbers of this trace in the place of expressions."""
+    """An argument with each expression replaced by its number in this trace."""
     if type(arg) is Expr:
         return arg.value
     if type(arg) is tuple and any(type(item) is Expr for item in arg):
@@ -175,7 +174,7 @@ def present(arg: Any) -> Any:
 
 
 def symbols_in(items: Iterable[Any]) -> list[Symbol]:
-    """The symbols in arguments, in the order of their numbers."""
+    """The symbols in arguments, ordered by index."""
     found: set[Symbol] = set()
     for item in items:
         if type(item) is Expr:
@@ -189,19 +188,19 @@ _symbols: list[Symbol] = []
 
 
 def symbol(index: int) -> Symbol:
-    """The symbol of that number."""
+    """The symbol with this index."""
     while len(_symbols) <= index:
         _symbols.append(Symbol(len(_symbols)))
     return _symbols[index]
 
 
 def named(name: str) -> Symbol:
-    """The symbol of that name."""
+    """The symbol with this name."""
     return symbol(int(name[1:]))
 
 
 def bound(epoch: int) -> dict[Symbol, int]:
-    """The sizes that have numbers in the trace `epoch`."""
+    """The sizes that are bound in the trace `epoch`."""
     return {s: s.value for s in _symbols if s.epoch == epoch and s.is_size}
 
 
@@ -209,7 +208,7 @@ def bound(epoch: int) -> dict[Symbol, int]:
 
 
 class Condition:
-    """Something about symbols that holds in this trace or does not."""
+    """A guard: a predicate on symbols, evaluated for the current trace."""
 
     __slots__ = ("entries", "holds", "symbols", "test", "text")
 
@@ -221,21 +220,21 @@ class Condition:
         self.holds = self.now()
 
     def now(self) -> bool:
-        """Whether it holds in this trace."""
+        """Evaluate it for this trace."""
         return self._is_met([symbol.value for symbol in self.symbols])
 
     def at(self, values: Mapping[Symbol, int]) -> bool:
-        """Whether it holds for these sizes."""
+        """Evaluate it for these sizes."""
         return self._is_met([values[symbol] for symbol in self.symbols])
 
     def _is_met(self, numbers: list[int]) -> bool:
         try:
             return bool(self.test(*numbers))
-        except ArithmeticError:  # a size it divides by is 0: it was not made for such
+        except ArithmeticError:  # a division by a size that is 0: not valid for such sizes
             return False
 
     def refresh(self) -> None:
-        """A symbol has another number."""
+        """Reevaluate it after a symbol has changed, and update the entries that depend on it."""
         holds = self.now()
         if holds is not self.holds:
             self.holds = holds
@@ -247,7 +246,7 @@ class Condition:
 
 
 class GuardedEntry:
-    """Something that stands in a table while its conditions hold."""
+    """An entry that is in a table only while its conditions hold."""
 
     __slots__ = ("conditions", "item", "key", "rivals", "table")
 
@@ -260,17 +259,17 @@ class GuardedEntry:
         rivals: dict[tuple[Condition, ...], GuardedEntry],
     ) -> None:
         self.table, self.key, self.item, self.conditions = table, key, item, conditions
-        self.rivals = rivals  # all under the same key, itself among them
+        self.rivals = rivals  # all entries for the same key, including itself
         for each in conditions:
             each.entries.add(self)
 
     @property
     def is_valid(self) -> bool:
-        """All its conditions hold."""
+        """Whether all its conditions hold."""
         return all(condition.holds for condition in self.conditions)
 
     def refresh(self) -> None:
-        """Put it into its table, or take it out and let another take its place."""
+        """Add it to the table, or replace it there by another valid entry for its key."""
         if self.is_valid:
             self.table[self.key] = self.item
         elif self.table.get(self.key) is self.item:
@@ -280,7 +279,7 @@ class GuardedEntry:
                     self.table[self.key] = rival.item
 
     def forget(self) -> None:
-        """It will not stand again."""
+        """Drop it for good."""
         for condition in self.conditions:
             condition.entries.discard(self)
         if self.table.get(self.key) is self.item:
@@ -291,20 +290,20 @@ class GuardedEntry:
 
 
 _entries: dict[tuple[int, Any], dict[tuple[Condition, ...], GuardedEntry]] = {}
-"""Entries by table and key, then by conditions."""
+"""Entries by table and key, then by their conditions."""
 
 _conditions: OrderedDict[str, Condition] = OrderedDict()
 
 
 def condition(text: str) -> Condition:
-    """The condition of that text, Python on the names of symbols."""
+    """The condition with this text, a Python expression of symbol names."""
     found = _conditions.get(text)
     if found is None:
         names = sorted(set(re.findall(r"\bs\d+\b", text)), key=lambda name: int(name[1:]))
         symbols = tuple(map(named, names))
         test = eval(
             f"lambda {', '.join(names)}: {text}", {"Max": max, "Min": min}
-        )  # text is torch's or ours
+        )  # the text is from torch or from us
         found = _conditions[text] = Condition(text, symbols, test)
         for each in symbols:
             each.conditions.append(found)
@@ -314,7 +313,7 @@ def condition(text: str) -> Condition:
 
 
 def exactly(symbol: Symbol) -> Condition:
-    """`symbol` is what it is in this trace."""
+    """The condition that `symbol` has its present value."""
     text = f"{symbol.name} == {symbol.value}"
     found = symbol.exact.get(symbol.value) or _conditions.get(text)
     if found is None:
@@ -341,7 +340,7 @@ def _forget_old_conditions() -> None:
 def valid_while(
     conditions: Iterable[Condition], table: dict[Any, Any], key: Any, item: Any
 ) -> None:
-    """`item`, which is in `table` now, is there only while the conditions hold."""
+    """Make `item`, which is in `table` now, be there only while the conditions hold."""
     held = tuple([_known(each) for each in conditions])
     rivals = _entries.setdefault((id(table), key), {})
     before = rivals.get(held)
@@ -352,7 +351,7 @@ def valid_while(
 
 
 def _known(old: Condition) -> Condition:
-    """The condition of the same text that is told of other sizes: `old`, if not forgotten."""
+    """The registered condition with the text of `old`; `old` itself if that had been dropped."""
     found = _conditions.get(old.text)
     if found is None:
         found = _conditions[old.text] = old
@@ -365,7 +364,7 @@ def _known(old: Condition) -> Condition:
 
 
 def forget_conditions() -> None:
-    """Forget all of them, and what stands under them; for tests and for a change of backend."""
+    """Drop all conditions and entries; for tests and for a change of backend."""
     for each in _symbols:
         each.conditions.clear()
         each.exact.clear()
@@ -374,7 +373,7 @@ def forget_conditions() -> None:
 
 
 def forget_entries() -> None:
-    """Forget what stands under conditions."""
+    """Drop all entries that depend on conditions."""
     for rivals in list(_entries.values()):
         for entry in list(rivals.values()):
             entry.forget()

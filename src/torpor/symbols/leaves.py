@@ -1,9 +1,9 @@
 """Which sizes of a trace's leaves are symbols.
 
-A graph is remembered by its structure: its ops and how they hang together, without sizes. When the
-same structure comes with other sizes, the sizes that differ become symbols: equal ones the same,
-and from then on a leaf of that slot enters with symbols in its type. A size that is 0 or 1 stays a
-number: ops treat it differently.
+Graphs are remembered by structure: ops and edges, without sizes. When a structure recurs with other
+sizes, the sizes that differ become symbols, equal ones the same symbol; from then on, a leaf in
+that slot enters the trace with a symbolic type. Sizes 0 and 1 stay numbers, because ops treat them
+specially.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MAX_STRUCTURES = 64
 MAX_SAMPLES = 4
 MAX_PATTERNS = 8
 OFFSETS = -1
-"""In the place of a slot: the symbol is an offset of a view, and no size of a leaf."""
+"""In place of a slot: the symbol is the offset of a view, not a size of a leaf."""
 
 
 class Pattern:
-    """The types a leaf was seen with, as one type with symbols."""
+    """A symbolic type that covers all types seen for a leaf."""
 
     __slots__ = ("type",)
 
@@ -46,7 +46,7 @@ class Pattern:
         self.type = type_
 
     def binding(self, type_: TensorType, epoch: int) -> dict[Symbol, int] | None:
-        """What its symbols are for a leaf of `type_`; None if the leaf is not like it."""
+        """The values of its symbols for a leaf of `type_`; None if the leaf does not match."""
         values: dict[Symbol, int] = {}
         if type(self.type) is not SymbolicType:
             return None
@@ -71,41 +71,41 @@ def _is_symbol(size: Expr) -> bool:
 
 
 class Sizes:
-    """Patterns of leaves, and the structures they were learnt from."""
+    """The patterns of leaves, and the structures from which they were learned."""
 
     def __init__(self) -> None:
         self.patterns: dict[Any, list[Pattern]] = {}
         self.structures: OrderedDict[bytes, Structure] = OrderedDict()
         self.marked: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()  # by storage
-        self.fixed: WeakSet[Any] = WeakSet()  # storages of parameters: their sizes do not change
-        self.active = config.dynamic == "on"  # recording has to look for symbols
-        self.numbered: dict[tuple[int, int], int] = {}  # symbols by slot and dimension
+        self.fixed: WeakSet[Any] = WeakSet()  # storages of parameters, whose sizes do not change
+        self.active = config.dynamic == "on"  # recording has to check for symbols
+        self.numbered: dict[tuple[int, int], int] = {}  # index of the symbol for (slot, dimension)
         self.at_once = AtOnce()
         self._sizes: dict[Symbol, int] = {}
         self._epoch = -1
 
     def of_trace(self, epoch: int) -> dict[Symbol, int]:
-        """The sizes of the trace being recorded, filled as it goes on."""
+        """The sizes bound in the current trace; filled in while it is recorded."""
         if self._epoch != epoch:
             self._sizes, self._epoch = bound(epoch), epoch
         return self._sizes
 
     def bind(self, one: Symbol, value: int, epoch: int) -> None:
-        """`one` is `value` in this trace."""
+        """Bind `one` to `value` in this trace."""
         self.of_trace(epoch)[one] = value
         one.bind(value, epoch)
 
     def offset_symbol(self, place: int) -> Symbol:
-        """The symbol of the offset that is the `place`-th of its trace to be one."""
+        """The symbol of the `place`-th symbolic offset of a trace."""
         return _symbol_at(OFFSETS, place)
 
     def mark(self, storage: Any, dim: int) -> None:
-        """The user says that the size of `storage` in this dimension changes."""
+        """Mark the size of `storage` in this dimension as dynamic, as the user requests."""
         self.marked.setdefault(storage, set()).add(dim)
         self.active = True
 
     def leaf_type(self, slot: int, storage: Any, epoch: int) -> TensorType:
-        """The type under which a storage with data enters the trace."""
+        """The type with which a storage with data enters the trace."""
         type_: TensorType = storage.type
         if storage in self.fixed and storage not in self.marked:
             return type_
@@ -121,7 +121,7 @@ class Sizes:
         return type_
 
     def _bound(self, pattern: Pattern, type_: TensorType, epoch: int) -> TensorType:
-        """The type of `pattern`, its symbols bound, if a leaf of `type_` is like it."""
+        """The type of `pattern`, with its symbols bound, if it matches `type_`; else `type_`."""
         values = pattern.binding(type_, epoch)
         if values is None:
             return type_
@@ -132,10 +132,10 @@ class Sizes:
         return found
 
     def note(self, graph: Graph, record: Any) -> Structure:
-        """A graph that was not met before: learn which of its sizes change.
+        """Learn from a new graph which of its sizes change.
 
-        `record.kept` are the slots of leaves that were the same tensor in the next step. Another
-        size of one of them, or of a parameter, is another model, or another tensor's turn in a loop
+        `record.kept` are the slots of leaves that were the same tensor in the next step. If one of
+        them, or a parameter, has another size, this is another model, or another tensor in a loop
         over all of them.
         """
         fixed = {slot for slot, storage in record.leaves.items() if storage() in self.fixed}
@@ -167,7 +167,7 @@ class Sizes:
             del known[MAX_PATTERNS:]
 
     def clear(self) -> None:
-        """Sizes are numbers again."""
+        """Forget all patterns and structures: no size is symbolic."""
         forget_places()
         self.__init__()  # type: ignore[misc]  # as new
 
@@ -217,7 +217,7 @@ _NUMBERS = (ArgKind.SCALAR, ArgKind.SCALARS, ArgKind.FLOAT, ArgKind.FLOATS)
 
 
 def _is_number(kind: ArgKind, arg: Any) -> bool:
-    """A number that ops compute with, also in the place of a tensor (`x * 2`)."""
+    """Whether it is a number used in computation, also one passed as a tensor (`x * 2`)."""
     return kind in _NUMBERS or (kind is ArgKind.TENSOR and type(arg) in (int, float, complex))
 
 
@@ -234,7 +234,7 @@ def _name(arg: Any, numbers: dict[Value, int]) -> Any:
 
 
 class Seen:
-    """The sizes of one graph: the types of its values, and the numbers among its arguments."""
+    """The sizes of one graph: the types of its values, and its numeric arguments."""
 
     __slots__ = ("fixed", "leaves", "numbers", "record", "types")
 
@@ -250,7 +250,7 @@ class Seen:
         self.numbers = [_numbers_of(node) for node in graph.nodes]
 
     def is_like(self, other: Seen) -> bool:
-        """What differs has come anew with every step."""
+        """Whether they differ only in leaves that change with every step."""
         lasting = (self.record.kept | self.fixed | other.fixed) & self.leaves.keys()
         return all(other.leaves[slot] is self.leaves[slot] for slot in lasting)
 
@@ -261,17 +261,17 @@ def _numbers_of(node: Node) -> Numbers:
 
 
 class Structure:
-    """Graphs that differ in their sizes only."""
+    """Graphs that differ only in their sizes."""
 
     __slots__ = ("compiled", "graph", "seen")
 
     def __init__(self) -> None:
-        self.compiled = 0  # graphs of it
-        self.graph: Graph | None = None  # the first of them
+        self.compiled = 0  # how many of them were compiled
+        self.graph: Graph | None = None  # the first one
         self.seen: list[Seen] = []
 
     def meet(self, seen: Seen, graph: Graph) -> bool:
-        """Remember the sizes of a graph; whether they are new, and not the first."""
+        """Store the sizes of a graph; whether they are new, and not the first."""
         self.seen = [known for known in self.seen if known.is_like(seen)]
         if any(known.leaves == seen.leaves for known in self.seen):
             return False
@@ -281,7 +281,7 @@ class Structure:
         return len(self.seen) > 1
 
     def patterns(self) -> tuple[dict[int, SymbolicType], dict[Symbol, list[int]]]:
-        """Types with symbols by slot, and what the symbols were in each graph."""
+        """Symbolic types by slot, and the values of the symbols in each graph."""
         sizes = LeafSizes()
         found: dict[int, SymbolicType] = {}
         for slot in self.seen[0].leaves:
@@ -291,7 +291,7 @@ class Structure:
         return found, sizes.symbols
 
     def teach(self, symbols: dict[Symbol, list[int]]) -> None:
-        """Tell the places of ops what was met there, and in steps of which sizes."""
+        """Store the numbers that ops were called with at their places, with the sizes then."""
         assert self.graph is not None, "something was met"
         kinds: dict[tuple[Any, ...], Any] = {}
         values = [*self.graph.inputs, *(v for node in self.graph.nodes for v in node.outputs)]
@@ -320,7 +320,7 @@ class Structure:
 
 
 def _moved(key: tuple[Any, ...], there: dict[Value, Any]) -> tuple[Any, ...] | None:
-    """`key` on other values; None if one of them is not known."""
+    """`key` with its values replaced; None if one has no replacement."""
     made: list[Any] = []
     for item in key:
         if type(item) is Value:
@@ -336,7 +336,7 @@ def _moved(key: tuple[Any, ...], there: dict[Value, Any]) -> tuple[Any, ...] | N
 
 
 class AtOnce:
-    """Types of leaves in this trace and in the last: what differs is a symbol from now on."""
+    """For `config.dynamic = "on"`: sizes that differ from the last trace's become symbols."""
 
     def __init__(self) -> None:
         self.epoch = -1
@@ -345,7 +345,7 @@ class AtOnce:
         self.sizes = LeafSizes()
 
     def met(self, slot: int, type_: TensorType, epoch: int) -> list[SymbolicType]:
-        """A leaf enters; the type it has from now on, if it has symbols."""
+        """A leaf enters the trace; the types to add as patterns."""
         if self.epoch != epoch:
             self.epoch, self.before, self.now, self.sizes = epoch, self.now, {}, LeafSizes()
         self.now[slot] = type_
@@ -357,10 +357,10 @@ class AtOnce:
 
 
 def _marked(slot: int, type_: TensorType, dims: set[int]) -> TensorType:
-    """`type_`, which is contiguous, with symbols in the place of these sizes."""
+    """`type_`, which is contiguous, with symbols for the sizes in these dimensions."""
     sizes: list[Size] = list(type_.shape)
     for dim in dims:
-        if dim < len(sizes) and type_.shape[dim] > 1:  # it may have been resized since
+        if dim < len(sizes) and type_.shape[dim] > 1:  # it may have been resized
             sizes[dim] = _symbol_at(slot, dim).expr
     steps: list[Size] = []
     step: Size = 1
@@ -371,14 +371,14 @@ def _marked(slot: int, type_: TensorType, dims: set[int]) -> TensorType:
 
 
 class LeafSizes:
-    """Sizes of the leaves of several graphs, as symbols: what changes alike is the same one."""
+    """Symbols for the leaf sizes of several graphs: sizes that change alike share one."""
 
     def __init__(self) -> None:
         self.symbols: dict[Symbol, list[int]] = {}
         self.by_numbers: dict[tuple[int, ...], Symbol] = {}
 
     def pattern(self, slot: int, types: list[TensorType]) -> TensorType | None:
-        """One type for all of `types`; None if there is none."""
+        """A type that covers all of `types`; None if there is none."""
         first = types[0]
         if all(type_ is first for type_ in types):
             return first
@@ -415,7 +415,7 @@ class LeafSizes:
 
 
 def _symbol_at(slot: int, dim: int) -> Symbol:
-    """The symbol for a size that is met first in that dimension of that leaf."""
+    """The symbol for a size that occurs first in that dimension of that slot."""
     numbered = SIZES.numbered
     found = symbol(numbered.setdefault((slot, dim), len(numbered)))
     found.is_size = slot != OFFSETS
@@ -423,12 +423,12 @@ def _symbol_at(slot: int, dim: int) -> Symbol:
 
 
 def _is_plausible(size: Expr, samples: int) -> bool:
-    """Two samples fit many lines: only `s + c` and products count with so few."""
+    """Whether to accept a fit: with only two samples, just `s + c` and products."""
     return samples > 2 or (size.divisor == 1 and size.terms[0][0] == 1)
 
 
 def is_on(backend: Any) -> bool:
-    """Sizes may become symbols on this backend."""
+    """Whether dynamic shapes are enabled, and this backend supports them."""
     return config.dynamic != "off" and bool(backend.dynamic)
 
 

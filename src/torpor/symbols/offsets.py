@@ -1,12 +1,12 @@
-"""Offsets of views that change from step to step become run-time inputs.
+"""Promoting view offsets that change from step to step to run-time inputs.
 
-`data[i : i + n]` and `x[i]` look at another part of the same memory in every step. The offset
-starts as a constant of its node, as numbers do (`symbols/scalars.py`). When the same place (same op
-on the same value, same length) is met in a later step with another offset, the offset becomes a
-symbol, as sizes do (`symbols/symbolic_nodes.py`): the k-th such offset of a trace is the k-th
-symbol. Sizes and strides of the view stay what they are; its type has the symbol in its offset.
+`data[i : i + n]` and `x[i]` view another part of the same memory in every step. At first, the
+offset is a constant of the node, like numbers (`symbols/scalars.py`). If the same place (same op on
+the same value, same length) has another offset in a later step, the offset becomes a symbol, like
+sizes (`symbols/symbolic_nodes.py`): the k-th such offset of a trace is the k-th symbol. Sizes and
+strides of the view are unchanged; its type has the symbol in its offset.
 
-A symbol is two more than its offset: compilers take sizes below two for something special.
+A symbol's value is the offset plus two, because compilers specialize on sizes below two.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ MAX_OFFSETS = 64
 
 
 class Look(NamedTuple):
-    """A call of a view op: what it looks at, but for the offset, and the offset."""
+    """A call of a view op, as its place (everything but the offset) and its offset."""
 
     place: tuple[Any, ...]
     offset: int
-    at: tuple[int, ...]  # the arguments that move with the offset
+    at: tuple[int, ...]  # positions of the arguments that change with the offset
 
 
 def _select(bound: list[Any]) -> Look | None:
@@ -55,7 +55,7 @@ def _slice(bound: list[Any]) -> Look | None:
     if type(start) is not int or type(end) is not int:
         return None
     if not 0 <= start < end <= value.type.shape[dim]:
-        return None  # counted from the end, cut short, or empty
+        return None  # negative, clamped or empty
     return Look((value, dim, end - start, step), start, (2, 3))
 
 
@@ -71,22 +71,22 @@ LOOKS = {
     aten.slice.Tensor: _slice,
     aten.as_strided.default: _as_strided,
 }
-"""View ops with an offset."""
+"""View ops with an offset, and how to find it in a call."""
 
 
 class OffsetPlace:
-    """Offsets met at one place, this step and before, and whether they are inputs by now."""
+    """Offsets seen at one place, in this step and the one before, and whether they are promoted."""
 
     __slots__ = ("before", "epoch", "met", "promoted")
 
     def __init__(self) -> None:
         self.epoch = TRACE.epoch
-        self.met: dict[int, tuple[Any, ...]] = {}  # in the step `epoch`, with their keys
-        self.before: dict[int, tuple[Any, ...]] = {}  # in the last step before that
+        self.met: dict[int, tuple[Any, ...]] = {}  # in the step `epoch`; with their keys
+        self.before: dict[int, tuple[Any, ...]] = {}  # in the last step before it
         self.promoted = False
 
     def changes(self, offset: int, key: tuple[Any, ...]) -> bool:
-        """Remember `offset`; whether it stands where another one stood in the last step."""
+        """Store `offset`; whether it differs from all offsets of the last step."""
         if self.epoch != TRACE.epoch:
             self.before, self.met, self.epoch = self.met, {}, TRACE.epoch
         is_new = bool(self.before) and offset not in self.before and not self._goes_on(offset)
@@ -95,7 +95,7 @@ class OffsetPlace:
         return is_new
 
     def _goes_on(self, offset: int) -> bool:
-        """A loop over all offsets, which is longer this time: `for t in range(length): x[t]`."""
+        """Whether it continues a loop over all offsets (`x[t]` for all `t`), now longer."""
         count = len(self.before)
         whole = count > 1 and all(number in self.before for number in range(count))
         return whole and offset == count + len(self.met)
@@ -111,7 +111,7 @@ class _Entered:
     count = 0
 
     def next(self, offset: int) -> Symbol:
-        """The next symbol, which stands for `offset`."""
+        """The next symbol, bound to `offset`."""
         if self.epoch != TRACE.epoch:
             self.epoch, self.count = TRACE.epoch, 0
         found = SIZES.offset_symbol(self.count)
@@ -124,7 +124,7 @@ _entered = _Entered()
 
 
 def node_at_offset(spec: OpSpec, key: tuple[Any, ...], bound: list[Any], make: Make) -> Node | None:
-    """The node of a view whose offset is an input; None if it is a constant, as far as is known."""
+    """The node of a view with a promoted offset; None if the offset is a constant so far."""
     look = LOOKS[spec.target](bound) if _has_fixed_sizes(bound[0].type) else None
     if look is None or not is_on(get_backend()):
         return None
@@ -137,14 +137,14 @@ def node_at_offset(spec: OpSpec, key: tuple[Any, ...], bound: list[Any], make: M
 
 
 def _place(name: tuple[Any, ...]) -> OffsetPlace:
-    """The place of that name, made on first use."""
+    """The place with this name, made on first use."""
     return _places.find(name) or _places.add(name, OffsetPlace())
 
 
 def _is_due(spec: OpSpec, place: OffsetPlace, key: tuple[Any, ...], look: Look) -> bool:
-    """The offset has changed here; or it follows one that has, and those of its like change too.
+    """Whether to promote: it has changed, or it follows one that has, and similar ones change.
 
-    What follows a promoted node is new, and so is its place: one step promotes a whole chain.
+    What follows a promoted node has a new operand, so its place is new: one step promotes a chain.
     """
     value, *rest = look.place
     like = _place((spec.kind, value.type.concrete, *rest))
@@ -158,7 +158,7 @@ def _has_fixed_sizes(type_: TensorType) -> bool:
 
 
 def _promote(spec: OpSpec, place: OffsetPlace) -> None:
-    """From now on offsets are inputs here; their constants must not be met again."""
+    """Promote the offsets at a place, and drop the nodes with constant ones."""
     metrics.count("OffsetsPromoted")
     place.promoted = True
     for key in (*place.before.values(), *place.met.values()):

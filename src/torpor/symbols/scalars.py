@@ -1,11 +1,11 @@
-"""Python numbers that change from step to step become run-time inputs.
+"""Promoting Python numbers that change from step to step to run-time inputs.
 
-A number starts as a constant of its node. When the same place (same op, same operands, other
-number) is met in a later step, the number is promoted: it enters as a run-time scalar, numbered in
-the order in which a step meets them, and the node is the same for every number to come.
+At first, a number is a constant of its node. If the same place (same op, same operands) has another
+number in a later step, the number is promoted: it becomes a run-time scalar, numbered in the order
+of occurrence in a step, and one node serves all numbers from then on.
 
-What follows a promoted node in the same step has new operands, and so is a new place. Whether its
-numbers change too is read off places of the same types: one step promotes a whole chain.
+An op that follows a promoted node in the same step has new operands, so it is a new place. Whether
+its numbers change too is inferred from places with the same types: one step promotes a whole chain.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ MAX_KEYS = 64
 
 
 class ScalarPlace:
-    """Where numbers are met: under which keys, this step and before, and which are promoted."""
+    """The keys seen at a place, in this step and the one before, and which numbers are promoted."""
 
     __slots__ = ("before", "epoch", "keys", "promoted", "slots", "slots_epoch")
 
     def __init__(self) -> None:
         self.epoch = TRACE.epoch
         self.keys: list[tuple[Any, ...]] = []  # of the step `epoch`
-        self.before: list[tuple[Any, ...]] = []  # of the last step before that
+        self.before: list[tuple[Any, ...]] = []  # of the last step before it
         self.promoted: set[int] = set()
-        self.slots: dict[Any, Value] = {}  # numbers of this step that have a slot already
+        self.slots: dict[Any, Value] = {}  # run-time scalars of this step, by number
         self.slots_epoch = -1
 
     def meet(self, key: tuple[Any, ...], positions: list[int]) -> set[int]:
-        """Remember `key`; the positions whose numbers the last step did not have here."""
+        """Store `key`; the positions with numbers that this place did not have in the last step."""
         if self.epoch != TRACE.epoch:
             self.before, self.keys, self.epoch = self.keys, [], TRACE.epoch
         if len(self.keys) < MAX_KEYS:
@@ -51,7 +51,7 @@ class ScalarPlace:
         return {p for p in positions if all(key[p] != known[p] for known in self.before)}
 
     def enter(self, number: Any) -> Value:
-        """The run-time scalar of `number`; the same for the same number in the same step."""
+        """The run-time scalar for `number`; equal numbers share one within a step."""
         if self.slots_epoch != TRACE.epoch:
             self.slots, self.slots_epoch = {}, TRACE.epoch
         name = number_key(number)
@@ -61,11 +61,11 @@ class ScalarPlace:
         return value
 
 
-_promotions: dict[str, int] = {}  # the step in which a promoted place was last met
+_promotions: dict[str, int] = {}  # "epoch": the latest step that used a promoted place
 
 
 def promotable_positions(spec: OpSpec, bound: list[Any]) -> list[int]:
-    """Which arguments hold numbers that may become run-time inputs."""
+    """Which arguments are numbers that may be promoted."""
     if not spec.promotable or not config.promote_scalars:
         return []
     found = []
@@ -89,13 +89,13 @@ def promotable_positions(spec: OpSpec, bound: list[Any]) -> list[int]:
 def node_with_numbers(
     spec: OpSpec, key: tuple[Any, ...], bound: list[Any], positions: list[int]
 ) -> Node:
-    """The node of an op that takes numbers, met under a key that is not in its young table."""
+    """The node of an op with numbers, for a key that is not in its young table."""
     found = TABLE.find(spec.kind, key)
     if found is not None:
         return found
     blank = _blanked(key, {position: bound[position] for position in positions})
     place = _place((spec.kind, *blank))
-    if len(place.promoted) == len(positions):  # nothing is left to learn here
+    if len(place.promoted) == len(positions):  # everything is promoted already
         _promotions["epoch"] = TRACE.epoch
         return _promoted_node(spec, bound, place)
     like = _place((spec.kind, *types_in(blank)))
@@ -103,7 +103,7 @@ def node_with_numbers(
     changed = place.meet(key, positions)
     likely = like.meet(key, positions)
     if is_new and _promotions.get("epoch") == TRACE.epoch:
-        place.promoted |= likely  # it follows a promoted node, and places like it change too
+        place.promoted |= likely  # it follows a promoted node, and similar places change, too
     if not changed <= place.promoted:
         _promote(spec, place, changed)
     if not place.promoted:
@@ -113,11 +113,11 @@ def node_with_numbers(
 
 
 Numbers = dict[int, Any]
-"""By position: a number, or a tuple of numbers."""
+"""A number or a tuple of numbers, by argument position."""
 
 
 def _blanked(key: tuple[Any, ...], numbers: Numbers) -> tuple[Any, ...]:
-    """`key` with the kinds of its numbers in the place of the numbers."""
+    """`key` with numbers replaced by their types."""
     blank = list(key)
     for position, number in numbers.items():
         blank[position] = tuple(map(type, number)) if type(number) is tuple else type(number)
@@ -128,12 +128,12 @@ _places: Memo[ScalarPlace] = Memo()
 
 
 def _place(name: tuple[Any, ...]) -> ScalarPlace:
-    """The place of that name, made on first use."""
+    """The place with this name, made on first use."""
     return _places.find(name) or _places.add(name, ScalarPlace())
 
 
 def _promote(spec: OpSpec, place: ScalarPlace, changed: set[int]) -> None:
-    """From now on the numbers at `changed` are inputs; their constants must not be met again."""
+    """Promote the numbers at `changed`, and drop the nodes with constant ones."""
     metrics.count("ScalarsPromoted", len(changed - place.promoted))
     place.promoted |= changed
     for key in (*place.before, *place.keys):
@@ -142,7 +142,7 @@ def _promote(spec: OpSpec, place: ScalarPlace, changed: set[int]) -> None:
 
 
 def _are_one(numbers: tuple[Any, ...]) -> bool:
-    """All are the same number, as those of an optimizer are that takes all steps alike."""
+    """Whether all are the same number, as for an optimizer with one step size for all."""
     first = numbers[0]
     return first != 0 and numbers.count(first) == len(numbers) == [*map(type, numbers)].count(
         type(first)
@@ -163,16 +163,16 @@ def _promoted_node(spec: OpSpec, bound: list[Any], place: ScalarPlace) -> Node:
     return spec.kind.nodes.get(key) or make_node(spec, key, inputs, sample)
 
 
-# -- the same for the native recorder, which has no more of a call than its key --------------------
+# -- the same for the native recorder, which has only the key of a call ----------------------------
 
 Finder = Callable[[tuple[Any, ...]], Node | None]
 
 
 def promoted_finder(spec: OpSpec) -> Finder | None:
-    """A function that finds the node of a call by a key that is not in the op's young table.
+    """A function that finds the node of a call whose key is not in the op's young table.
 
-    It does so where `node_with_numbers` has nothing to learn and nothing to make, and gives None
-    elsewhere. There is none for an op without numbers that may be promoted.
+    It succeeds if `node_with_numbers` would neither learn nor make anything, and returns None
+    otherwise. The result is None for an op without promotable numbers.
     """
     places = [(i, a.kind) for i, a in enumerate(spec.arguments) if _may_hold_numbers(a)]
     if not spec.promotable or not places:
@@ -201,7 +201,7 @@ def _may_hold_numbers(argument: Argument) -> bool:
 
 
 def _numbers_in(key: tuple[Any, ...], places: list[tuple[int, ArgKind]]) -> Numbers | None:
-    """The numbers at those places of a key; None if one is a rare one: zero, NaN, a bool."""
+    """The numbers at these positions of a key; None if one is special: zero, NaN, a bool."""
     found: Numbers = {}
     for position, kind in places:
         part = key[position]
@@ -215,14 +215,14 @@ def _numbers_in(key: tuple[Any, ...], places: list[tuple[int, ArgKind]]) -> Numb
 
 
 def _number(part: Any) -> Any:
-    """The number that stands in a key as `part`."""
+    """The number whose key is `part`."""
     if type(part) is float:
         return part
     return part[1] if type(part) is tuple and part[0] == "int" else None
 
 
 def _entered(place: ScalarPlace, numbers: Any) -> Any:
-    """Values of run-time inputs in the place of numbers."""
+    """Run-time scalars in place of numbers."""
     if type(numbers) is not tuple:
         return place.enter(numbers)
     if _are_one(numbers):

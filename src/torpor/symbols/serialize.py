@@ -1,17 +1,16 @@
-"""Sizes, and conditions on them, as data that another process reads.
+"""Converting sizes, and conditions on them, to data for other processes.
 
-The number of a symbol depends on what the process did before. Another one knows it by its place
-among the symbols of the graph: `s0` is the first of them. A condition is text,
+A symbol's index depends on what its process did before, so a symbol is identified by its position
+in the graph's symbols: `s0` is the first. A condition is text,
 
     s0*s1 <= 4096 and s0 % 8 == 0
 
-and a size a list: of terms, each a number and its factors, and what their sum is divided by.
+and a size is a list of terms, each a coefficient and its factors, and the divisor of their sum:
 
     (2*s0*s1 + 1)//4        [[[2, ["s0", "s1"]], [1, []]], 4]
 
-What is read may come from anybody. Text is taken apart into names of symbols, whole numbers,
-arithmetic and comparisons; what is anything else is refused, and only what was taken apart is ever
-computed.
+Input is untrusted. Text is parsed, and only symbol names, integers, arithmetic and comparisons are
+accepted; only what was checked is ever evaluated.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ _PARTS: Final = (
     ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod,
     ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq,
 )  # fmt: skip
-"""What a condition is made of, beside names, numbers and calls."""
+"""The AST nodes allowed in a condition, besides names, numbers and calls."""
 
 
 class NotSizes(ValueError):
-    """Something is no size, or no condition on sizes; the message says what it is."""
+    """The input is not a size, or not a condition on sizes; the message quotes it."""
 
 
 def own_names(symbols: Iterable[Symbol]) -> dict[str, Symbol]:
-    """Symbols by the names they have in this process."""
+    """Symbols by their names in this process."""
     return {one.name: one for one in symbols}
 
 
 def common_names(symbols: Iterable[Symbol]) -> dict[str, Symbol]:
-    """The symbols of a graph, which are given in its order, by the names all processes know."""
+    """A graph's symbols, given in its order, by the names used between processes."""
     return {f"s{place}": one for place, one in enumerate(symbols)}
 
 
@@ -56,9 +55,9 @@ def common_names(symbols: Iterable[Symbol]) -> dict[str, Symbol]:
 
 
 def assumption(text: str, symbols: Mapping[str, Symbol]) -> Condition:
-    """The condition of that text, in which symbols have these names; `NotSizes` if it is none.
+    """The condition with this text, in terms of these names; raises `NotSizes` if it is invalid.
 
-    No table knows it: it is asked for certain sizes (`Condition.at`), and told of no others.
+    It is not registered: evaluate it for given sizes (`Condition.at`); it is never refreshed.
     """
     try:
         tree = _parsed(text)
@@ -71,7 +70,7 @@ def assumption(text: str, symbols: Mapping[str, Symbol]) -> Condition:
 
 
 def condition_text(condition: Condition, symbols: Iterable[Symbol]) -> str:
-    """Its text, on the names that all processes know."""
+    """The text of a condition with the names used between processes."""
     names = {one.name: common for common, one in common_names(symbols).items()}
     return _renamed(condition.text, names)
 
@@ -87,7 +86,7 @@ def _parsed(text: Any) -> ast.Expression:
 
 
 def _names_in(tree: ast.Expression, symbols: Mapping[str, Symbol]) -> set[str]:
-    """The names of symbols in a condition; an error if it holds what conditions do not."""
+    """The names of symbols in a condition; raises if it contains anything that is not allowed."""
     parts = list(ast.walk(tree))
     functions = {id(part.func) for part in parts if isinstance(part, ast.Call)}
     found: set[str] = set()
@@ -102,7 +101,7 @@ def _names_in(tree: ast.Expression, symbols: Mapping[str, Symbol]) -> set[str]:
 def _is_allowed(part: ast.AST) -> bool:
     match part:
         case ast.Constant(value=value):
-            return isinstance(value, int)  # True and False as well
+            return isinstance(value, int)  # includes True and False
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
             return name in _FUNCTIONS and len(args) >= 2
         case ast.BinOp(op=ast.Pow(), left=ast.Name() | ast.Constant(), right=power):
@@ -113,7 +112,7 @@ def _is_allowed(part: ast.AST) -> bool:
 
 
 def _test(tree: ast.Expression, names: Sequence[str]) -> Callable[..., bool]:
-    """A function of the symbols, made of parts that were looked at."""
+    """Compile a condition that was checked to a function of the symbols."""
     arguments = ast.arguments(
         posonlyargs=[], args=[ast.arg(arg=name) for name in names], kwonlyargs=[], kw_defaults=[],
         defaults=[],
@@ -128,7 +127,7 @@ def _test(tree: ast.Expression, names: Sequence[str]) -> Callable[..., bool]:
 
 
 def serialize_size(size: Size, symbols: Iterable[Symbol]) -> Any:
-    """A size as lists, numbers and names that all processes know."""
+    """A size as lists and numbers, with the names used between processes."""
     names = {one: common for common, one in common_names(symbols).items()}
     return _serialized(size, names)
 
@@ -143,7 +142,7 @@ def _serialized(size: Any, names: Mapping[Symbol, str]) -> Any:
 
 
 def deserialize_size(data: Any, symbols: Mapping[str, Symbol]) -> Size:
-    """The size of which `serialize_size` made this; `NotSizes` if it did not."""
+    """The inverse of `serialize_size`; raises `NotSizes` for any other data."""
     try:
         size = size_of(_formula(data, symbols))
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
@@ -153,7 +152,7 @@ def deserialize_size(data: Any, symbols: Mapping[str, Symbol]) -> Size:
 
 
 def _formula(data: Any, symbols: Mapping[str, Symbol]) -> Any:
-    """`data` with this process's names, as `size_of` takes it; an error if it is something else."""
+    """`data` with this process's names, in the form for `size_of`; raises if it is invalid."""
     if type(data) is int:
         return data
     terms, divisor = data

@@ -1,4 +1,4 @@
-"""Which expression of symbols gives the numbers that were seen."""
+"""Finding the expression of symbols that gives the observed numbers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _DIVISORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64)
 
 
 def solve_size(numbers: Sequence[int], symbols: Mapping[Any, Sequence[int]]) -> Size | None:
-    """The simplest size that is `numbers[i]` where each symbol is the i-th of its numbers.
+    """The simplest size that equals `numbers[i]` if each symbol has the i-th of its numbers.
 
-    Expressions may stand among the symbols.
+    The keys of `symbols` may be expressions, too.
 
-    A constant, a product of up to three symbols times a constant, such a product plus a constant,
-    a symbol divided and rounded down, or a polynomial. None if there is no such size.
+    Tried in order: a constant, a product of up to three symbols times a constant, such a product
+    plus a constant, a symbol divided and rounded down, a polynomial. None if none of them fits.
     """
     first = numbers[0]
     if all(n == first for n in numbers):
@@ -37,7 +37,7 @@ def solve_size(numbers: Sequence[int], symbols: Mapping[Any, Sequence[int]]) -> 
 
 
 def size_of(formula: Any) -> Size | None:
-    """The size of a formula on the names of symbols (`_torch.OpenSizes.formula`)."""
+    """The size for a formula of symbol names (`_torch.OpenSizes.formula`)."""
     if formula is None or type(formula) is int:
         return formula
     terms, divisor = formula
@@ -75,9 +75,9 @@ def solve_strides(
     sizes: Sequence[Size],
     symbols: Mapping[Any, Sequence[int]],
 ) -> list[Size] | None:
-    """Strides for these samples of shapes and strides, whose sizes are `sizes`; None if none fit.
+    """Strides for these samples of shapes and strides, with these `sizes`; None if none fit.
 
-    Of a tensor without holes, in whatever order of dimensions, they are products of its sizes.
+    The strides of a dense tensor, in any order of dimensions, are products of its sizes.
     """
     order = sorted(range(len(sizes)), key=lambda dim: (strides[0][dim], -dim))
     if all(_is_dense_in(order, *sample) for sample in zip(shapes, strides, strict=True)):
@@ -113,14 +113,14 @@ def times(one: Size, other: Size) -> Size:
 
 
 def _monomial(size: Any) -> tuple[int, tuple[Any, ...]]:
-    """A size as a number times factors."""
+    """A size as a coefficient and factors."""
     if size.divisor == 1 and len(size.terms) == 1:
         return size.terms[0]  # type: ignore[no-any-return]  # of an expression
     return 1, (size,)
 
 
 def _order(factor: Any) -> tuple[bool, int, str]:
-    """Symbols before expressions."""
+    """A sort key: symbols before expressions."""
     is_symbol = isinstance(factor, Symbol)
     return (not is_symbol, factor.index if is_symbol else 0, repr(factor))
 
@@ -150,7 +150,7 @@ def _line(numbers: Sequence[int], factors: tuple[Any, ...], values: list[int]) -
 
 
 def _rounded(numbers: Sequence[int], products: Sequence[Product]) -> Expr | None:
-    """`(symbol + b) // d`: what a stride leaves of a size."""
+    """`(symbol + b) // d`: what a strided slice or convolution makes of a size."""
     for factors, values in products:
         for divisor in _DIVISORS:
             low = max(n * divisor - v for n, v in zip(numbers, values))
@@ -163,7 +163,7 @@ def _rounded(numbers: Sequence[int], products: Sequence[Product]) -> Expr | None
 
 
 def _sum(numbers: Sequence[int], products: Sequence[Product]) -> Expr | None:
-    """A polynomial of low degree; two numbers more than it has terms must agree."""
+    """A polynomial of low degree; it needs at least two more samples than it has terms."""
     ones: Product = ((), [1] * len(numbers))
     for degree in (1, 2, 3):
         terms = [p for p in products if len(p[0]) <= degree] + [ones]
@@ -177,7 +177,7 @@ def _sum(numbers: Sequence[int], products: Sequence[Product]) -> Expr | None:
 
 
 def _solved(rows: list[list[int]], numbers: Sequence[int]) -> list[int] | None:
-    """Whole factors that make each row its number; None if there are none, or many."""
+    """The integer coefficients that solve the linear system; None if none do, or several."""
     table = [[Fraction(x) for x in (*row, n)] for row, n in zip(rows, numbers, strict=True)]
     columns = len(rows[0])
     for column in range(columns):

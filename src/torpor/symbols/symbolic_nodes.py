@@ -1,7 +1,7 @@
-"""Recording where sizes are symbols: the node that serves every size.
+"""Recording with symbolic sizes: one node that serves every size.
 
-A key whose operands have symbols in their types holds expressions where the call has sizes. Only an
-op that is called with sizes gets here: all others are found in the table as they are.
+If operands have symbolic types, a key has expressions where the call has sizes. Only ops that are
+called with sizes need this module; for all others, the key of the call is found in the table.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Where = Callable[[], tuple[Any, Any]]
 
 
 class Call(NamedTuple):
-    """An op that is being recorded, and was not met before as it is."""
+    """A call of an op that is being recorded, and whose key is not in the table."""
 
     spec: OpSpec
     key: tuple[Any, ...]
@@ -44,10 +44,10 @@ class Call(NamedTuple):
     sample: dict[Value, Any]
     to: Physical
     where: Where
-    again: bool = False  # of a view that is replayed: its numbers are of the step that made it
+    again: bool = False  # a view that is replayed: its numbers belong to the step that made it
 
     def contents(self) -> tuple[Any, ...]:
-        """What its node holds, for sizes under conditions."""
+        """The contents of its node, with conditions on sizes."""
         answer = infer_sizes(self.spec, self.key, self.bound, self.sample, self.to)
         types, conditions = _for_these(self) if answer is None else answer
         metrics.count_node(self.spec.name)
@@ -55,11 +55,11 @@ class Call(NamedTuple):
 
 
 def sized_node(call: Call) -> Node | None:
-    """The node of an op with symbols in it, found or made; None if it has none."""
+    """The node of an op with symbols, found or made; None if the call has no symbols."""
     spec, key, bound = call.spec, call.key, call.bound
     positions = size_positions(spec.target)
     symbolic = has_symbols(key)
-    if symbols_in(bound):  # sizes already: a view that is replayed in the step that made it
+    if symbols_in(bound):  # symbolic already: a view that is replayed in the step that made it
         return _find_or_make(call)
     numbers = numbers_at(bound, positions) if positions and not call.again else ()
     if any(type(n) is int and n > 1 for n in numbers):
@@ -77,7 +77,7 @@ def sized_node(call: Call) -> Node | None:
 def _sizes_at(
     place: SizePlace, numbers: Numbers, key: tuple[Any, ...], spec: OpSpec
 ) -> tuple[Any, ...] | None:
-    """The expressions for `numbers`; None if they are numbers, as far as is known."""
+    """The expressions for `numbers`; None if they are constants so far."""
     epoch = TRACE.epoch
     known = place.sizes_of(numbers, epoch)
     if known is not None:
@@ -99,7 +99,7 @@ def _sizes_at(
 
 
 def _sizes_alive() -> list[Expr]:
-    """Expressions that are sizes of tensors recorded in this trace, the first of them first."""
+    """Symbolic sizes of tensors that were recorded in this trace, in order."""
     storages = [reference() for reference in list(TRACE.pending)]
     types = [storage.type for storage in storages if storage is not None]
     sizes = [size for t in types if type(t) is SymbolicType for size in t.sizes]
@@ -107,7 +107,7 @@ def _sizes_alive() -> list[Expr]:
 
 
 def _gives(sizes: tuple[Any, ...], numbers: Numbers, sure: bool) -> bool:
-    """The expressions give the numbers; a symbol that has no number yet takes it from here."""
+    """Bind unbound symbols where possible; whether the expressions give these numbers."""
     epoch = TRACE.epoch
     taken: dict[Symbol, int] = {}
     for size, wanted in zip(sizes, numbers, strict=True):
@@ -129,7 +129,7 @@ def _gives(sizes: tuple[Any, ...], numbers: Numbers, sure: bool) -> bool:
 
 
 def _symbolic_types(key: tuple[Any, ...]) -> list[SymbolicType]:
-    """Types of operands with symbols in their sizes: where they begin says nothing of sizes."""
+    """Types of operands with symbolic sizes; an offset alone says nothing about sizes."""
     found = []
     for item in key:
         for one in item if type(item) is tuple else (item,):
@@ -144,7 +144,7 @@ def _find_or_make(call: Call) -> Node:
 
 
 def _for_these(call: Call) -> tuple[tuple[Any, ...], tuple[Condition, ...]]:
-    """Types for the sizes of this trace alone: what the op does depends on them."""
+    """Types for the sizes of this trace only, since the op's behavior depends on them."""
     key, bound = concretely(call.key), list(concretely(call.bound))
     types = infer(call.spec, key, bound, call.sample, call.to)
     return types, tuple(exactly(one) for one in symbols_of(call.key))
@@ -158,14 +158,14 @@ def contents(
     scope: Any,
     conditions: tuple[Condition, ...],
 ) -> tuple[Any, ...]:
-    """What a node holds that stands in the table while `conditions` hold."""
+    """The contents of a node that is in the table while `conditions` hold."""
     transient = _is_transient(kind, args, symbols_met(args, types, conditions))
     return args, types, site, scope, conditions, transient
 
 
 def _is_transient(kind: OpKind, args: tuple[Any, ...], met: set[Symbol]) -> bool:
-    """The node looks at memory, and depends on sizes that are not the memory's own."""
-    if not met:  # writes to one tensor are a chain as long as the trace
+    """Whether the node is a view that depends on sizes other than those of the viewed memory."""
+    if not met:  # fast path: writes to one tensor make a chain as long as the trace
         return False
     root: Value | None = None
     while kind.target is not None and (viewed := spec_of(kind.target).views) >= 0:
@@ -177,7 +177,7 @@ def _is_transient(kind: OpKind, args: tuple[Any, ...], met: set[Symbol]) -> bool
 def symbols_met(
     args: tuple[Any, ...], types: Iterable[Any], conditions: Iterable[Condition]
 ) -> set[Symbol]:
-    """The symbols on which it depends what a node gives."""
+    """The symbols that a node's result depends on."""
     met = {*symbols_in(args), *(s for each in conditions for s in each.symbols)}
     for type_ in types:
         met.update(type_.symbols if type(type_) is SymbolicType else ())
@@ -185,6 +185,6 @@ def symbols_met(
 
 
 def are_own(symbols: Iterable[Symbol], type_: TensorType) -> bool:
-    """A tensor of this type has the same numbers for these symbols in every trace."""
+    """Whether these symbols are, in every trace, sizes of a tensor of this type."""
     sizes = type_.sizes if type(type_) is SymbolicType else ()
     return all(symbol.expr in sizes for symbol in symbols)

@@ -1,7 +1,7 @@
-"""Output types of an op on operands whose sizes are symbols, and the sizes for which they hold.
+"""Inference of symbolic output types, and of the sizes for which they are valid.
 
-Torch's own symbolic shapes say under which conditions an op does the same; for some sizes that meet
-them the types are inferred as ever, on numbers, and what fits all of these is the type.
+Torch's symbolic shapes give the conditions (guards) under which an op behaves the same. For several
+sizes that satisfy them, concrete types are inferred as usual; the symbolic type is fitted to those.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torpor.symbols.expressions import Condition, Expr, Size, Symbol, condition,
 from torpor.symbols.solve import size_of, solve_size, solve_strides
 
 SAMPLES = (5, 14)
-"""Sizes for which types are inferred; more are asked for where few do not tell."""
+"""How many sizes to infer types for; the larger number if the smaller is not conclusive."""
 
 Sized = tuple[tuple[Any, ...], tuple[Condition, ...]]
 _memo: dict[Any, list[Sized]] = {}
@@ -31,16 +31,16 @@ _memo: dict[Any, list[Sized]] = {}
 def infer_sizes(
     spec: OpSpec, key: tuple[Any, ...], bound: list[Any], sample: dict[Value, Any], to: Physical
 ) -> Sized | None:
-    """Types with symbols, and the conditions under which they are right; None if there are none.
+    """Symbolic types, and the conditions under which they are valid; None if there are none.
 
-    An error of the user's at the sizes of this trace is raised, as by `infer`.
+    If the call is an error at the sizes of this trace, that is raised, as by `infer`.
     """
     name = (spec.kind, types_in(key))
     known = _memo.setdefault(name, [])
     for types, conditions in known:
         if all(c.now() for c in conditions):
             return types, conditions
-    if spec.name in type_rules.TRIED:  # by its kernel, which made-up sizes may not fit
+    if spec.name in type_rules.TRIED:  # its real kernel would run, and may reject made-up sizes
         return None
     now = {symbol: symbol.value for symbol in symbols_of(key)}
     call = _SizedCall(spec, bound, sample, to)
@@ -61,12 +61,12 @@ def infer_sizes(
 
 
 def forget() -> None:
-    """Forget every inference."""
+    """Drop all memoized inferences."""
     _memo.clear()
 
 
 def symbols_of(key: tuple[Any, ...]) -> list[Symbol]:
-    """The symbols in the types of operands and among arguments."""
+    """The symbols in the types of operands and in arguments."""
     found = set(symbols_in(key))
     stack = list(key)
     while stack:
@@ -79,7 +79,7 @@ def symbols_of(key: tuple[Any, ...]) -> list[Symbol]:
 
 
 def _at(arg: Any, values: Mapping[Symbol, int], made: dict[Value, Value]) -> Any:
-    """An argument for these sizes; the same value is the same stand-in."""
+    """An argument with these sizes; the same value always gives the same stand-in."""
     if type(arg) is Value:
         if type(arg.type) is not SymbolicType:
             return arg
@@ -92,28 +92,28 @@ def _at(arg: Any, values: Mapping[Symbol, int], made: dict[Value, Value]) -> Any
 
 
 def concretely(args: Any) -> tuple[Any, ...]:
-    """Arguments, or a key, with the sizes of this trace."""
+    """Arguments, or a key, with the concrete sizes of this trace."""
     values = {one: one.value for one in symbols_of(tuple(args))}
     made: dict[Value, Value] = {}
     return tuple([_at(arg, values, made) for arg in args])
 
 
 class _TracedOp(NamedTuple):
-    """What torch's own symbols say of an op: conditions, and the sizes of its outputs."""
+    """What torch's symbolic shapes give for an op: conditions, and the sizes of its outputs."""
 
     conditions: tuple[Condition, ...]
     outputs: list[_Output | None]
 
 
 class _Output(NamedTuple):
-    """Sizes, strides and offset of an output, one after the other."""
+    """The sizes, strides and offset of an output, concatenated."""
 
-    exact: tuple[Size | None, ...]  # None: no expression of ours
+    exact: tuple[Size | None, ...]  # None: not expressible as an `Expr`
     at: Callable[[Mapping[Symbol, int]], tuple[int, ...]]
 
 
 class _SizedCall:
-    """An op on operands with symbols, to be looked at for several sizes."""
+    """An op on operands with symbols, to be inferred for several sizes."""
 
     def __init__(
         self, spec: OpSpec, bound: list[Any], sample: dict[Value, Any], to: Physical
@@ -121,21 +121,21 @@ class _SizedCall:
         self.spec, self.bound, self.sample, self.to = spec, bound, sample, to
 
     def types(self, values: Mapping[Symbol, int]) -> Types:
-        """Its output types for these sizes, inferred as ever."""
+        """Its output types for these sizes, inferred as usual."""
         made: dict[Value, Value] = {}
         there = [_at(arg, values, made) for arg in self.bound]
         return infer(self.spec, key_of(self.spec, there), there, self.sample, self.to)
 
     def is_allowed(self, values: Mapping[Symbol, int]) -> bool:
-        """It is no error for these sizes."""
+        """Whether it is valid for these sizes."""
         try:
             self.types(values)
-        except Exception:  # whichever: the user is told of it at those sizes
+        except Exception:  # any: the user gets it if those sizes occur
             return False
         return True
 
     def traced(self, now: Mapping[Symbol, int]) -> _TracedOp | None:
-        """What torch says of it for sizes like `now`; None if it cannot tell."""
+        """What torch's symbolic shapes give for sizes like `now`; None if they fail."""
         opened = _torch.OpenSizes({symbol.name: value for symbol, value in now.items()})
         sizes = {symbol: opened.sizes[symbol.name] for symbol in now}
         made: dict[Value, torch.Tensor] = {}
@@ -156,7 +156,7 @@ class _SizedCall:
             with opened.tracing():
                 positional, keywords = self.spec.call_arguments([fake(arg) for arg in self.bound])
                 result = self.spec.target(*positional, **keywords)
-        except Exception:  # no fake kernel, or none that knows symbols: not an error of the user's
+        except Exception:  # no fake kernel, or none that supports symbols: not a user error
             return None
         outputs = self._outputs(result, opened, list(now))
         return _TracedOp(tuple(condition(text) for text in opened.conditions()), outputs)
@@ -195,7 +195,7 @@ def _output(
 
 
 def _unchanged(type_: TensorType) -> _Output:
-    """What is written to keeps its sizes, mostly."""
+    """An output that is a written argument: it usually keeps its sizes."""
     parts: tuple[Size, ...] = (*type_.shape, *type_.stride, type_.offset)
     if type(type_) is SymbolicType:
         parts = (*type_.sizes, *type_.steps, type_.at_offset_size)
@@ -209,7 +209,7 @@ def _uninterned(type_: TensorType, sizes: Mapping[Symbol, Any]) -> TensorType:
 def _least_sizes(
     call: _SizedCall, now: Mapping[Symbol, int], conditions: tuple[Condition, ...]
 ) -> list[Condition]:
-    """From which size on the op is no error, where torch's symbols do not tell."""
+    """Minimum sizes for which the op is not an error, which torch's symbols do not give."""
     found = []
     for symbol, value in now.items():
 
@@ -218,7 +218,7 @@ def _least_sizes(
             return not all(c.at(there) for c in conditions) or call.is_allowed(there)
 
         if value > 2 and not is_allowed(2):
-            low, high = 2, value  # an error, none
+            low, high = 2, value  # `low` is an error, `high` is not
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (low, middle) if is_allowed(middle) else (middle, high)
@@ -243,7 +243,7 @@ def _solved(
             continue
         try:
             types = call.types(values)
-        except Exception:  # these sizes do not go together: the program depends on its own
+        except Exception:  # invalid combination of sizes: the op requires relations between them
             return None
         if len(types) != len(present):
             return None
@@ -269,7 +269,7 @@ def _types(
 
 
 def _exact_type(column: tuple[Any, ...], seen: list[dict[Symbol, int]], output: _Output) -> Any:
-    """The type torch's symbols tell, if inference on numbers says the same."""
+    """The type from torch's symbols, if it agrees with concrete inference."""
     first, exact = column[0], output.exact
     if first is None or None in exact:
         return UNSOLVED
@@ -285,7 +285,7 @@ def _exact_type(column: tuple[Any, ...], seen: list[dict[Symbol, int]], output: 
 def _agree(
     type_: Any, output: _Output, seen: list[dict[Symbol, int]], conditions: tuple[Condition, ...]
 ) -> bool:
-    """A fitted type has the sizes torch tells, also where it was not looked at."""
+    """Whether a fitted type has the shape that torch's symbols give, for other sizes, too."""
     if type_ is None or type_ is UNSOLVED:
         return True
     small = ({**seen[0], symbol: size} for symbol in seen[0] for size in (2, 3, 4, 5, 8, 16))
@@ -301,7 +301,7 @@ UNSOLVED = object()
 
 
 def solve_type(column: tuple[Any, ...], symbols: Mapping[Symbol, list[int]]) -> Any:
-    """The type that is each of `column` for what the symbols were; `UNSOLVED` if none."""
+    """The type that gives each of `column` for the symbols' values; `UNSOLVED` if there is none."""
     first = column[0]
     if all(type_ is first for type_ in column):
         return first
@@ -323,7 +323,7 @@ def solve_type(column: tuple[Any, ...], symbols: Mapping[Symbol, list[int]]) -> 
 
 
 def _other_sizes(now: Mapping[Symbol, int]) -> Iterator[dict[Symbol, int]]:
-    """Other sizes: near those of this trace, and far, where a rounded division shows itself."""
+    """Other sizes: some close to this trace's, some far, to detect rounded divisions."""
     near = ((2, 5), (5, 1), (1, 3), (7, 11), (-1, 2), (13, 17), (3, -1), (11, 4), (-2, -1))
     for turn in range(3 * len(near)):
         one, other = near[turn % len(near)]
@@ -333,5 +333,5 @@ def _other_sizes(now: Mapping[Symbol, int]) -> Iterator[dict[Symbol, int]]:
             moved = value * factor + (one if place % 2 == 0 else other) * (1 + place // 2)
             values[symbol] = max(moved, 2)
         yield values
-        if turn % 3 == 2:  # divisible as before
+        if turn % 3 == 2:  # multiples: divisibility is preserved
             yield {symbol: value * (turn // 3 + 2) for symbol, value in now.items()}

@@ -1,4 +1,4 @@
-"""Where torch hands every operation on a lazy tensor to torpor."""
+"""The entry point from torch: every op on a lazy tensor arrives here."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Recorder = Callable[..., Any]
 F = TypeVar("F", bound=Recorder)
 
 SPECIAL: dict[str, Recorder] = {}
-"""Ops with a recorder written by hand, by name; filled by `special`."""
+"""Hand-written recorders, by op name; filled by `special`."""
 
 
 USUAL: dict[Recorder, Recorder] = {}
-"""Recorders written by hand that end in the usual one where tensors are lazy and stay on their
-device: that one has the same arguments, but for some that make no difference."""
+"""Hand-written recorders, mapped to the generic one that they end in if all tensors are lazy and
+stay on their device. It takes the same arguments, except some that then make no difference."""
 
 
 def special(*names: str, usual: Recorder | None = None) -> Callable[[F], F]:
-    """Make the decorated function the recorder of these ops; `usual` is what it usually ends in."""
+    """Decorate the recorder of these ops; `usual` is the recorder that it normally ends in."""
 
     def register(function: F) -> F:
         for name in names:
@@ -59,12 +59,12 @@ _tell: list[Callable[[OpSpec, Recorder], None]] = []
 
 
 def on_recorder(meet: Callable[[OpSpec, Recorder], None]) -> None:
-    """Call `meet(spec, recorder)` for every recorder that is put in its place."""
+    """Call `meet(spec, recorder)` whenever a recorder is attached to its op."""
     _tell.append(meet)
 
 
 def recorder_of(target: Any) -> Recorder:
-    """The recorder of an op, made on first use and kept on the op."""
+    """The recorder of an op, made on first use and cached on the op."""
     spec = spec_of(target)
     recorder = SPECIAL.get(spec.name) or _by_mode(spec)
     _torch.set_op_attribute(target, "_torpor_record", recorder)
@@ -96,7 +96,7 @@ def _at_once(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _decompose(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A composite op that reached us whole, as happens to inference tensors."""
+    """Decompose a composite op that torch did not decompose, as for inference tensors."""
     result = _torch.take_apart(spec.target, *args, **kwargs)
     if result is NotImplemented:
         return make_recorder(spec)(*args, **kwargs)
@@ -110,7 +110,7 @@ def _unsupported(spec: OpSpec, what: str) -> Any:
 def dispatch(
     cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
 ) -> Any:
-    """Record one op, or run it where it cannot be recorded."""
+    """Record one op, or run it eagerly if it cannot be recorded."""
     try:
         record = func._torpor_record
     except AttributeError:
@@ -125,7 +125,7 @@ def dispatch(
 
 def _failed(func: Any, args: tuple[Any, ...], kwargs: Any, error: Exception) -> Any:
     if isinstance(error, CutFirst):
-        if TRACE.is_at_work():  # part of a larger op, or a finalizer: the cut has to wait
+        if TRACE.is_at_work():  # inside a larger op or a finalizer: the trace cannot be cut now
             TRACE.misses = 0
         else:
             sync.cut()
@@ -140,9 +140,9 @@ def _failed(func: Any, args: tuple[Any, ...], kwargs: Any, error: Exception) -> 
 
 
 def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
-    """An op that could not be recorded: eager runs it, or refuses it in its own words.
+    """Handle an op that could not be recorded: run it eagerly, or raise eager's error.
 
-    A mistake is recognised on zeros of the same types, so that it makes nothing run.
+    User errors are detected by a run on zeros of the same types, so nothing pending is computed.
     """
     own = isinstance(error, TorporError) or getattr(error, "_torpor_refusal", False)
     if own or getattr(error, "_torpor_annotated", False):
@@ -163,22 +163,22 @@ def recover(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
 
 
 def _has_mask(args: tuple[Any, ...]) -> bool:
-    """A boolean tensor is among indices: how many elements are meant depends on its numbers."""
+    """Whether an index is a boolean mask: how many elements it selects depends on its contents."""
     lists = [arg for arg in args if isinstance(arg, (list, tuple))]
     items = [item for arg in lists for item in arg if isinstance(item, torch.Tensor)]
     return any(item.dtype in (torch.bool, torch.uint8) for item in items)
 
 
-# -- while a type rule or a lowering runs: on its thread nothing is recorded or read ---------------
+# -- while a type rule or a lowering runs, its thread may neither record nor read ------------------
 
 _LOCK = TRACE.lock
 _STRAY = "uses a lazy tensor that it was not given"
 
 
 class _WatchedLock:
-    """The trace's lock, which is refused to a type rule or a lowering."""
+    """The trace's lock, denied to type rules and lowerings."""
 
-    acquire, release = _LOCK.acquire, _LOCK.release  # for recorders: `_watched` is before them
+    acquire, release = _LOCK.acquire, _LOCK.release  # unchecked: for recorders, after `_watched`
 
     def __enter__(self) -> bool:
         registration.refuse_inside(_STRAY)
@@ -196,7 +196,7 @@ def _watched(
 
 
 class _Watch:
-    """Puts the checks in place as long as they are needed: other recording pays nothing."""
+    """Installs the checks only while they are needed, so recording has no overhead otherwise."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -210,8 +210,8 @@ class _Watch:
             self.place()
 
     def place(self) -> None:
-        """Let torch call what it has to call now."""
-        TRACE.lock = _WatchedLock() if self.running else _LOCK  # type: ignore[assignment]  # used like one
+        """Install the lock and the entry point that apply now."""
+        TRACE.lock = _WatchedLock() if self.running else _LOCK  # type: ignore[assignment]  # same interface
         self.switch(not self.running)
         LazyTensor.__torch_dispatch__ = classmethod(_watched if self.running else self.entry)  # type: ignore[assignment,method-assign]  # replaces the stub
 
@@ -222,7 +222,7 @@ registration.on_running(_watch)
 
 
 def set_dispatch_entry(entry: Recorder, switch: Callable[[bool], None]) -> None:
-    """Let torch call `entry` instead of `dispatch`; `switch` turns it off and on."""
+    """Make torch call `entry` instead of `dispatch`; `switch` turns it off and on."""
     with _watch.lock:
         _watch.entry, _watch.switch = entry, switch
         _watch.place()

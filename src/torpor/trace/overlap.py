@@ -1,4 +1,4 @@
-"""Memory that an op writes to: lazy, and shared with nothing that it reads."""
+"""Checks on memory that an op writes to: it must be lazy, and not overlap what the op reads."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from torpor.trace.values import physical
 
 
 class WritesPlain(Exception):
-    """A tensor that is not lazy would be written to or viewed: eager has to do it."""
+    """A tensor that is not lazy would be written to or viewed; the op has to run eagerly."""
 
 
 def check_kept(signature: Signature, bound: list[Any]) -> None:
-    """Make sure that arguments which live on in the results are lazy."""
+    """Check that arguments whose memory the results share are lazy."""
     for position in signature.kept:
         tensors = bound[position]
         all_lazy(tensors if signature.kinds[position] == "T" else [tensors])
 
 
 def check_written(signature: Signature, bound: list[Any]) -> None:
-    """Make sure that what is written to shares no memory with what is read."""
+    """Check that written arguments do not share memory with arguments that are read."""
     for written, read in signature.apart:
         apart(bound[written], bound[read])
     if _overlaps(signature, bound):
@@ -39,7 +39,7 @@ def check_written(signature: Signature, bound: list[Any]) -> None:
 
 
 def _overlaps(signature: Signature, bound: list[Any]) -> bool:
-    """A tensor that is written to shares its storage with another argument."""
+    """Whether a written tensor shares its storage with another argument."""
     repeats = {w.argument for w in signature.written if w.may_repeat}
     for position, other in signature.overlaps:
         written, read = bound[position], bound[other]
@@ -53,7 +53,7 @@ def _overlaps(signature: Signature, bound: list[Any]) -> bool:
 
 
 def all_lazy(tensors: Any) -> None:
-    """Make sure that a list of tensors the op writes to is lazy, and each on memory of its own."""
+    """Check that all tensors of a written list are lazy and have distinct storages."""
     storages = set()
     for tensor in tensors:
         if type(tensor) is not LazyTensor:
@@ -66,9 +66,9 @@ def all_lazy(tensors: Any) -> None:
 
 
 def apart(written: Any, read: Any) -> None:
-    """Make sure that an op on lists reads nothing that it has written for another item before.
+    """Check that an op on lists reads no tensor that it has already written as an earlier item.
 
-    Eager goes through its lists item by item; a node reads all of them first.
+    Eager processes its lists item by item; a node reads all items first.
     """
     if len(written) == 1:
         return
@@ -84,20 +84,20 @@ def apart(written: Any, read: Any) -> None:
 
 
 def shares(storage: LazyStorage, tensors: Any) -> bool:
-    """One of `tensors` is on `storage`."""
+    """Whether any of `tensors` uses `storage`."""
     return tensors is not None and any(
         type(t) is LazyTensor and t._lazy_storage is storage for t in tensors
     )
 
 
 _ABOUT_MEMORY = re.compile("memory location|doesn't match the broadcast shape")
-"""What eager says of memory that is read and written, or would have to grow while it is read."""
+"""Eager's errors about memory that is both read and written, or would be resized while read."""
 
 
 def check_overlap(spec: OpSpec, args: tuple[Any, ...]) -> None:
-    """Let eager judge an op that writes to memory it also reads, on zeros that overlap alike."""
+    """Raise eager's error for overlapping arguments: run the op on zeros with the same overlap."""
     memories: dict[LazyStorage, torch.Tensor] = {}
-    made: dict[int, Any] = {}  # the same argument is the same stand-in
+    made: dict[int, Any] = {}  # one stand-in per argument, also if it is passed twice
     real = [made.setdefault(id(arg), _stand_in(arg, memories, made)) for arg in args]
     positional, keywords = spec.call_arguments(real)
     with _torch.kernels():

@@ -1,8 +1,8 @@
 """How a call of an op becomes a node.
 
-`record` is the whole of it: bind the arguments, read their values, build the key, find or make the
-node, make the results. It reads an op's signature (`ops.signature`), as the native recorder does,
-which records calls that were met before where there is a C++ compiler.
+`record` is the whole path: bind the arguments, read their values, build the key, find or make the
+node, make the results. It is driven by the op's signature (`ops.signature`). So is the native
+recorder, which handles cache hits where there is a C++ compiler.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class CutFirst(Exception):
-    """The trace is as long as it may get: cut it, then record the op again."""
+    """The trace has reached its maximum length: cut it, then record the op again."""
 
 
 class ForeignTensor(Exception):
-    """Another tensor subclass is among the arguments: let it have its turn."""
+    """An argument is of another tensor subclass: give its `__torch_dispatch__` a turn."""
 
 
 class LeavesDevice(Exception):
-    """The op makes a tensor on a device where tensors are plain."""
+    """The op makes a tensor on a device whose tensors are not lazy."""
 
 
-# -- one op, and the path that its calls take ------------------------------------------------------
+# -- the recording path ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One op as it is recorded: its signature, its nodes by key, and what makes a missing one."""
+    """How one op is recorded: its signature, its nodes by key, and how a missing node is made."""
 
     signature: Signature
     nodes: dict[Key, Any]
-    make: Callable[[Key, tuple[Any, ...]], Any]  # from the key, and the arguments as they came
-    readers: tuple[Callable[[Any], Any], ...]  # for each argument: what stands for it in the key
+    make: Callable[[Key, tuple[Any, ...]], Any]  # takes the key and the arguments as passed
+    readers: tuple[Callable[[Any], Any], ...]  # for each argument: maps it to its part of the key
     calls: list[int]
     numbered: Callable[[torch.device, Any], torch.device]
     cut: Callable[[], object] = sync.cut
 
 
 def record(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record one call of an op. Its results are lazy tensors."""
+    """Record one call of an op and return its results as lazy tensors."""
     signature = recording.signature
     spec = signature.spec
     recording.calls[0] += 1
@@ -96,7 +96,7 @@ def key_of_call(recording: Recording, bound: list[Any]) -> Key:
 
 
 def _extra(extra: Extra, bound: list[Any]) -> Key:
-    """The part of a key that is no argument."""
+    """The part of a key that comes after the arguments."""
     flags = [torch.is_grad_enabled()] if extra.grad_mode else []
     flags += [bound[position].requires_grad for position in extra.requires_grad]
     return ((tuple(flags),) if flags else ()) + ((TRACE.draw(),) if extra.draw else ())
@@ -175,11 +175,11 @@ READERS: Final = {
     "t": tensor_value, "T": list_values, "p": _itself, "P": _tuple, "n": number_key,
     "N": _numbers, "o": _nothing,
 }  # fmt: skip
-"""What stands in a key for an argument of each kind of a signature."""
+"""Maps an argument to its part of the key, by its kind in the signature."""
 
 
 def numbered(device: torch.device, tensor: Any) -> torch.device:
-    """`device` with its number, which tensors on it have."""
+    """`device` with an explicit index, as tensors report it."""
     leaves = type(tensor) is LazyTensor and "lazy" == tensor.device.type != device.type
     if leaves or (device.type == "meta" and type(tensor) is LazyTensor):
         raise LeavesDevice
@@ -192,21 +192,21 @@ def _as_it_is(device: torch.device, tensor: Any) -> torch.device:
     return device
 
 
-# -- nodes that were not met before ----------------------------------------------------------------
+# -- cache misses ----------------------------------------------------------------------------------
 
 
 def node_maker(spec: OpSpec) -> Callable[[Key, tuple[Any, ...]], Node]:
-    """What makes the node of an op whose key is not in the table.
+    """A function that makes the node of an op on a cache miss.
 
-    Numbers and offsets that change become run-time inputs, if the op may have such.
+    Numbers and offsets that change become run-time inputs, if the op supports that.
     """
     kinds = tuple(a.kind for a in spec.arguments)
     has_offset = spec.target in LOOKS
 
     def make(key: Key, raw: tuple[Any, ...]) -> Node:
         if TRACE.misses > config.max_trace_nodes:
-            raise CutFirst  # nothing of this op has happened yet
-        bound = list(map(_as_bound, kinds, key, raw))  # the key may end with more
+            raise CutFirst  # safe: this op has had no effect yet
+        bound = list(map(_as_bound, kinds, key, raw))  # the key may be longer (`Extra`)
         positions = promotable_positions(spec, bound)
         if positions:
             return node_with_numbers(spec, key, bound, positions)
@@ -247,7 +247,7 @@ def finish(signature: Signature, node: Node, args: Sequence[Any]) -> Any:
 
 
 def _tensors(written: Any) -> list[Any]:
-    """The tensors that an argument is: one, several or none."""
+    """The tensors of an argument: one, several or none."""
     several = written if isinstance(written, (list, tuple)) else (written,)
     return [tensor for tensor in several if tensor is not None]
 
@@ -280,7 +280,7 @@ def _one(result: Result, node: Node, value: Value, args: Sequence[Any]) -> Any:
 
 
 def rewrite(tensor: LazyTensor, new: Value) -> None:
-    """Write `new` to `tensor`, which takes another size first if the op resized it (`out=`)."""
+    """Write `new` to `tensor`, first resizing it if the op did (`out=`)."""
     type_ = new.type
     restrided = type_.numel == 0 and tensor.stride() != type_.stride
     if tuple(tensor.shape) != type_.shape or restrided:
@@ -302,9 +302,9 @@ def recording_of(
     cut: Callable[[], object] = sync.cut,
     may_leave: bool = False,
 ) -> Recording:
-    """How an op is recorded: like any other, but for what is given.
+    """How an op is recorded: the generic way, except for what the keyword arguments replace.
 
-    With `may_leave`, a tensor on `lazy` may stay lazy on the physical device.
+    With `may_leave`, the result may be on the physical device and still be lazy.
     """
     name = spec.target._schema.name.removeprefix("aten::")
     signature = signature_of(spec, extra, lengths)
@@ -320,14 +320,14 @@ def recording_of(
 
 
 def make_recorder(spec: OpSpec, **other: Any) -> Callable[..., Any]:
-    """The recorder of an op that becomes a node; `other` is what `recording_of` takes.
+    """The recorder of an op that becomes a node; `other` is passed on to `recording_of`.
 
-    Its attribute `recording` says how it records.
+    Its attribute `recording` is the `Recording`, for the native recorder and for tools.
     """
     recording = recording_of(spec, **other)
 
     def recorder(*args: Any, **kwargs: Any) -> Any:
         return record(recording, args, kwargs)
 
-    recorder.recording = recording  # type: ignore[attr-defined]  # functions have attributes
+    recorder.recording = recording  # type: ignore[attr-defined]  # a function attribute
     return recorder

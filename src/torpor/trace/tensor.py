@@ -1,4 +1,4 @@
-"""`LazyTensor`: what the user holds."""
+"""`LazyTensor`, the tensor class that users hold."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torpor.ir.node import Node, Value
 
 
 class InThisTrace(NamedTuple):
-    """What a storage held in one trace."""
+    """The value of a storage, tagged with the trace in which it is valid."""
 
     root: Value
     epoch: int
 
 
 class View:
-    """How a tensor looks at its storage: the view op, and what it gave for which contents.
+    """How a tensor views its storage: the view op, and its latest result.
 
-    `value` is right as long as the storage still holds `base`; values are interned, so that is
-    one identity check. A stale view is replayed from `node`, whose operand is the value of
-    `parent` (None: of the storage itself).
+    `value` is valid while the storage holds `base`; values are interned, so this is one identity
+    check. A stale view is replayed from `node`, whose operand is the value of `parent` (None: of
+    the storage itself).
 
-    A view whose size is not the storage's but one of the step's (`table[:length]`) is right in that
-    step only: its `base` is `InThisTrace`, which no storage holds, so that it is looked at closer.
+    A view whose size is specific to the step (`table[:length]`) is valid in that step only: its
+    `base` is an `InThisTrace`, never identical to a storage's value, so the epoch is checked too.
 
-    `type` is the type of `value` in numbers: those of the trace that made it, and of its tensor.
-    Symbols are other numbers in another trace.
+    `type` is the type of `value`, and of the tensor, with the sizes of the trace that made them;
+    in another trace, symbols may have other values.
     """
 
     __slots__ = ("base", "index", "node", "parent", "type", "value")
@@ -42,30 +42,30 @@ class View:
         self.index = index
         self.value = value
         self.type = value.type.concrete
-        # of a view that is right in this trace only, so is every view
+        # a view of a transient view is transient
         transient = value.node.transient or (
             parent is not None and type(parent.base) is InThisTrace
         )
         self.base: Any = InThisTrace(base, TRACE.epoch) if transient else base
 
     def shows(self, root: Value) -> bool:
-        """`value` is what it looks like while its storage holds `root`."""
+        """Whether `value` is valid while the storage holds `root`."""
         base = self.base
         if type(base) is not InThisTrace:
             return base is root
         return base.root is root and base.epoch == TRACE.epoch
 
     def move(self, root: Value, value: Value) -> None:
-        """Its storage holds `root`, of which it shows `value`."""
-        self.base = None  # it shows nothing, should the next lines be interrupted
-        self.__init__(self.parent, self.node, self.index, root, value)  # type: ignore[misc]  # anew
+        """Update to a storage that holds `root`; `value` is the view's value then."""
+        self.base = None  # invalid, in case the next line is interrupted
+        self.__init__(self.parent, self.node, self.index, root, value)  # type: ignore[misc]  # reinitialized
 
 
 class LazyTensor(torch.Tensor):
-    """A tensor whose operations are recorded.
+    """A tensor whose ops are recorded.
 
-    Sizes, strides, dtype and device are real; the numbers are a recorded value or data, held by
-    `_lazy_storage`. `_lazy_view` is None where the tensor is all of its storage.
+    Sizes, strides, dtype and device are real; the contents are a recorded value or data, held by
+    `_lazy_storage`. `_lazy_view` is None if the tensor covers its whole storage.
     """
 
     # attributes, not slots: `torch.utils.swap_tensors`, which keeps a parameter's identity when
@@ -73,7 +73,7 @@ class LazyTensor(torch.Tensor):
     _lazy_storage: LazyStorage
     _lazy_view: View | None
 
-    __torch_function__ = _torch.disabled_torch_function  # type: ignore[assignment]  # made for this
+    __torch_function__ = _torch.disabled_torch_function  # type: ignore[assignment]  # as torch documents
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # a class method, as torch calls it
@@ -83,5 +83,5 @@ class LazyTensor(torch.Tensor):
 
 
 def is_lazy(tensor: object) -> bool:
-    """`tensor` is recorded rather than computed at once; of a DTensor: this rank's part of it."""
+    """Whether ops on `tensor` are recorded; for a DTensor, whether those on its local part are."""
     return isinstance(_torch.local_part(tensor), LazyTensor)

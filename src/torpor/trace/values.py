@@ -35,7 +35,7 @@ aten = torch.ops.aten
 
 
 def physical(device: torch.device) -> torch.device:
-    """The torch device that does the work behind `device`."""
+    """The torch device that backs `device`."""
     return get_backend().backend_device(device).torch_device
 
 
@@ -52,9 +52,9 @@ def make_node(
     sample: dict[Value, Any] | None = None,
     again: bool = False,
 ) -> Node:
-    """A node that was not met before: infer its types, remember the user's line.
+    """Make a node on a cache miss: infer its types and note the user's line.
 
-    `again`: nobody has called the op now, it was recorded before on other values.
+    `again`: the call is a replay of one recorded earlier on other values, not made by the user.
     """
     TRACE.misses += 1
     if SIZES.active and TABLE.find(spec.kind, key) is None:
@@ -72,13 +72,13 @@ def make_node(
 
 
 def finish() -> None:
-    """Compute all that is pending: what ops make of the same arguments is about to change."""
+    """Compute everything pending, before a change of how op types are inferred."""
     sync.cut()
     sync.wait()
 
 
 def forget_types() -> None:
-    """Forget every node and inference: what ops make of the same arguments has changed."""
+    """Drop every node and memoized inference, after a change of how op types are inferred."""
     with TRACE.lock:
         TABLE.clear()
         forget_inferences()
@@ -101,13 +101,13 @@ def apply(target: Any, bound: list[Any]) -> Node:
 
 
 def root_value(storage: LazyStorage) -> Value:
-    """What `storage` holds in this trace."""
+    """The value of the contents of `storage` in this trace."""
     value = storage.value
     return TRACE.leaf_value(storage) if value is None else value
 
 
 def value_of(tensor: LazyTensor) -> Value:
-    """What `tensor` holds in this trace."""
+    """The value of the contents of `tensor` in this trace."""
     root = root_value(tensor._lazy_storage)
     view = tensor._lazy_view
     if view is None:
@@ -116,7 +116,7 @@ def value_of(tensor: LazyTensor) -> Value:
 
 
 def replay(view: View, root: Value) -> Value:
-    """Bring `view` up to date, and the views between it and its storage."""
+    """Bring a stale view, and the views between it and its storage, up to date."""
     if SIZES.active and _had_other_sizes(view, root):
         return _look_again(view, root)
     stale: list[View] = []
@@ -143,14 +143,14 @@ def replay(view: View, root: Value) -> Value:
 
 
 def _had_other_sizes(view: View, root: Value) -> bool:
-    """It, or a view it is of, has symbols that may have been other numbers when it was made."""
+    """Whether the view, or a parent, has symbols that may have had other values when made."""
     base = view.base
     if type(base) is InThisTrace and base.epoch == TRACE.epoch:
         return False
     met: set[Symbol] = set()
     link: View | None = view
     while link is not None:
-        if link.value.type.concrete is not link.type:  # they were, for all to see
+        if link.value.type.concrete is not link.type:  # its own sizes have changed
             return True
         node = link.node
         met |= symbols_met(node.args, [v.type for v in node.outputs], node.conditions)
@@ -161,16 +161,16 @@ def _had_other_sizes(view: View, root: Value) -> bool:
 
 
 def _look_again(view: View, root: Value) -> Value:
-    """Let `view` be a window onto `root` of the sizes it always had, whatever it was made by."""
+    """Replace the ops of `view` by a window onto `root` with the sizes that its tensor has."""
     found = window_onto(root, view.type)
-    view.base = None  # it shows nothing, should the next lines be interrupted
+    view.base = None  # invalid, in case the next lines are interrupted
     view.parent, view.index, view.node = found.parent, 0, found.node
     view.move(root, found.value)
     return found.value
 
 
 def window_onto(root: Value, type_: TensorType) -> View:
-    """A look at what a storage holds: of any dtype, size, strides and bits."""
+    """A view of a storage's contents with any dtype, sizes, strides and conj or neg bits."""
     calls: list[tuple[Any, ...]] = []
     if type_.dtype != root.type.dtype:
         parts = max(type_.dtype.itemsize // root.type.dtype.itemsize, 1)
@@ -194,10 +194,10 @@ def _view_operand(node: Node) -> int:
 
 
 def write(tensor: LazyTensor, new: Value) -> None:
-    """Let `tensor` hold `new`; every tensor on the same storage sees it.
+    """Make `new` the contents of `tensor`; every tensor on the same storage sees the change.
 
-    What it held is a leaf of the trace, so that it comes back if the step fails. An interrupt
-    between any two lines leaves the storage with all of the old contents or all of the new ones.
+    The old contents are registered as a leaf, so that they can be restored if the step fails. An
+    interrupt between any two lines leaves the storage with either the old or the new contents.
     """
     storage = tensor._lazy_storage
     view = tensor._lazy_view
@@ -208,12 +208,12 @@ def write(tensor: LazyTensor, new: Value) -> None:
     storage.data = None
     storage.value = root
     for link, value in written:
-        if value.type is link.value.type:  # else it is replayed: its type is the tensor's own
+        if value.type is link.value.type:  # otherwise it is replayed, to keep its tensor's type
             _move_on(link, root, value)
 
 
 def _move_on(view: View, root: Value, new: Value) -> None:
-    """`new` was written through `view`, which may be right in this trace only, and stays so."""
+    """`new` was written through `view`: update it; if valid in this trace only, it remains so."""
     transient = type(view.base) is InThisTrace
     view.move(root, new)
     if transient:
@@ -223,7 +223,7 @@ def _move_on(view: View, root: Value, new: Value) -> None:
 def scatter(root: Value, view: View, new: Value) -> tuple[Value, list[tuple[View, Value]]]:
     """The contents of a storage after `new` was written through `view`.
 
-    And what the views show then that the write went through.
+    Also returned: the views that the write went through, each with its new value.
     """
     if not view.shows(root):
         replay(view, root)
@@ -232,7 +232,7 @@ def scatter(root: Value, view: View, new: Value) -> tuple[Value, list[tuple[View
     while current is not None:
         written.append((current, new))
         parent = current.parent
-        if parent is not None and not parent.shows(root):  # it was looked at when all was different
+        if parent is not None and not parent.shows(root):  # stale, e.g. replaced by a window
             return _scatter_anywhere(root, current.value.type, new), written
         upper = _invert(current, root if parent is None else parent.value, new)
         if upper is None:
@@ -251,7 +251,7 @@ def _invert(view: View, base: Value, new: Value) -> Value | None:
         return new
     try:
         value = apply(target, bound).outputs[0]
-    except Exception:  # the neat inverse does not hold for these strides; the general one does
+    except Exception:  # this inverse does not support these strides; the general one does
         return None
     return value if value.type is base.type else None
 
@@ -268,7 +268,7 @@ def _scatter_anywhere(root: Value, type_: TensorType, new: Value) -> Value:
 
 
 def _without_repeats(type_: TensorType, new: Value) -> tuple[TensorType, Value]:
-    """One element for each place in memory: an expanded dimension is written once."""
+    """One element for each address: an expanded dimension is written once."""
     shape = list(type_.shape)
     for dim, stride in enumerate(type_.stride):
         if stride == 0 and shape[dim] > 1:

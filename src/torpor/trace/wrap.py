@@ -1,4 +1,4 @@
-"""Making lazy tensors from values and from data, and plain tensors from lazy ones."""
+"""Making lazy tensors from values and data, and plain tensors from lazy ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def set_bits(tensor: torch.Tensor, type_: TensorType) -> None:
 
 
 def wrap_storage(storage: LazyStorage) -> LazyTensor:
-    """A tensor that is all of `storage`."""
+    """A tensor that covers all of `storage`."""
     tensor = make_wrapper(LazyTensor, *storage.type.wrapper)
     tensor._lazy_storage = storage
     tensor._lazy_view = None
@@ -38,7 +38,7 @@ def wrap_storage(storage: LazyStorage) -> LazyTensor:
 
 
 def wrap_value(value: Value) -> LazyTensor | None:
-    """A tensor with memory of its own that holds `value`; None for an undefined result."""
+    """A tensor that holds `value` in a new storage; None for an undefined result."""
     if value.type is None:
         return None
     storage = LazyStorage(value.type, value, None)
@@ -47,13 +47,13 @@ def wrap_value(value: Value) -> LazyTensor | None:
 
 
 def wrap_like(viewed: torch.Tensor, type_: TensorType) -> LazyTensor:
-    """A wrapper that is an inference tensor only if `viewed` is one, whatever the mode."""
+    """A wrapper that is an inference tensor if and only if `viewed` is, in any mode."""
     with torch.inference_mode(viewed.is_inference()):
         return make_wrapper(LazyTensor, *type_.wrapper)  # type: ignore[no-any-return]  # made by torch
 
 
 def wrap_plainly(tensor: LazyTensor) -> LazyTensor:
-    """The same tensor under the dispatch keys of its device alone."""
+    """The same tensor with only the dispatch keys of its device."""
     type_ = TensorType.of_tensor(tensor)
     alike = make_wrapper(LazyTensor, *type_.wrapper[:7])
     alike._lazy_storage, alike._lazy_view = tensor._lazy_storage, tensor._lazy_view
@@ -67,7 +67,7 @@ def wrap_view(
     type_: TensorType,
     viewed: torch.Tensor | None = None,
 ) -> LazyTensor:
-    """A tensor that looks at `storage` through `view`; `viewed` is the tensor it is a view of."""
+    """A tensor that views `storage` through `view`; `viewed` is the tensor it is a view of."""
     if viewed is not None and torch.is_inference_mode_enabled():
         tensor: Any = wrap_like(viewed, type_)
     else:
@@ -80,7 +80,7 @@ def wrap_view(
 
 
 def wrap_window(storage: LazyStorage, type_: TensorType) -> LazyTensor:
-    """A tensor that looks at `storage` through a window of any dtype, size and strides."""
+    """A view of `storage` with any dtype, size and strides."""
     if type_ is storage.type.concrete:
         return wrap_storage(storage)
     with TRACE.lock:
@@ -89,7 +89,7 @@ def wrap_window(storage: LazyStorage, type_: TensorType) -> LazyTensor:
 
 
 def data_storage(tensor: torch.Tensor, device: torch.device) -> LazyStorage:
-    """A storage on `device` that takes over a plain tensor nobody else writes to."""
+    """A storage on `device` that takes ownership of a plain tensor nobody else writes to."""
     tensor = as_root(tensor)
     type_ = TensorType.of_tensor(tensor, device)
     metrics.count("BytesIn", type_.nbytes)
@@ -99,7 +99,7 @@ def data_storage(tensor: torch.Tensor, device: torch.device) -> LazyStorage:
 
 
 def as_root(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a copy of it, as all of its memory from the start."""
+    """`tensor`, or a copy if it does not start at the beginning of its memory or has lazy bits."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.storage_offset():
@@ -108,22 +108,22 @@ def as_root(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def clone_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides where they are dense, as `clone` makes them."""
+    """A copy with the strides that `clone` gives it: the same if they are dense."""
     return tensor.detach().clone()
 
 
 def is_traceable(tensor: torch.Tensor) -> bool:
-    """The tensor is strided and no two elements overlap: a lazy one can replace it."""
+    """Whether a lazy tensor can replace it: it is strided, not quantized, and not nested."""
     return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
 def wrap_data(tensor: torch.Tensor, device: torch.device) -> LazyTensor:
-    """A lazy tensor on `device` that takes over a plain tensor nobody else writes to."""
+    """A lazy tensor on `device` that takes ownership of a plain tensor nobody else writes to."""
     return wrap_storage(data_storage(tensor, device))
 
 
 def plain(tensor: LazyTensor) -> torch.Tensor:
-    """A plain tensor with the numbers of `tensor`, on the buffer itself: read it, never write."""
+    """A plain tensor with the contents of `tensor`, sharing the buffer: never write to it."""
     storage = tensor._lazy_storage
     data: BackendData = sync.read(storage)
     metrics.count("BytesOut", data.type.nbytes)
@@ -131,7 +131,7 @@ def plain(tensor: LazyTensor) -> torch.Tensor:
 
 
 def seen_by(tensor: LazyTensor, real: torch.Tensor) -> torch.Tensor:
-    """What `tensor` sees of its memory, which is that of the plain tensor `real`."""
+    """The view that `tensor` has of its memory, applied to the plain tensor `real`."""
     if tensor._lazy_view is None and real.shape == tensor.shape:
         return real
     return window(
@@ -141,12 +141,12 @@ def seen_by(tensor: LazyTensor, real: torch.Tensor) -> torch.Tensor:
 
 
 def plain_copy(tensor: LazyTensor) -> torch.Tensor:
-    """A plain tensor with the numbers of `tensor` in memory of its own."""
+    """A plain tensor with a copy of the contents of `tensor`."""
     return clone_plain(plain(tensor))
 
 
 def become(tensor: LazyTensor, other: LazyTensor) -> LazyTensor:
-    """Let `tensor` be what `other` is: sizes, strides, storage."""
+    """Give `tensor` the sizes, strides and storage of `other`."""
     _torch.set_metadata(tensor, other)
     tensor._lazy_storage, tensor._lazy_view = other._lazy_storage, other._lazy_view
     return tensor

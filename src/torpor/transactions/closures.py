@@ -1,4 +1,4 @@
-"""Functions to run at the end of a step, when its results are on their way."""
+"""Functions to call at the end of a step, when its graphs are in flight or done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _lock = threading.Lock()
 
 
 class _Worker:
-    """Runs asynchronous closures in order on a thread of its own."""
+    """Runs asynchronous closures in order, on its own thread."""
 
     def __init__(self) -> None:
         self.jobs: queue.Queue[tuple[Callable[..., Any], tuple[Any, ...]]] = queue.Queue()
@@ -54,9 +54,9 @@ os.register_at_fork(after_in_child=_as_new)
 
 
 def at_step_end(fn: Callable[..., Any], *args: Any, run_async: bool = False) -> None:
-    """Call `fn(*args)` after the next cut; asynchronous ones do not hold up the program.
+    """Call `fn(*args)` after the next cut; with `run_async`, on another thread.
 
-    An error in an asynchronous one is raised at the end of the step after.
+    An error in an asynchronous closure is raised at the end of the next step.
     """
     if not callable(fn):
         raise TypeError(f"expected a function to call, got {type(fn).__name__}")
@@ -65,7 +65,7 @@ def at_step_end(fn: Callable[..., Any], *args: Any, run_async: bool = False) -> 
 
 
 def run() -> None:
-    """Run what was asked for, in the order in which it was asked."""
+    """Run the registered closures, in order of registration."""
     if not _pending and _worker.error is None:
         return
     _worker.raise_error()

@@ -1,8 +1,8 @@
-"""Donation: a step writes the new contents of a storage over the old ones, which nobody needs.
+"""Donation: a step writes the new contents of a storage over the old ones, if those are unused.
 
-A parameter enters a step as a leaf and leaves it as a result of the same type. If nobody else holds
-the old buffer when the step runs, the backend may write there. Who might hold it is counted: the
-handle, its tensor, the tensor's memory. Where one count is too high, the backend gets a copy.
+A parameter enters a step as a leaf and leaves it as an output of the same type. If nothing else
+references the old buffer when the step runs, the backend may write there. References are counted:
+to the handle, its tensor and its memory. If a count is too high, the backend gets a copy instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torpor.ir.graph import Graph
 
 
 def donations(graph: Graph) -> dict[int, int]:
-    """Inputs of `graph` that storages leave behind, and the outputs that these storages take on."""
+    """Inputs that may be donated, each mapped to the output that replaces it in its storage."""
     inputs = {value: position for position, value in enumerate(graph.inputs)}
     outputs = {value: position for position, value in enumerate(graph.outputs)}
     found: dict[int, int] = {}
@@ -39,9 +39,9 @@ def donations(graph: Graph) -> dict[int, int]:
 
 
 def protect(arguments: list[Any], positions: tuple[int, ...], backend: Backend) -> list[Any]:
-    """The arguments, with a copy in the place of each donated one that somebody else holds too.
+    """The arguments, with a copy of each donated one that is referenced elsewhere.
 
-    Runs when the step runs: a reference that does not exist then can no longer come about.
+    Called when the step runs: without another reference at that time, none can appear later.
     """
     if not positions:
         return arguments
@@ -59,11 +59,11 @@ def protect(arguments: list[Any], positions: tuple[int, ...], backend: Backend) 
     return given
 
 
-_SOLE_REFERENCES = 3  # the list of arguments, a name here, the count itself
+_SOLE_REFERENCES = 3  # the list of arguments, a local here, the argument of `getrefcount`
 
 
 def shared(arguments: list[Any], positions: tuple[int, ...], backend: Backend) -> list[int]:
-    """Those positions whose data somebody else holds or looks at."""
+    """The positions whose data are referenced elsewhere."""
     found = []
     for position in positions:
         data = arguments[position]

@@ -1,4 +1,4 @@
-"""Jobs of a device's queue: what each runs, fills and keeps alive till then."""
+"""Jobs on a device's queue: what each runs, which handles it fills, and what it keeps alive."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 JOB_BYTES = 1 << 20
-"""What a job counts for besides its data: nobody wants to be thousands of steps ahead."""
+"""Counted per job besides its data, so that recording does not get thousands of steps ahead."""
 
 
 SHORT = 0.03
-"""Seconds. A job of the CPU that takes less is run where it is submitted, if nothing is before it:
-two threads that take turns at Python's lock take longer than one that does both. So is one of any
-length whose kernels use every core: there is none left to record the next step on meanwhile."""
+"""Seconds. A CPU job expected to take less runs on the submitting thread, if the queue is idle: two
+threads that contend for the GIL take longer than one that does both. So does a longer job whose
+kernels use every core: no core would be left to record the next step on."""
 
 
 class Job:
-    """Something to run in order, the handles it fills, and the data it keeps alive till then."""
+    """Work for a queue, the handles it fills, and the data it keeps alive until it has run."""
 
     __slots__ = (
         "arguments",
@@ -62,16 +62,16 @@ class Job:
     ) -> None:
         self.run = run
         self.results = results
-        self.arguments: list[Any] = []  # what it needs of other jobs, among others
+        self.arguments: list[Any] = []  # including results of other jobs
         self.done = done or Done()
         self.threads = torch.get_num_threads()
-        self.submitted = 0.0  # when it was put on a queue
-        self.here = False  # the thread that submitted it runs it
-        self.awaited = False  # that thread does nothing else before it has run
-        self.donates = False  # it may write over its arguments: it is not to be interrupted
-        self.succeeded = False  # what comes now cannot undo it
+        self.submitted = 0.0  # when it was enqueued
+        self.here = False  # to be run by the thread that submitted it
+        self.awaited = False  # that thread will wait for it immediately
+        self.donates = False  # it may overwrite its arguments, so it must not be interrupted
+        self.succeeded = False  # later errors do not make it fail
         self.expect(kept, usual, here, one_core, kept_bytes)
-        if done is None:  # else the results know it
+        if done is None:  # otherwise the results have it already
             for result in results:
                 result.done = self.done
 
@@ -83,35 +83,35 @@ class Job:
         one_core: bool,
         kept_bytes: int | None,
     ) -> None:
-        """Say what will be known of its run."""
+        """Set what is known about its run."""
         self.kept = kept
-        self.bytes = kept_bytes  # of all it keeps; None: not counted yet
+        self.bytes = kept_bytes  # of everything it keeps alive; None: not computed yet
         self.must_be_here = here
-        known = usual is not None and not one_core  # the seconds it takes; beside: it leaves cores
+        known = usual is not None and not one_core  # a one-core job leaves cores to record on
         self.short = known and (usual < SHORT or self.threads >= cores())  # type: ignore[operator]  # not None
 
     def is_ready(self) -> bool:
-        """All is known that it takes to run it."""
+        """Whether it can be run without `prepare`."""
         return True
 
     def is_held_up(self) -> bool:
-        """Another thread finds out what is missing."""
+        """Whether another thread is preparing it."""
         return False
 
     def prepare(self) -> None:
-        """Find out what is missing; may take long."""
+        """Do what remains before it can run; may take long."""
 
     def give_up(self, queue: DeviceQueue, error: BaseException) -> None:
-        """It could not be prepared, and the error is about to be raised."""
+        """Preparing it has failed; the error is about to be raised."""
 
     def fail(self, error: BaseException) -> None:
-        """Let everybody know that `error` has ended it."""
+        """Set `error` as the error of the job and all its results."""
         for result in self.results:
             result.error = error
         self.done.failure = Failure(error)
 
     def needs(self, jobs: Collection[Done]) -> bool:
-        """It needs results of `jobs`."""
+        """Whether it needs results of `jobs`."""
         return any(
             isinstance(argument, BackendData) and argument.done in jobs
             for argument in self.arguments
@@ -124,10 +124,10 @@ def _nbytes(type_: TensorType) -> int:
 
 
 class Budget:
-    """The memory that waiting jobs keep alive; data that several of them hold count once.
+    """The memory that unfinished jobs keep alive; data that several of them share count once.
 
-    A job that comes when no other is there always fits. Who holds what is looked at only where
-    there might be too much if nobody shared anything.
+    A single job always fits. What is shared is only determined if the sum without sharing exceeds
+    the limit.
     """
 
     def __init__(self) -> None:
@@ -136,22 +136,22 @@ class Budget:
 
     @property
     def bytes(self) -> int:
-        """All that the jobs keep."""
+        """The bytes that all jobs keep alive."""
         with self.changed:
             return kept_by(self.jobs)
 
     def take(self, job: Job) -> None:
-        """Count `job`, whether it fits or not."""
+        """Add `job`, whether it fits or not."""
         with self.changed:
             self.jobs.append(job)
 
     def is_full(self) -> bool:
-        """There is more than fits."""
+        """Whether the jobs exceed the limit."""
         with self.changed:
             return not self._has_room()
 
     def wait(self) -> None:
-        """Wait until all jobs fit; one that never will may stay when no other does."""
+        """Wait until all jobs fit, or a single one is left."""
         with self.changed:
             if not self._has_room():
                 with phase(WAITING), metrics.timer("QueueFull"):
@@ -164,7 +164,7 @@ class Budget:
         return most <= config.queue_bytes or kept_by(self.jobs) <= config.queue_bytes
 
     def give_back(self, job: Job) -> None:
-        """`job` has run."""
+        """Remove `job`, which has run."""
         with self.changed:
             if job in self.jobs:
                 self.jobs.remove(job)
@@ -172,13 +172,13 @@ class Budget:
 
 
 def _kept_alone(job: Job) -> int:
-    """The bytes of what `job` keeps."""
+    """The bytes that `job` keeps alive, regardless of the others."""
     if job.bytes is None:
         job.bytes = sum(_nbytes(data.type) for data in job.kept)
     return job.bytes
 
 
 def kept_by(jobs: Sequence[Job]) -> int:
-    """The bytes that jobs keep together."""
+    """The bytes that jobs keep alive together."""
     kept = {id(data): data.type for job in jobs for data in job.kept}
     return len(jobs) * JOB_BYTES + sum(map(_nbytes, kept.values()))

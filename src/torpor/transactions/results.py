@@ -1,4 +1,4 @@
-"""What a backend returned, checked against what the graph promises: on the first run of a plan."""
+"""Check what a backend returns against the types of the graph, on the first run of a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torpor.text.printer import print_node
 def checked(
     results: Any, plan: Plan, backend: Backend, types: Sequence[TensorType]
 ) -> list[BackendData]:
-    """`results`, with an error in the place of each one that is not what its type promises."""
+    """`results`, with each one that does not match its type replaced by an error."""
     wanted = len(plan.outputs)
     if not isinstance(results, (list, tuple)):
         raise BackendError(f"execute returned a {type(results).__name__}, not a list of results")
@@ -35,19 +35,19 @@ def _judged(
 ) -> BackendData:
     fault = _fault(type_, result)
     if fault is None:
-        return result  # type: ignore[no-any-return]  # found to be data
+        return result  # type: ignore[no-any-return]  # checked: it is data
     text = f"backend {backend.name!r} returned as result {position} {fault}, not {type_!r}"
     node = plan.outputs[position].node
     site = None if node.site is None else str(node.site)
     failed = backend.placeholder(plan.computation.device, type_)
     error = BackendError(text)
-    error.inputs_written = bool(plan.donated)  # type: ignore[attr-defined]  # the run is over
+    error.inputs_written = bool(plan.donated)  # type: ignore[attr-defined]  # the graph has run
     failed.error = annotate(error, node.op.name, site, print_node(node))
     return failed
 
 
 def _fault(type_: TensorType, result: Any) -> str | None:
-    """What is wrong with a result, in words; None if it is what its type says."""
+    """A description of what is wrong with a result; None if it matches its type."""
     if not isinstance(result, BackendData):
         return f"a {type(result).__name__}"
     if result.error is not None:

@@ -1,10 +1,10 @@
-"""What goes back when a graph fails: to what it held when the op was recorded that failed.
+"""Rolling back after a failure, to the state in which the failed op was recorded.
 
-Eager would have raised there: what was written before has happened, what was written later has not.
-A trace does not know when an op was recorded, but it has two orders: storages are listed as they
-are first written, and leaves are numbered as they are first used. What is listed before all that
-depends on the failed op, and entered the trace before that op had all it was made of, was written
-before it.
+Eager would have raised at that op: earlier writes have happened, later ones have not. A trace does
+not store when an op was recorded, but it has two orders: storages are listed in the order of their
+first write, and leaf slots are numbered in the order of their first use. A write counts as earlier
+if its storage is listed before everything that depends on the failed op, and entered the trace
+no later than the last leaf of the failed op's cone.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from torpor.transactions.transaction import StepJob
 
 Old = tuple[BackendData, BackendData | int, tuple[LazyStorage, Value] | None]
-"""A handle; what held the contents it replaces: data, or the place of an argument; and the storage
-and leaf as which they entered the trace, if they did."""
+"""A handle; the source of the contents that it replaces, as data or as the position of an argument;
+and the storage and leaf through which those entered the trace, if they did."""
 
 
 def first_failed(errors: Iterable[BaseException]) -> tuple[BaseException, Node | None]:
-    """The error that eager would have come to first, and the op behind it; None: not known."""
+    """The error that eager would have raised first, and its op; None: unknown."""
     each = {id(error): error for error in errors}.values()
     known = [(error, error._torpor_node) for error in each if hasattr(error, "_torpor_node")]
     if len(known) < len(each) or not config.cut_after_optimizer:  # two steps may be in a trace
@@ -49,12 +49,12 @@ def _slot(value: Value) -> int:
 
 
 def failed_for(error: BaseException, arguments: Sequence[Any]) -> list[BackendData]:
-    """The arguments that brought `error` with them."""
+    """The arguments whose error is `error`."""
     return [a for a in arguments if isinstance(a, BackendData) and a.error is error]
 
 
 class _Order:
-    """Goes through what was written in the order of the first writes to it."""
+    """Classifies writes as before or after the failed op; called in the order of first writes."""
 
     def __init__(
         self,
@@ -63,15 +63,15 @@ class _Order:
         failed: Node | None,
         known: Iterable[Value],
     ) -> None:
-        self.lost = lost  # it depends on the op that failed
+        self.lost = lost  # values that depend on the failed op
         cone = Graph.of(() if failed is None else failed.operands)
         self.last = _last_leaf(cone)
-        self.later = False  # the op that failed was recorded by then
+        self.later = False  # the failed op was recorded before the current storage was written
         self.sure = {*known, *(output for node in cone.nodes for output in node.outputs)}
         self.late = {*lost, *self._made_of_later(nodes)}
 
     def _made_of_later(self, nodes: Iterable[Node]) -> Iterator[Value]:
-        """What is made of leaves that came when the failed op had all it was made of."""
+        """Values that depend on a leaf which entered the trace after the failed op's last leaf."""
         slots: dict[Value, int] = {}
         for node in nodes if self.last >= 0 else ():
             slot = max([slots.get(value, _slot(value)) for value in node.operands], default=-1)
@@ -80,7 +80,7 @@ class _Order:
                 yield from node.outputs
 
     def is_before(self, value: Value | None, leaves: Sequence[Value]) -> bool:
-        """The next storage, which came in as one of `leaves`, was written before that op."""
+        """Whether the next storage, which entered as `leaves`, was written before the failed op."""
         if self.last < 0:
             self.later = self.later or value in self.lost
         else:
@@ -89,10 +89,10 @@ class _Order:
         return not self.later
 
     def last_kept(self, value: Value | None) -> Value | None:
-        """The last contents up to `value` that were written before; None: there are none.
+        """The latest contents, from `value` back, that precede the failed op; None: there are none.
 
-        An update may scale what is there before it adds what depends on the batch, as weight decay
-        does: that was written later, too.
+        An update may scale the old contents before it adds what depends on the batch, like weight
+        decay. That scaling came after the failed op, too.
         """
         if self.is_late(value):
             while value is not None and value not in self.sure:
@@ -102,7 +102,7 @@ class _Order:
         return value
 
     def is_late(self, value: Value | None) -> bool:
-        """It depends on the op that failed, or was made later; it may stand in no graph itself."""
+        """Whether it, or what it is a view of, depends on the failed op or was made later."""
         while value is not None and value not in self.late and _is_view(value.node):
             value = _viewed(value)
         return value in self.late
@@ -117,7 +117,7 @@ def _first_written(value: Value | None) -> Value | None:
 
 
 def written_over(value: Value) -> Value | None:
-    """What `value` was written over, as the ops that made it tell; None if it is new."""
+    """The contents that `value` replaced, inferred from its ops; None if it is a new tensor."""
     inverses, new = list[Node](), value
     while _is_view(new.node):  # written through views
         inverses.append(new.node)
@@ -130,7 +130,7 @@ def written_over(value: Value) -> Value | None:
 
 
 def _base(view: Value, depth: int) -> Value | None:
-    """What a view looks at, as many views further down."""
+    """The value that `view` is a view of, `depth` view ops further down."""
     for _ in range(depth):
         if not _is_view(view.node):
             return None
@@ -139,7 +139,7 @@ def _base(view: Value, depth: int) -> Value | None:
 
 
 def _inverted(view: Value, inverses: Sequence[Node]) -> Value | None:
-    """What `view` was written into, which is what it shows: as `inverses` did with a later one."""
+    """The base of which `view` shows the contents: the result of `inverses` applied to it."""
     for inverse in reversed(inverses):
         source = spec_of(inverse.op.target).views
         key = (*inverse.key[:source], view, *inverse.key[source + 1 :])
@@ -155,7 +155,7 @@ def _operand_written(value: Value) -> Value | None:
     if node.op.target is None:
         return None
     if node.op.target._opname.endswith("_scatter"):
-        return node.operands[0]  # through a view
+        return node.operands[0]  # written through a view
     written = _written_by(node)
     place = value.index - (len(node.outputs) - len(written))
     return written[place] if place >= 0 else None
@@ -174,7 +174,7 @@ def _viewed(value: Value) -> Value:
 
 
 def _written_by(node: Node) -> list[Value]:
-    """What an op was given to write over."""
+    """The operands that an op writes to."""
     written: list[Any] = []
     for position in spec_of(node.op.target).mutated:
         argument = node.args[position]
@@ -183,7 +183,7 @@ def _written_by(node: Node) -> list[Value]:
 
 
 def _scales(node: Node) -> bool:
-    """It writes what it finds, and numbers; to set something to a number is no update."""
+    """Whether it updates tensors from themselves and numbers alone; setting a constant does not."""
     if node.op.target is None or node.op.target._opname in ("zero_", "fill_", "_foreach_zero_"):
         return False
     written = _written_by(node)
@@ -201,7 +201,7 @@ def _add_dependents(lost: set[Value], nodes: Iterable[Node]) -> None:
 
 
 def keep_what_was_before(job: StepJob) -> None:
-    """Let results stay that were written before the op that failed, or the contents up to it."""
+    """Keep results written before the failed op, or roll them back to contents from before it."""
     if job.failed is None:
         return
     places = {id(handle): place for place, handle in enumerate(job.results)}
@@ -215,7 +215,7 @@ def keep_what_was_before(job: StepJob) -> None:
 
 
 def _before(job: StepJob, replaced: dict[int, list[Old]]) -> dict[int, Value | None]:
-    """Which results were written before the op that failed, by place: as they are, if None."""
+    """By position, results written before the failed op: None, or earlier contents to restore."""
     outline, lost = job.outline, _lost_results(job)
     _add_dependents(lost, outline.graph.nodes)
     order = _Order(outline.graph.nodes, lost, job.failed, job.computed)
@@ -229,7 +229,7 @@ def _before(job: StepJob, replaced: dict[int, list[Old]]) -> dict[int, Value | N
             continue
         is_before = order.is_before(value, [leaf for _, leaf in entered])
         if not (is_before if entered else place < end):
-            continue  # an optimizer made it, if it is new: eager would not have come to that
+            continue  # new, made by an optimizer: eager would not have come to that
         contents = order.last_kept(value) if entered or value in lost else value
         if contents is not None and contents.node.op is not LEAF:
             found[place] = None if contents is value else contents
@@ -237,7 +237,7 @@ def _before(job: StepJob, replaced: dict[int, list[Old]]) -> dict[int, Value | N
 
 
 def _end_of_gradients(job: StepJob) -> int:
-    """The place after all gradients, which are listed before an optimizer writes."""
+    """The position after all gradients, which are listed before anything an optimizer writes."""
     if not job.undo:
         return len(job.results)
     places = [job.outline.positions.get(g, -1) for undo in job.undo for g in undo.gradients if g]
@@ -245,7 +245,7 @@ def _end_of_gradients(job: StepJob) -> int:
 
 
 def _are_updated(job: StepJob, entered: Sequence[tuple[LazyStorage, Value]]) -> bool:
-    """An optimizer has updated one of these."""
+    """Whether an optimizer has updated one of these."""
     storages = {storage for storage, _ in entered}
     return any(undo.concerns(storages) for undo in job.undo)
 
@@ -257,7 +257,7 @@ def _lost_results(job: StepJob) -> set[Value]:
 
 
 def _replace(job: StepJob, contents: dict[int, Value]) -> None:
-    """Let results go back to contents that have to be computed."""
+    """Roll results back to contents that have to be computed."""
     for place, data in zip(contents, _computed(job, list(contents.values())), strict=False):
         handle = job.results[place]
         if data.error is None:
@@ -267,7 +267,7 @@ def _replace(job: StepJob, contents: dict[int, Value]) -> None:
 
 
 def _computed(job: StepJob, values: list[Value]) -> list[BackendData]:
-    """What `values` are, by the reference; nothing where one would draw or send once more."""
+    """Run `values` on the reference backend; [] if that would repeat a draw or a collective."""
     outline, plan = job.outline, job.plan
     graph = Graph.of(values, set(outline.graph.inputs)).with_sizes()
     drawn = any(node.op.target in IN_TURN | COLLECTIVES for node in graph.nodes)
@@ -282,11 +282,11 @@ def _computed(job: StepJob, values: list[Value]) -> list[BackendData]:
 
 
 def mend(job: StepJob, failure: Failure) -> None:
-    """Part of the open trace has failed: what depends on it goes back or fails.
+    """Repair the open trace after part of it has failed: dependents are rolled back or fail.
 
-    What was written before stays pending, as far as it was written then. Other storages go back to
-    what they held when they entered the trace, or when they were last computed; one that was made
-    in the trace goes back along the writes to it.
+    Contents written before the failed op stay pending. Other storages go back to what they held
+    when they entered the trace, or when they were last computed; a storage made in the trace goes
+    back along the writes to it.
     """
     lost = _forget_results(job, failure)
     values = [storage.value for storage in TRACE.live() if storage.value is not None]
@@ -302,17 +302,17 @@ def mend(job: StepJob, failure: Failure) -> None:
             changed = True
             _send_back(storage, contents, None if is_before else leaf, job, failure)
         elif value in lost and is_before and contents is not None and contents is not leaf:
-            storage.data = None  # it was to be a result
+            storage.data = None  # the handle of a failed result
             _send_back(storage, contents, None, job, failure)
         elif value in lost:
-            storage.value = None  # what is there instead enters anew
+            storage.value = None  # the restored data will enter as a new leaf
     if changed:
         failure.undo += tuple(TRACE.undo)
         TRACE.undo.clear()
 
 
 def _listed() -> Iterator[LazyStorage]:
-    """Storages that were written in this trace, in the order in which they were so first."""
+    """Storages that were written in this trace, in the order of their first writes."""
     for reference in list(TRACE.pending):
         storage = reference()
         if storage is not None:
@@ -320,7 +320,7 @@ def _listed() -> Iterator[LazyStorage]:
 
 
 def _forget_results(job: StepJob, failure: Failure) -> set[Value]:
-    """The results that are not what they were to be."""
+    """The results that failed or were rolled back."""
     lost: set[Value] = set()
     for value, position in job.outline.positions.items():
         handle = job.results[position]
@@ -334,7 +334,7 @@ def _forget_results(job: StepJob, failure: Failure) -> set[Value]:
 def _send_back(
     storage: LazyStorage, value: Value | None, leaf: Value | None, job: StepJob, failure: Failure
 ) -> None:
-    """Let a storage hold contents up to `value`; with `leaf` those that are data, or that."""
+    """Roll `storage` back to `value`; given `leaf`, to the latest contents up to it with data."""
     while value is not None and leaf is not None and not _is_data(value):
         value = written_over(value)
     value = value or leaf

@@ -1,9 +1,9 @@
-"""A step is a transaction: its results replace what storages hold when all of it has succeeded.
+"""A step is a transaction: storages get its results only if all of it succeeds.
 
-A job knows which handle held what each of its results replaces. If it fails, whatever the reason,
-those results take the old contents over; everybody who holds them, later jobs too, goes on with
-these. Results that replace nothing carry the error. The old contents are kept until then: most are
-arguments of the job, which are there anyway.
+For each result that replaces contents of a storage, the job knows the handle of the old contents.
+If the job fails, for any reason, these results take over the old contents, for all users, including
+later jobs. Results that replace nothing get the error. The old contents are kept alive until then;
+most are arguments of the job anyway.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _ON_FAILURE: list[Callable[[], None]] = []
 
 
 def on_failure(undo: Callable[[], None]) -> None:
-    """Call `undo` whenever somebody is told of a failure."""
+    """Call `undo` whenever a failure is reported."""
     _ON_FAILURE.append(undo)
 
 
 class StepJob(Job):
-    """One run of a plan, which may still have to be compiled."""
+    """One run of a plan, which may not be compiled yet."""
 
     __slots__ = (
         "aliases", "backend", "computed", "device", "ends", "epoch", "failed", "lines", "making",
@@ -78,15 +78,15 @@ class StepJob(Job):
         self.watchers = tuple(WATCHERS)
         self.numbers = tuple(TRACE.scalars) if WATCHERS else ()
         self.replaced: list[Old] = []
-        self.aliases: list[tuple[BackendData, int]] = []  # further handles, and their positions
+        self.aliases: list[tuple[BackendData, int]] = []  # additional handles, with their positions
         self.undo: tuple[Undo, ...] = ()
-        self.computed = dict(TRACE.computed)  # what was read before: contents of storages too
+        self.computed = dict(TRACE.computed)  # values read before: contents of storages, too
         self.epoch = TRACE.epoch  # of the trace it was cut from
-        self.ends = False  # that trace ends with it
-        self.saved: Saved | None = None  # that trace, in case the graph cannot be compiled
-        self.refused: BaseException | None = None  # it could not be compiled
-        self.written = False  # donated arguments have been written over
-        self.failed: Node | None = None  # the op that has failed first, if that is known
+        self.ends = False  # it ends that trace
+        self.saved: Saved | None = None  # that trace, to restore if the graph cannot be compiled
+        self.refused: BaseException | None = None  # why it could not be compiled
+        self.written = False  # donated arguments were overwritten
+        self.failed: Node | None = None  # the first op that failed, if known
         super().__init__(self._run, handles, done=done)
         self.arguments = arguments
         if self.plan is not None:
@@ -95,21 +95,21 @@ class StepJob(Job):
     # -- compiling -----------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
-        """It is compiled."""
+        """Whether it is compiled."""
         return self.plan is not None
 
     def is_held_up(self) -> bool:
-        """Another thread compiles it."""
+        """Whether another thread compiles it."""
         return self.making is not None and self.making.maker not in (0, threading.get_ident())
 
     def prepare(self) -> None:
-        """Compile it, or wait for who does."""
+        """Compile it, or wait for the thread that does."""
         if self.refused is not None:
             raise self.refused
         if self.plan is None:
             assert self.making is not None, "there is a plan, or one is being made"
             plan = self.making.result()
-            if self.plan is not None:  # a finalizer that ran meanwhile has waited for it
+            if self.plan is not None:  # a finalizer ran meanwhile and waited for it
                 return
             for position, source, _ in plan.others:
                 if source == SCALAR_DATA:
@@ -126,9 +126,9 @@ class StepJob(Job):
         self.expect(kept, plan.record.usual_seconds, here, one_core, plan.kept_bytes)
 
     def give_up(self, queue: DeviceQueue, error: BaseException) -> None:
-        """It cannot be compiled: all is pending again, unless others have gone on meanwhile.
+        """It cannot be compiled: make everything pending again, unless other threads have gone on.
 
-        With collectives it fails: other ranks are in that step, and none of them can be again.
+        With collectives it fails instead: the other ranks are in that step and cannot go back.
         """
         if self.outline.collectives:
             leave(self.outline.collectives, error)
@@ -138,11 +138,11 @@ class StepJob(Job):
             handles = (*self.results, *(alias for alias, _ in self.aliases))
             if saved is not None and saved.is_current() and queue.withdraw(self, error):
                 saved.restore({id(handle) for handle in handles})
-            elif isinstance(error, Exception):  # else the queue's thread may try
+            elif isinstance(error, Exception):  # after an interrupt, the queue may retry
                 self.refused = error
 
     def needs(self, jobs: Collection[Done]) -> bool:
-        """It needs results of `jobs`, or what it replaces is one."""
+        """Whether it needs results of `jobs`, as arguments or as the contents that it replaces."""
         olds = [old for _, old, _ in self.replaced if isinstance(old, BackendData)]
         return super().needs(jobs) or any(old.done in jobs for old in olds)
 
@@ -173,7 +173,7 @@ class StepJob(Job):
             with span("run", plan.record.name), recorded_by(self.lines), together:
                 results: Any = plan.runner.execute(plan.computation, given, self.device)
             self.written = bool(plan.donated)  # unless a result has failed: see `Backend.execute`
-            busy = time.thread_time() - before  # and not waiting for Python's lock
+            busy = time.thread_time() - before  # excludes waiting for the GIL
             plan.record.ran(time.perf_counter() - start, busy, plan.draft is not None)
             if not plan.checked or plan.sized:
                 results = checked(results, plan, self.backend, self.types)
@@ -184,18 +184,18 @@ class StepJob(Job):
     # -- failing -------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """Let storages hold what they held before; other results carry the error."""
+        """Restore the old contents of storages; other results get the error."""
         for result in self.results:
             result.error = error
         for alias, _ in self.aliases:
             alias.error = error
         self._go_back_to_computed()
         self._roll_back(error)
-        if error is self.refused:  # who asked for it was told at once
+        if error is self.refused:  # raised already where the graph was compiled
             self.done.failure.mark_reported()  # type: ignore[union-attr]  # it has failed
 
     def _tell_all(self, plan: Plan, results: Sequence[BackendData]) -> None:
-        """Some results have failed: those that replace nothing keep what was computed."""
+        """Handle failed results: those that succeeded and replace nothing keep their data."""
         errors = [result.error for result in results if result.error is not None]
         for error in errors:
             with_graph_named(error, plan, self.backend)
@@ -207,9 +207,9 @@ class StepJob(Job):
         own = [error for error in errors if not failed_for(error, self.arguments)]
         first, self.failed = first_failed(own or errors)
         if not own:
-            self.failed = None  # it is of an earlier trace
+            self.failed = None  # it belongs to an earlier trace
         if not self.ends or not (own or self._undoes_a_step()):
-            # what does not depend on the failure has happened, as in eager
+            # as in eager, ops that do not depend on the failure have happened
             self.replaced = [old for old in self.replaced if old[0].error is not None]
             self.undo = ()
         elif not self.written:
@@ -217,7 +217,7 @@ class StepJob(Job):
         self._roll_back(first)
 
     def _undoes_a_step(self) -> bool:
-        """A parameter that an optimizer has updated depends on the failure."""
+        """Whether a parameter that was updated by an optimizer depends on the failure."""
         lost = {old[2][0] for old in self.replaced if old[0].error is not None and old[2]}
         return any(undo.concerns(lost) for undo in self.undo)
 
@@ -238,7 +238,7 @@ class StepJob(Job):
         self.replaced = []
 
     def _go_back_to_computed(self) -> None:
-        """A storage that was read in the trace before goes back to what was read."""
+        """A storage that was read earlier in the trace is rolled back to what was read."""
         known = {id(old[0]): old[2] for old in self.replaced}
         for value, position in self.outline.positions.items() if self.computed else ():
             before: Value | None = value
@@ -251,14 +251,14 @@ class StepJob(Job):
                 self.replaced.append((handle, self.computed[before], entered))
 
     def _mend_trace(self, failure: Failure) -> None:
-        """If the trace goes on that it was cut from, nothing in that may depend on it."""
+        """If its trace is still open, remove everything that depends on this job from it."""
         with LOCK:
             if TRACE.epoch == self.epoch:
                 mend(self, failure)
 
 
 def _cause(arguments: Sequence[Any], error: BaseException) -> Failure | None:
-    """The failure of an earlier job that an error came from with an argument."""
+    """The failure of an earlier job that an argument with `error` comes from."""
     for argument in failed_for(error, arguments):
         if argument.done is not None:
             return argument.done.failure
@@ -266,12 +266,12 @@ def _cause(arguments: Sequence[Any], error: BaseException) -> Failure | None:
 
 
 def _has_written(error: BaseException) -> bool:
-    """Donated arguments were written over before it came (see `Backend.execute`)."""
+    """Whether donated arguments were overwritten before the error (see `Backend.execute`)."""
     return getattr(error, "inputs_written", False) is True
 
 
 def _assign(handles: Sequence[BackendData], results: Sequence[BackendData]) -> bool:
-    """Let handles take over what others hold; whether one of those has failed."""
+    """Assign results to handles; whether any result has failed."""
     if NATIVE.library is not None:
         failed: bool = NATIVE.library.assign(handles, results)
         return failed
@@ -281,7 +281,7 @@ def _assign(handles: Sequence[BackendData], results: Sequence[BackendData]) -> b
 
 
 def _wait_for(arguments: Sequence[Any]) -> None:
-    """Another device's queue may still be at some of them; this one's is not."""
+    """Wait for results from queues of other devices; those of this queue are complete."""
     if len(queues()) < 2:
         return
     for argument in arguments:
@@ -292,7 +292,7 @@ def _wait_for(arguments: Sequence[Any]) -> None:
 
 
 def with_graph_named(error: BaseException, plan: Plan, backend: Backend) -> BaseException:
-    """`error`, which says now which graph failed on which backend, and whose line that was."""
+    """`error`, with the graph, the backend and the line added to its message."""
     site = next((v.node.site for v in plan.outputs if v.node.site is not None), None)
     return annotate_run(
         error, plan.computation.name, backend.name, None if site is None else str(site)
@@ -303,10 +303,10 @@ def with_graph_named(error: BaseException, plan: Plan, backend: Backend) -> Base
 
 
 def give_handles(job: StepJob, live: list[LazyStorage], values: Sequence[Value]) -> None:
-    """Let pending storages hold the results of `job`, which learns what each one replaces.
+    """Give pending storages the results of `job`, and note in the job what each one replaces.
 
-    A result goes back to one old content only: where storages hold the same value, those that had
-    contents get handles of their own. `values` are those among which there may be the same ones.
+    A result is rolled back to one old content only, so if storages hold the same value, those that
+    replace contents get separate handles. `values` are those that may contain duplicates.
     """
     positions, handles = job.outline.positions, job.results
     if len(set(values)) < len(values):
@@ -321,12 +321,12 @@ def _replaced(
     places: Mapping[Value, int],
     handles: Sequence[BackendData],
 ) -> list[Old]:
-    """The handles that storages with contents are about to get, and what they replace."""
+    """The handles that are about to replace contents of storages, and what they replace."""
     found: list[Old]
     if NATIVE.library is not None:
         found = NATIVE.library.replaced(leaf_storages, positions, places, handles, TRACE.leaves)
         return found
-    changed = [pair for pair in leaf_storages if pair[0].data is None]  # the others are inputs only
+    changed = [pair for pair in leaf_storages if pair[0].data is None]  # the others are only read
     found = []
     for entered in changed:
         storage, leaf = entered
@@ -346,7 +346,7 @@ def _repeated(values: Sequence[Value]) -> set[Value]:
 
 
 def _give_own(job: StepJob, shared: set[Value]) -> None:
-    """Give storages that had contents, and now hold one of these values, handles of their own."""
+    """Give storages that hold one of these values, and had other contents, separate handles."""
     for entered in TRACE.leaf_storages:
         storage, leaf = entered
         value = storage.value
@@ -383,7 +383,7 @@ def _alias(job: StepJob, position: int) -> BackendData:
 
 
 class Saved:
-    """A trace as it was before a cut, to go on with if the graph cannot be compiled."""
+    """A trace as it was before a cut, to be restored if the graph cannot be compiled."""
 
     __slots__ = ("_fields", "_values", "epoch", "partial")
 
@@ -397,13 +397,13 @@ class Saved:
         self._fields = {} if partial else {name: _copied(name) for name in _FIELDS}
 
     def is_current(self) -> bool:
-        """Nothing has been recorded since that a step back would undo."""
+        """Whether nothing was recorded since that restoring would lose."""
         if self.partial:
             return TRACE.epoch == self.epoch
         return TRACE.epoch == self.epoch + 1 and not TRACE.is_open()
 
     def restore(self, handles: set[int]) -> None:
-        """Let everything be pending again that got one of `handles`, told by their ids."""
+        """Make everything pending again whose handle is in `handles` (a set of ids)."""
         for storage, value in self._values.items():
             if storage.data is not None and id(storage.data) in handles:
                 storage.data = None
