@@ -36,8 +36,8 @@ class AsyncClosureHandler(ClosureHandler):
 
     `run` blocks while `max_queue_size` closures are waiting (the environment variable
     `LTC_MAX_ASYNC_QUEUE` overrides it). If a closure raises, the thread ends; the next `run`
-    raises, and the one after resumes with the remaining closures. The thread is not a daemon, so that
-    the process does not exit before all closures have run.
+    raises, and the one after resumes with the remaining closures. The thread is not a daemon, so
+    that the process does not exit before all closures have run.
     """
 
     def __init__(self, max_queue_size: int = 100) -> None:
