@@ -2,8 +2,8 @@
 
 One backend is trusted. The tolerance for another is derived, not chosen: the graph is computed in
 double precision, and again with every intermediate value perturbed by as much as rounding would.
-The resulting change of a value, plus the trusted backend's own error, times a margin, is what a
-correct backend may be off by. Two backends that run eager's kernels must agree bit for bit.
+A correct backend may be off by the larger of the resulting change and the trusted backend's own
+error, times a margin. Two backends that run eager's kernels must agree bit for bit.
 """
 
 from __future__ import annotations

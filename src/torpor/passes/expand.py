@@ -1,4 +1,4 @@
-"""Decompose ops that have a user-registered lowering (`custom.registration`) or a backend's own.
+"""Decompose ops that have a registered lowering (`custom.registration`) or a backend's own.
 
     %1 = acme.scale.default(%0, 2.0)        %1 = aten.mul.Tensor(%0, 2.0)
     %2 = aten.relu.default(%1)              %2 = aten.relu.default(%1)

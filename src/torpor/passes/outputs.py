@@ -32,7 +32,7 @@ def _outputs(graph: Graph) -> Graph:
 
 
 def _leaving_the_same(copies: Sequence[Block]) -> Sequence[Block]:
-    """Copies, given the outputs that most of them have; one that needs others is not shared."""
+    """Copies, each with the outputs that at least half have; one with more is not shared."""
     if len({len(block.made) for block in copies}) > 1:
         return copies
     left = [set(block.outputs or ()) for block in copies]

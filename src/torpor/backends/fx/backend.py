@@ -195,7 +195,7 @@ class FxBackend(Backend):
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
         for computation in computations:
             compile_ = self._compile_in_background if on_compile_thread() else self._compile_quietly
-            inside = is_waited_for()  # a lowering read a value: its thread already holds the lock
+            inside = is_waited_for()  # nested: the outer compile holds the lock
             in_fresh_thread(functools.partial(_alone, inside, compile_, computation.program))
         while self.complaints and not on_compile_thread():
             warnings.warn(self.complaints.pop(0), TorporWarning, stacklevel=2)

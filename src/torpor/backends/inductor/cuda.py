@@ -48,7 +48,7 @@ class CudaMemory:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Allocate from a separate pool, so that the program does not fragment the main one."""
+        """Allocate from a separate pool: the program's tensors would pin blocks of the main one."""
         if not self.is_current():
             yield
             return
