@@ -12,7 +12,6 @@
 
 Deterministic, with minimal diffs: everything is sorted by name, with one op per line or block, so
 that adding an op to the file only adds lines.
-sorted by name, one op a line or a block.
 """
 
 from __future__ import annotations

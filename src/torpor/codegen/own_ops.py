@@ -1,7 +1,7 @@
 """torpor's own generated files: `python -m torpor.codegen.own_ops [--check]`, or `make codegen`.
 
-They are committed in `src/torpor/inference/_generated/`. The header of each names its sources:
-torch's list of ops, and the generator's modules.
+They are committed in `src/torpor/inference/_generated/`. The header of each identifies its source,
+torch's list of ops.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ cases (torch 2.13) that gives wrong results, so this pass excludes them:
 - A part of an input is written, and the whole becomes the new contents of something else:
   `y.copy_(x); y[0] = 1; x.fill_(2)`. The part is written into the input itself.
 - An input of an op on lists is overwritten with the result for another of its inputs:
-  `_foreach_add_([x, y], 1)`, then `x.copy_(y)`. It gets the result that was meant for it.
+  `_foreach_add_([x, y], 1)`, then `x.copy_(y)`. `x` gets its own result, not `y`'s.
 """
 
 from __future__ import annotations
