@@ -1,4 +1,4 @@
-"""Everything torpor takes from inside torch: one module for each subject, re-exported here.
+"""Everything torpor uses of torch's internals: one module per subject, re-exported here.
 
 Other packages use the names below as `_torch.name`. They need not know which module defines a
 name, and a test that replaces one here replaces it for all of them. If a new torch release moves a

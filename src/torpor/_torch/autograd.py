@@ -1,6 +1,6 @@
-"""Autograd: nodes and hooks of its graphs, who holds a leaf, forward mode, and the profiler.
+"""Autograd: nodes and hooks of its graphs, references to leaves, forward mode, and the profiler.
 
-It reaches `torch._C._autograd`, the backward engine, and the gradient accumulators of leaves.
+Uses `torch._C._autograd`, the backward engine, and the gradient accumulators of leaves.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from torpor._torch.dispatch import is_transforming
 
 
 def has_saved_tensors_hooks() -> bool:
-    """Hooks of `torch.autograd.graph.saved_tensors_hooks` are active on this thread."""
+    """Whether hooks of `torch.autograd.graph.saved_tensors_hooks` are active on this thread."""
     return _C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def is_in_backward() -> bool:
-    """Autograd is running backward on this thread."""
+    """Whether autograd is running backward on this thread."""
     return int(_C._current_graph_task_id()) != -1
 
 
 current_autograd_node: Callable[[], Any] = _C._current_autograd_node
-"""The node of the backward pass that is being run by this thread; None outside of one."""
+"""The autograd node that this thread is running; None outside of backward."""
 
 next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
-"""The number that autograd will give to the next node of this thread."""
+"""The sequence number that autograd will give to the next node on this thread."""
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """The tensor carries a forward-mode derivative."""
+    """Whether the tensor has a forward-mode tangent."""
     return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None if _level() else False
 
 
@@ -46,14 +46,14 @@ def _level() -> bool:
 
 
 def is_differentiating_forward() -> bool:
-    """Forward-mode differentiation or a function transform is at work on this thread."""
+    """Whether forward-mode differentiation or a function transform is active on this thread."""
     return _level() or is_transforming()
 
 
 def on_higher_derivatives(
     forward_mode: AbstractContextManager[Any], again: AbstractContextManager[Any]
 ) -> None:
-    """Enter `forward_mode` in every forward-mode level, `again` in every backward with a graph."""
+    """Enter `forward_mode` at each forward-mode level, `again` in each `create_graph` backward."""
     forward_ad: Any = torch.autograd.forward_ad
     enter, leave = forward_ad.enter_dual_level, forward_ad.exit_dual_level
 
@@ -81,7 +81,7 @@ def on_higher_derivatives(
                 return engine(outputs, *args, **kwargs)
         return engine(outputs, *args, **kwargs)
 
-    for module in (torch.autograd, torch.autograd.graph):  # one imports it from the other by name
+    for module in (torch.autograd, torch.autograd.graph):  # one imports it by name
         setattr(module, "_engine_run_backward", run_backward)  # noqa: B010  # untyped names
 
 
@@ -93,7 +93,7 @@ _passes = _Passes()
 
 
 def backward_passes() -> int:
-    """How many passes of autograd this thread has begun, since `on_higher_derivatives`."""
+    """How many backward passes this thread has started, since `on_higher_derivatives`."""
     return _passes.count
 
 
@@ -101,7 +101,7 @@ _UNUSUAL: set[str] = set()
 
 
 def had_unusual_backward() -> bool:
-    """A backward pass of this process was to be differentiated itself, or ran under autocast."""
+    """Whether any backward pass in this process created a graph or ran under autocast."""
     return bool(_UNUSUAL)
 
 
@@ -109,15 +109,15 @@ _holders: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignor
 
 
 def is_held(tensor: torch.Tensor, holders: int = 1) -> bool:
-    """Somebody besides `holders` of torch, its Python object for one, holds the tensor: a graph."""
+    """Whether torch holds the tensor more than `holders` times, so that some graph does."""
     return _holders(tensor) > holders
 
 
 def may_change(tensor: torch.Tensor, holders: int = 1) -> bool:
-    """No graph of autograd needs the tensor behind the object, which `holders` of torch hold.
+    """Whether no autograd graph needs the tensor itself, apart from `holders` known references.
 
-    What accumulates its gradient may hold it too: a loss that was not dropped keeps that alive. Not
-    if Python holds the accumulator: somebody has registered hooks with it.
+    Its gradient accumulator may hold it too, kept alive by a loss that was not dropped; but not if
+    Python holds the accumulator, which means that hooks are registered on it.
     """
     if _holders(tensor) <= holders:
         return True
@@ -129,7 +129,7 @@ def may_change(tensor: torch.Tensor, holders: int = 1) -> bool:
 
 @functools.cache
 def _sole_references() -> int:
-    """References to an accumulator that nobody but a graph holds, as `may_change` counts them."""
+    """The reference count of an accumulator that only a graph holds, as seen by `may_change`."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = torch.ones((), requires_grad=True)
         kept = leaf * 2
@@ -140,14 +140,14 @@ def _sole_references() -> int:
 
 
 def end_gradients(tensor: torch.Tensor, message: str) -> bool:
-    """Let backward through graphs recorded before raise `message`; False if more than that is held.
+    """Make backward through earlier graphs raise `message`; False if more than that holds it.
 
-    What accumulates the gradient of a leaf holds the leaf, for as long as a graph needs it.
+    The gradient accumulator of a leaf holds the leaf, for as long as a graph needs it.
     """
     if _holders(tensor) != 2 or not tensor.is_leaf or not tensor.requires_grad:
         return False
     node = torch.autograd.graph.get_gradient_edge(tensor).node
-    if _holders(tensor) != 2:  # it was made by the question
+    if _holders(tensor) != 2:  # the query itself created the accumulator
         return False
 
     def refuse(_: Any) -> None:
@@ -160,15 +160,15 @@ def end_gradients(tensor: torch.Tensor, message: str) -> bool:
 def pass_gradients_on(
     tensor: torch.Tensor, convert: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> None:
-    """Let gradients that graphs recorded before have for `tensor` reach what it is by then.
+    """Redirect gradients of earlier graphs for `tensor` to the tensor it is at that time.
 
-    `convert(gradient, tensor)` makes the gradient one that fits. Call it before `swap`.
+    `convert(gradient, tensor)` converts the gradient to match. Call this before `swap`.
     """
     if _holders(tensor) == 1:
         return
     node = torch.autograd.graph.get_gradient_edge(tensor).node
 
-    def pass_on(gradients: tuple[Any, ...]) -> tuple[None]:  # holds the tensor, as `node` did
+    def pass_on(gradients: tuple[Any, ...]) -> tuple[None]:  # keeps the tensor alive, like `node`
         if gradients[0] is not None:
             gradient = convert(gradients[0], tensor)
             for hook in (tensor._backward_hooks or {}).values():
@@ -182,30 +182,30 @@ def pass_gradients_on(
 
 
 def is_profiler_on() -> bool:
-    """Some thread is being profiled by `torch.profiler`."""
+    """Whether any thread is being profiled by `torch.profiler`."""
     return profiler._is_profiler_enabled
 
 
 is_profiler_on_this_thread: Callable[[], bool] = _C._autograd._profiler_enabled
-"""This thread is profiled, and by a profiler that sees no other thread."""
+"""Whether this thread is being profiled, by a profiler limited to this thread."""
 
 profiler_span: Callable[[str], AbstractContextManager[Any]] = _C._profiler._RecordFunctionFast
-"""Shows its body under a name on the timeline of `torch.profiler`."""
+"""Shows its body as a named span on the timeline of `torch.profiler`."""
 
 
 def compiled_node(results: Sequence[Any]) -> Any:
-    """The node of autograd that AOTAutograd has made for a call with these results, if any."""
+    """The autograd node that AOTAutograd made for a call with these results, if any."""
     nodes = [getattr(result, "grad_fn", None) for result in results]
     names = ((node, node.name()) for node in nodes if node is not None)
     return next((node for node, name in names if name.endswith("CompiledFunctionBackward")), None)
 
 
 def backward_keeps_graph() -> bool:
-    """The backward pass that runs now may be followed by another one."""
+    """Whether the current backward pass retains its graph."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def autocast_states() -> list[tuple[str, torch.dtype, bool]]:
-    """The dtype of autocast on each device, and whether it is on."""
+    """For each device: its autocast dtype, and whether autocast is on."""
     devices = torch._C._autocast_supported_devices()
     return [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in devices]

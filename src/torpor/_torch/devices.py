@@ -1,6 +1,6 @@
-"""Devices and the process: the device `lazy` where torch checks devices, attention, ranks, CUDA.
+"""Devices and the process: device checks in torch that must accept `lazy`, attention, CUDA.
 
-It reaches those checks, process-wide settings, `torch._lazy`, and CUDA's streams and allocator.
+Uses those checks, process-wide settings, `torch._lazy`, and CUDA's streams and allocator.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torpor._torch.dispatch import without_torch_function
 
 
 def register_device_module(name: str, module: Any) -> None:
-    """Make `module` the namespace `torch.<name>` of a device."""
+    """Register `module` as the device module `torch.<name>`."""
     if not hasattr(torch, name):
         torch._register_device_module(name, module)
 
 
 def accept_lazy_autocast() -> None:
-    """Let `torch.is_autocast_enabled("lazy")` be False where torch refuses the question."""
+    """Make `torch.is_autocast_enabled("lazy")` return False where torch raises."""
     original = torch.is_autocast_enabled
 
     @functools.wraps(original)
@@ -37,7 +37,7 @@ def accept_lazy_autocast() -> None:
 
 
 def accept_lazy_attention() -> None:
-    """Let `nn.MultiheadAttention` take its fused path on the device `lazy` too."""
+    """Enable the fused path of `nn.MultiheadAttention` on the device `lazy`."""
     from torch.nn.modules import activation
 
     original = activation._check_arg_device
@@ -49,9 +49,9 @@ def accept_lazy_attention() -> None:
 def accept_lazy_losses(
     physical: Callable[[torch.device], torch.device], prepare: Callable[[OpOverload], None]
 ) -> None:
-    """Let `linear_cross_entropy` choose on the device `lazy` what it chooses on the physical one.
+    """Make `linear_cross_entropy` choose for the device `lazy` what it does for the physical one.
 
-    `prepare` is called with the op behind it before its first use.
+    `prepare` is called with the underlying op before its first use.
     """
     name = "torch.nn.modules.linear_cross_entropy"
     if importlib.util.find_spec(f"{name}_options") is None:  # torch 2.11 does not have it
@@ -75,7 +75,7 @@ def accept_lazy_losses(
 
 
 def attention_switches() -> tuple[Any, ...]:
-    """The process-wide switches that decide which attention kernel is chosen."""
+    """The process-wide switches that determine the choice of attention kernel."""
     return (
         _C._get_flash_sdp_enabled(),
         _C._get_math_sdp_enabled(),
@@ -96,15 +96,15 @@ def attention_choice(
     causal: bool,
     scale: float | None,
 ) -> int:
-    """The number of the attention kernel torch chooses for plain tensors like these."""
+    """The number of the attention kernel that torch chooses for plain tensors like these."""
     with without_torch_function():
         return int(torch._fused_sdp_choice(query, key, value, None, p, causal, scale=scale))
 
 
 def on_default_dtype(finish: Callable[[], None], changed: Callable[[], None]) -> None:
-    """Call `finish` before the default dtype changes, `changed` after it has.
+    """Call `finish` before the default dtype changes, and `changed` afterwards.
 
-    It decides result types unseen, when an op is recorded and again when it is computed.
+    It is an implicit input of type inference, both when an op is recorded and when it runs.
     """
 
     def watch(name: str) -> None:
@@ -126,37 +126,37 @@ def on_default_dtype(finish: Callable[[], None], changed: Callable[[], None]) ->
 
 
 def is_data_worker() -> bool:
-    """This process loads data for a `DataLoader` of another one."""
+    """Whether this process is a `DataLoader` worker."""
     worker = sys.modules.get("torch.utils.data._utils.worker")
     return worker is not None and worker._worker_info is not None
 
 
 def finish_gpu() -> None:
-    """Wait for the GPUs, if this process uses one."""
+    """Wait for the GPUs, if this process uses any."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def cuda_stream(device: int) -> int:
-    """The address of the stream on which this thread's kernels run; no object is made for it."""
-    stream: int = _C._cuda_getCurrentRawStream(device)  # in builds for CUDA
+    """The address of the stream on which this thread's kernels run, without making an object."""
+    stream: int = _C._cuda_getCurrentRawStream(device)  # only in CUDA builds
     return stream
 
 
 def end_allocating_to_pool(device: int, pool: Any) -> None:
-    """Let tensors of `device` be allocated as ever, after a capture of a CUDA graph that broke."""
+    """Stop allocating from the pool of a CUDA graph, after a failed capture."""
     _C._cuda_endAllocateToPool(device, pool)
     _C._cuda_releasePool(device, pool)
 
 
 def forget_cublas_workspaces() -> None:
-    """Free what cuBLAS keeps for each stream, part of which lies in the memory of CUDA graphs."""
+    """Free cuBLAS's per-stream workspaces, some of which are in the memory of CUDA graphs."""
     if torch.cuda.is_initialized():
         _C._cuda_clearCublasWorkspaces()
 
 
 def torch_lazy_system() -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], int]]:
-    """Starts PyTorch's own lazy tensors, where torpor is not: cut, wait, and compiles so far."""
+    """Start PyTorch's own lazy tensors (without torpor): cut, wait, and the number of compiles."""
     import torch._lazy.metrics
     import torch._lazy.ts_backend
 

@@ -1,6 +1,6 @@
-"""What is active on this thread: dispatch keys, dispatch modes, function transforms, autocast.
+"""Thread-local dispatcher state: dispatch keys, dispatch modes, function transforms, autocast.
 
-It reaches the dispatcher's thread-local key sets and the stacks of modes and of transforms.
+Uses the dispatcher's thread-local key sets, and the stacks of modes and of transforms.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from torch.utils._python_dispatch import (
 )
 
 DispatchMode: Any = TorchDispatchMode  # its methods are not annotated
-"""Base of a mode that sees every op, below autograd."""
+"""The base class of a mode that intercepts every op, below autograd."""
 
 disabled_torch_function = _C._disabled_torch_function_impl
 
 
 def modes() -> list[Any]:
-    """The dispatch modes that are active, outermost first."""
+    """The active dispatch modes, outermost first."""
     return list(_get_current_dispatch_mode_stack())
 
 
 def without_torch_function() -> AbstractContextManager[Any]:
-    """Switches off `__torch_function__` and its modes, the default device among them."""
+    """Disable `__torch_function__` and its modes, including the default device."""
     return _C.DisableTorchFunction()
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """Runs the body as if no dispatch mode were active: plain tensors stay plain."""
+    """Run the body without dispatch modes: plain tensors stay plain."""
     if _C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():
         return _modes_aside()
     return _C.DisableTorchFunction()
@@ -43,7 +43,7 @@ def without_modes() -> AbstractContextManager[Any]:
 
 @contextmanager
 def without_dispatch_modes() -> Iterator[None]:
-    """Runs the body as if no dispatch mode were active; modes of `__torch_function__` stay."""
+    """Run the body without dispatch modes, keeping modes of `__torch_function__`."""
     with _disable_current_modes():
         yield
 
@@ -55,15 +55,15 @@ def _modes_aside() -> Iterator[None]:
 
 
 _BIT_KEYS = (_C.DispatchKey.Conjugate, _C.DispatchKey.Negative, _C.DispatchKey.ZeroTensor)
-"""What torch switches off while it calls us, and a kernel that makes a conjugate view needs."""
+"""Keys that torch excludes while it calls us, and that kernels making conjugate views need."""
 
 
 @contextmanager
 def kernels() -> Iterator[None]:
-    """Runs the body below autograd, where eager runs its kernels: the grad mode stays on.
+    """Run the body below autograd, like eager's kernels, with the grad mode on.
 
-    Some kernels look at the grad mode and keep something for backward only if it is on. Nobody
-    counts writes down there, and inference tensors are written to like all others.
+    Some kernels save state for backward only if the grad mode is on. Below autograd, writes do not
+    bump versions, and inference tensors can be written to.
     """
     with _C.DisableTorchFunction(), torch.enable_grad(), _C._AutoDispatchBelowAutograd():
         excluded = _C._dispatch_tls_local_exclude_set().add(_C.DispatchKey.ADInplaceOrView)
@@ -74,7 +74,7 @@ def kernels() -> Iterator[None]:
 
 
 def below_autograd() -> AbstractContextManager[Any]:
-    """Runs the body below autograd: a composite op on lazy tensors reaches us whole."""
+    """Run the body below autograd: composite ops on lazy tensors reach us undecomposed."""
     return _C._AutoDispatchBelowAutograd()
 
 
@@ -82,7 +82,7 @@ _AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU).add(_C.DispatchKe
 
 
 def without_autocast() -> AbstractContextManager[Any]:
-    """Runs the body below autocast: nothing is cast."""
+    """Run the body below autocast: nothing is cast."""
     return _C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS)
 
 
@@ -94,9 +94,9 @@ _AUTOGRAD_KEYS = (
 
 @contextmanager
 def above_autograd() -> Iterator[None]:
-    """Runs the body where the user's code runs: autograd sees its ops again.
+    """Run the body at the level of user code, where autograd sees its ops.
 
-    In inference mode that is below autograd too, but not below the bookkeeping of views.
+    In inference mode that excludes autograd, but not the tracking of views.
     """
     excluded = _C._dispatch_tls_local_exclude_set()
     keys = () if torch.is_inference_mode_enabled() else _AUTOGRAD_KEYS
@@ -111,13 +111,13 @@ _PYTHON_KEYS = (_C.DispatchKey.Python, _C.DispatchKey.PythonTLSSnapshot)
 
 
 def is_python_off() -> bool:
-    """torch does not ask tensor subclasses now: `torch.tensor` reads the items of a list so."""
+    """Whether dispatch to tensor subclasses is off, as while `torch.tensor` reads list items."""
     return bool(_C._dispatch_tls_is_dispatch_key_excluded(_C.DispatchKey.Python))
 
 
 @contextmanager
 def python_on() -> Iterator[None]:
-    """Runs the body with tensor subclasses asked again."""
+    """Run the body with dispatch to tensor subclasses on."""
     excluded = _C._dispatch_tls_local_exclude_set()
     for key in _PYTHON_KEYS:
         excluded = excluded.remove(key)
@@ -126,25 +126,25 @@ def python_on() -> Iterator[None]:
 
 
 def is_any_autocast_on() -> bool:
-    """Ops are cast on some kind of device now."""
+    """Whether autocast is on for any device."""
     return bool(_C._is_any_autocast_enabled())
 
 
 def is_transforming() -> bool:
-    """A function transform (`torch.func`) is at work."""
+    """Whether a function transform (`torch.func`) is active."""
     return bool(_C._are_functorch_transforms_active())
 
 
 def is_tracing() -> bool:
-    """A compiler, TorchScript, `torch.func` or a mode that is no `mode` of torpor's looks on."""
+    """Whether a compiler, TorchScript or `torch.func` is tracing."""
     return bool(
         torch.compiler.is_compiling() or _C._get_tracing_state() is not None or is_transforming()
     )
 
 
 def as_on_another_thread() -> AbstractContextManager[Any]:
-    """Runs the body as on a thread where the user has switched nothing on: no mode, no inference
-    mode, no autocast, no transform of `torch.func`."""
+    """Run the body as on a fresh thread: without modes, inference mode, autocast or transforms of
+    `torch.func`."""
     if (
         torch.is_inference_mode_enabled()
         or is_any_autocast_on()

@@ -1,4 +1,4 @@
-"""Process groups, their works and stores, as torch's dispatcher hands them over."""
+"""Process groups, works and stores, in the form in which the dispatcher passes them."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _NAMES: Final = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 
 def is_distributed() -> bool:
-    """This process is one of several ranks."""
+    """Whether this process is one of several ranks."""
     return bool(dist.is_available() and dist.is_initialized())
 
 
 def resolve_group(name: str) -> Any:
-    """The process group of that name."""
+    """The process group with that name."""
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]  # a NewType
 
 
 def group_in(boxed: Any) -> Any:
-    """The process group that an op of `c10d` was called with."""
+    """Unbox the process group argument of a `c10d` op."""
     return dist.ProcessGroup.unbox(boxed) if isinstance(boxed, _C.ScriptObject) else boxed
 
 
 def reduction_in(boxed: Any) -> str | None:
-    """The name of the reduction that an op of `c10d` was called with; None: one with a factor."""
+    """The name of the reduction argument of a `c10d` op; None for one with a factor."""
     op = boxed.op() if isinstance(boxed, _C.ScriptObject) else boxed  # type: ignore[attr-defined]  # of ReduceOp
     return next((name.lower() for name in _NAMES if op == getattr(dist.ReduceOp, name)), None)
 
 
 def reduction(name: str) -> Any:
-    """The reduction of that name."""
+    """The reduction with that name."""
     return getattr(dist.ReduceOp, name.upper())
 
 
 def finished_work(result: Any, device: torch.device) -> Any:
-    """A work whose result is there, as an op of `c10d` returns one."""
+    """A completed work, as a `c10d` op returns one."""
     future: Any = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
     future.set_result(result)
     make: Any = getattr(_C._distributed_c10d, "_create_work_from_future")  # noqa: B009  # untyped
@@ -52,22 +52,22 @@ def finished_work(result: Any, device: torch.device) -> Any:
 
 
 def is_fake_group(group: Any) -> bool:
-    """A group of `torch.testing`, for one process that plays a rank of many: no other is there."""
+    """Whether it is `torch.testing`'s fake group: one process simulates a rank, without others."""
     return bool(dist.get_backend(group) == "fake")
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Which rank this is, and of how many."""
+    """This process's rank, and the number of ranks."""
     return (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
 
 
 def ranks_of_group(name: str) -> list[int]:
-    """The ranks of the group of that name, in its order."""
+    """The ranks in the group with that name, in order."""
     return list(dist.get_process_group_ranks(resolve_group(name)))
 
 
 def gloo_group(store: Any, rank: int, size: int, seconds: float) -> Any:
-    """A group that is nobody's default, and in no table: for a thread that plays a rank."""
+    """A group that is registered nowhere, for a thread that simulates a rank."""
     group: Any = dist.ProcessGroup(store, rank, size)
     backend = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=seconds))
     kind = dist.ProcessGroup.BackendType.GLOO
@@ -77,7 +77,7 @@ def gloo_group(store: Any, rank: int, size: int, seconds: float) -> Any:
 
 
 def store_of(group: Any) -> Any:
-    """The store that the ranks of a group share."""
+    """The store shared by the ranks of a group."""
     return dist.distributed_c10d._world.pg_map[group][1]
 
 
@@ -85,9 +85,9 @@ def on_data_parallel(
     prepare: Callable[[torch.nn.Module], None],
     buckets: Callable[[Iterable[torch.Tensor]], AbstractContextManager[Any]],
 ) -> None:
-    """Call `prepare` with a module before DistributedDataParallel looks at it.
+    """Call `prepare` with a module before DistributedDataParallel wraps it.
 
-    Its reducer makes its buckets, first and whenever it makes them anew, inside `buckets`.
+    Its reducer builds its buckets, initially and when rebuilding them, within `buckets`.
     """
     parallel: Any = torch.nn.parallel.DistributedDataParallel
     start, make = parallel.__init__, parallel._ddp_init_helper

@@ -1,4 +1,4 @@
-"""DTensor: one tensor over several ranks, each of which holds a part of it."""
+"""DTensor: one tensor sharded over several ranks."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _MODULE = "torch.distributed.tensor"
 
 
 def is_dtensor(tensor: object) -> bool:
-    """`tensor` is a DTensor; its module is not imported for the answer."""
+    """Whether `tensor` is a DTensor; does not import its module."""
     module = sys.modules.get(_MODULE)
     return module is not None and issubclass(type(tensor), module.DTensor)
 
 
 def local_part(tensor: Any) -> Any:
-    """The tensor that this rank holds of a DTensor; anything else is its own."""
+    """This rank's shard of a DTensor; any other tensor itself."""
     if type(tensor) is torch.Tensor or not is_dtensor(tensor):
         return tensor
     return tensor._local_tensor
 
 
 def of_local_part(tensor: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A DTensor like `tensor`, of which this rank holds what `convert` makes of its part."""
+    """A DTensor like `tensor`, whose shard on this rank is converted by `convert`."""
     part = tensor._local_tensor if tensor.is_leaf else tensor.to_local()
     local = convert(part)
     made: torch.Tensor = tensor
@@ -43,9 +43,9 @@ def of_local_part(tensor: Any, convert: Callable[[torch.Tensor], torch.Tensor]) 
 
 
 def wait_at_once(is_ours: Callable[[Any], bool]) -> None:
-    """Functional collectives return their results, not tensors that wait when they are used.
+    """Make functional collectives return results, not wrappers that wait on first use.
 
-    For tensors that are `is_ours`: their `wait` is recorded, nobody waits.
+    For tensors that are `is_ours`: their `wait` is recorded, and does not block.
     """
 
     def around(wrap: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -1,6 +1,6 @@
-"""TorchDynamo: its backends, and frames in which it meets a lazy tensor.
+"""TorchDynamo: its backends, and what happens in frames in which it meets a lazy tensor.
 
-It reaches the registry of backends, AOTAutograd, `convert_frame` and `VariableBuilder`.
+Uses the registry of backends, AOTAutograd, `convert_frame` and `VariableBuilder`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torpor._torch.uses import Uses
 
 
 def dynamo_backends() -> list[str]:
-    """The names of all of TorchDynamo's backends, those for debugging included."""
+    """The names of all TorchDynamo backends, including debugging ones."""
     from torch._dynamo.backends.registry import list_backends
 
     return [name for name in list_backends(exclude_tags=()) if name != "torpor"]
 
 
 def dynamo_compiler(name: str) -> Callable[..., Any]:
-    """The function behind a name of TorchDynamo's backends."""
+    """The TorchDynamo backend with that name."""
     from torch._dynamo.backends.registry import lookup_backend
 
     return lookup_backend(name)
@@ -43,12 +43,12 @@ def dynamo_training_backend(
 ) -> Callable[..., Any]:
     """A TorchDynamo backend that compiles forward and backward graphs with `compile_graph`.
 
-    The graphs are functional graphs of ATen ops, but for inputs that are written to in the end, by
-    `copy_`; a compiled one takes its inputs as one list. What is cheap, such as a view of a weight,
-    is computed again in backward rather than kept for it.
-    `compile_graph` is also told how many results are for the user: those after them are kept for
-    backward, and may have any strides; and whether it is a forward graph, whose results lie in one
-    memory where they do in the graph. Gradients never do: autograd may add to one in place.
+    The graphs are functional ATen graphs, except for final `copy_` ops into mutated inputs;
+    compiled ones use the boxed calling convention. Cheap values, such as views of weights, are
+    recomputed in backward rather than saved. `compile_graph` also gets the number of user-visible
+    results (the rest are saved for backward, and may have any strides), and whether it is a forward
+    graph, whose results must alias as in the graph. Gradients must not: autograd may accumulate
+    into one in place.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -61,7 +61,7 @@ def dynamo_training_backend(
         def run(args: list[Any]) -> Any:
             return compiled(args)
 
-        run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
+        run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's marker
         return run
 
     def forward(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -93,7 +93,7 @@ def dynamo_graphs() -> int:
 class MetLazy(BaseException):
     """TorchDynamo has met a lazy tensor; `source` is the expression that leads to it.
 
-    No `Exception`: TorchDynamo turns those into errors of its own.
+    Not an `Exception`, which TorchDynamo would convert to an error of its own.
     """
 
     def __init__(self, source: str) -> None:
@@ -102,7 +102,7 @@ class MetLazy(BaseException):
 
 
 class Capturing(threading.local):
-    """Whether this thread captures a frame that meets lazy tensors."""
+    """Whether this thread is capturing a frame with lazy tensors."""
 
     on = False
 
@@ -112,23 +112,23 @@ CAPTURING = Capturing()
 
 @dataclass(frozen=True)
 class LazyFrames:
-    """What becomes of frames in which TorchDynamo meets lazy tensors."""
+    """How to handle frames in which TorchDynamo meets lazy tensors."""
 
-    is_ours: Callable[[Any], bool]  # a frame of torpor's own code: it runs as it is
-    meets_lazy: Callable[[Any], bool]  # asked before a frame is traced
+    is_ours: Callable[[Any], bool]  # a frame of torpor's code, to run uncompiled
+    meets_lazy: Callable[[Any], bool]  # called before a frame is traced
     is_lazy: Callable[[object], bool]
-    remember: Callable[[Any, str], None]  # the way to a tensor that was found only while tracing
+    remember: Callable[[Any, str], None]  # the source of a tensor found only during tracing
     may_capture: Callable[[Any], bool]
     backend: Callable[..., Any]  # compiles what is captured
-    not_captured: Callable[[Any, str], None]  # a frame, and why
-    timed: Callable[[], AbstractContextManager[Any]]  # what a capture takes
+    not_captured: Callable[[Any, str], None]  # called with a frame and the reason
+    timed: Callable[[], AbstractContextManager[Any]]  # measures the time of captures
 
 
 def on_dynamo_frame(frames: LazyFrames) -> None:
-    """Capture frames in which TorchDynamo meets a lazy tensor, with a backend of our own.
+    """Capture frames in which TorchDynamo meets a lazy tensor, using our own backend.
 
-    A frame that cannot be captured runs uncompiled, with all it calls. What was compiled for plain
-    tensors stays.
+    A frame that cannot be captured runs uncompiled, with all it calls. Code that was compiled for
+    plain tensors is kept.
     """
 
     def watch_frames(module: Any) -> None:
@@ -153,7 +153,7 @@ def on_dynamo_frame(frames: LazyFrames) -> None:
                 try:
                     return convert(ours, frame, *args, **kwargs)
                 except Exception as error:
-                    reason = getattr(error, "inner_exception", error)  # of a backend
+                    reason = getattr(error, "inner_exception", error)  # raised in a backend
                     frames.not_captured(frame, str(reason))
                     return _uncompiled()
 
@@ -169,7 +169,7 @@ def on_dynamo_frame(frames: LazyFrames) -> None:
                 return wrap(self, value)
             if CAPTURING.on:
                 return self.wrap_tensor(value)
-            name = getattr(self.source, "name", "")  # a method before it became a property
+            name = getattr(self.source, "name", "")  # a method in older releases
             raise MetLazy(str(name() if callable(name) else name))
 
         builder._wrap = _wrap
@@ -185,8 +185,8 @@ def on_dynamo_frame(frames: LazyFrames) -> None:
 def _capturing() -> Iterator[None]:
     """Capture lazy tensors in the body: sizes and numbers are constants, hooks are guarded.
 
-    Backward is traced without autocast: it runs after the body of autocast, as a rule. Calls of
-    numpy stay numpy's, whose bits are not torch's. Nobody has asked for TorchDynamo's advice.
+    Backward is traced without autocast, as it usually runs outside of it. Calls of NumPy are not
+    traced, as torch's results would differ in the last bits. TorchDynamo's advice is suppressed.
     """
     import torch._dynamo.config
     import torch._functorch.config
@@ -213,7 +213,7 @@ def _capturing() -> Iterator[None]:
 
 
 def _silence_loggers() -> None:
-    """Let TorchDynamo log no mistakes while it captures; what `TORCH_LOGS` asks for is logged."""
+    """Suppress TorchDynamo's warnings during capture, except logs enabled by `TORCH_LOGS`."""
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if name.startswith(_TRACERS) and isinstance(logger, logging.Logger):
             logger.addFilter(_is_no_advice)
@@ -227,9 +227,9 @@ _TRACERS = ("torch._dynamo", "torch._functorch", "torch._subclasses")
 
 
 def take_ops_apart_as_eager_does() -> None:
-    """While something is captured, composite ops are taken apart by torch's C++, as in eager.
+    """During capture, decompose composite ops in C++ like eager.
 
-    Python's decompositions, made for symbolic sizes, do other sums: other bits.
+    Python's decompositions, made for symbolic sizes, compute differently: other last bits.
     """
 
     def watch(module: Any) -> None:
@@ -246,9 +246,9 @@ def take_ops_apart_as_eager_does() -> None:
 
 
 def detach_what_has_no_gradient() -> None:
-    """Let backward of what is captured not go on to what made an input that gets no gradient.
+    """Stop captured backward graphs at inputs that get no gradient.
 
-    AOTAutograd detaches such inputs where they are no leaves: fakes of lazy tensors always are.
+    AOTAutograd detaches such inputs unless they are leaves; fakes of lazy tensors always are.
     """
 
     def watch(module: Any) -> None:
@@ -272,7 +272,7 @@ def detach_what_has_no_gradient() -> None:
 
 
 def keep_lazy_tangents(is_lazy: Callable[[object], bool]) -> None:
-    """Let lazy gradients enter the backward of what was captured with lazy tensors as they are."""
+    """Pass lazy gradients unchanged to the backward of code captured with lazy tensors."""
 
     def watch(module: Any) -> None:
         dispatch = module.AOTDispatchAutograd
@@ -292,16 +292,16 @@ def keep_lazy_tangents(is_lazy: Callable[[object], bool]) -> None:
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph of ATen ops, in functional form, as AOTAutograd calls it."""
+    """A functional ATen graph, as AOTAutograd calls it."""
 
     module: torch.fx.GraphModule
-    shown: int | None = None  # a forward graph: results after these are kept for the backward graph
-    resumes: bool = False  # a backward graph: one argument stands for all that was kept
+    shown: int | None = None  # forward graph: how many results are not saved for backward
+    resumes: bool = False  # backward graph: one argument stands for all saved tensors
 
 
 @dataclass(frozen=True)
 class GraphOps:
-    """A graph of torch's functions, as TorchDynamo has captured it, and what was made of it."""
+    """A graph of torch functions captured by TorchDynamo, and what it was compiled to."""
 
     uses: Uses
     compiled: Callable[..., Any]
@@ -313,9 +313,9 @@ def region_backend(
     make: Callable[[Captured], Callable[[list[Any]], list[Any]]],
     finish: Callable[[GraphOps], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """A TorchDynamo backend that has forward and backward graphs called by what `make` gives.
+    """A TorchDynamo backend whose forward and backward graphs are called by the result of `make`.
 
-    What `finish` gives is called by TorchDynamo.
+    TorchDynamo calls the result of `finish`.
     """
 
     def compile_boxed(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -325,7 +325,7 @@ def region_backend(
             object.__setattr__(meta, "_torpor_region", True)
         captured = module.meta.get("torpor_captured") or Captured(module)
         if about is not None:
-            about.bw_donated_idxs = []  # nothing was donated; without a list, it is an error
+            about.bw_donated_idxs = []  # nothing is donated; None would be an error
         if about is not None and not captured.resumes:
             _refuse_writes(about.input_info)
             _INPUTS.written = {i for i, one in enumerate(about.input_info) if one.mutates_data}
@@ -334,7 +334,7 @@ def region_backend(
         def run(args: list[Any]) -> Any:
             return called(args)
 
-        run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
+        run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's marker
         return run
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Any:
@@ -354,19 +354,19 @@ def region_backend(
         )
         with uses.traced():
             compiled = compile_graph(uses.module, uses.inputs)
-        uses.inputs.clear()  # the user's own tensors, which would live as long as the code
+        uses.inputs.clear()  # user tensors, which the code would keep alive
         return finish(GraphOps(uses, compiled, _INPUTS.written, _INPUTS.draws))
 
     return backend
 
 
 class _Inputs(threading.local):
-    """Which inputs of the graph that this thread captures are parts of a module."""
+    """Facts about the inputs of the graph that this thread is capturing."""
 
-    of_modules: Sequence[bool] = ()
+    of_modules: Sequence[bool] = ()  # which of them belong to modules
     again: Collection[int] = ()  # which of them are uses of one argument
-    written: Collection[int] = ()  # those that the graph writes to
-    draws = False  # the graph, random numbers
+    written: Collection[int] = ()  # which of them the graph writes to
+    draws = False  # whether the graph draws random numbers
 
 
 _INPUTS = _Inputs()
@@ -375,12 +375,12 @@ _INPUTS = _Inputs()
 def _is_of_module(node: torch.fx.Node) -> bool:
     source = getattr(node.meta.get("grapharg"), "source", None)
     guarded = getattr(source, "guard_source", None)
-    guarded = guarded() if callable(guarded) else guarded  # a method before it was a property
+    guarded = guarded() if callable(guarded) else guarded  # a method in older releases
     return guarded is not None and "NN_MODULE" in guarded.name
 
 
 def _refuse_writes(infos: Any) -> None:
-    """Nothing is written but parts of modules: no guard tells which others share memory."""
+    """Allow writes only to parts of modules: no guard checks whether other inputs alias."""
     alike = len(infos) == len(_INPUTS.of_modules)
     for place, info in enumerate(infos):
         if info.mutates_data and not (alike and _INPUTS.of_modules[place]):
@@ -390,7 +390,7 @@ def _refuse_writes(infos: Any) -> None:
 
 
 def _refuse_written(kept: list[torch.fx.Node]) -> None:
-    """Backward reads nothing that forward has written to: it would read what is there by then."""
+    """Reject backward reading an input that forward writes to: it would see the new contents."""
     for node in kept:
         while node.target is operator.getitem or getattr(node.target, "is_view", False):
             node = node.all_input_nodes[0]
@@ -407,10 +407,10 @@ def _partition(
     num_fwd_outputs: int,
     **options: Any,
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Forward and backward graphs between which AOTAutograd sees one tensor: the first one kept.
+    """Forward and backward graphs that save one tensor as far as AOTAutograd sees: the first.
 
-    It would keep a tensor for each, and they are many. What it sees is never run: the graphs
-    themselves are beside it.
+    AOTAutograd has overhead for each saved tensor, and there are many. The graphs it sees are never
+    run; the real ones are attached to them.
     """
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch.utils.checkpoint import CheckpointPolicy
@@ -418,7 +418,7 @@ def _partition(
     uses.arrange(joint, num_fwd_outputs)
     for node in joint.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE  # drawn once
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE  # must not be drawn twice
             _INPUTS.draws = True
     forward, backward = min_cut_rematerialization_partition(
         joint, inputs, num_fwd_outputs=num_fwd_outputs, **options
@@ -442,7 +442,7 @@ def _partition(
 
 
 def _only(module: torch.fx.GraphModule, results: list[torch.fx.Node]) -> torch.fx.GraphModule:
-    """A copy of a graph, with these results."""
+    """A copy of a graph with these results."""
     graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for node in module.graph.nodes:
         if node.op == "output":
@@ -456,7 +456,7 @@ def _only(module: torch.fx.GraphModule, results: list[torch.fx.Node]) -> torch.f
 
 
 def _resumed(module: torch.fx.GraphModule, kept: int, place: int) -> torch.fx.GraphModule:
-    """A copy of a backward graph whose first arguments, all but one, are made of that one."""
+    """A copy of a backward graph whose saved tensors are all derived from a single one."""
     graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     given = list(module.graph.find_nodes(op="placeholder"))
     copies[given[place]] = holder = graph.node_copy(given[place], copies.__getitem__)
@@ -473,12 +473,12 @@ def _resumed(module: torch.fx.GraphModule, kept: int, place: int) -> torch.fx.Gr
 
 
 def _uncompiled() -> Any:
-    """What tells TorchDynamo to run one frame, and all it calls, as it is; others are compiled."""
+    """The result that makes TorchDynamo run one frame, and all it calls, uncompiled."""
     from torch._dynamo import types
 
     skip = types.FrameAction.SKIP
     strategy = types.FrameExecStrategy(skip, skip)
     count = getattr(_C._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", None)
     if count is not None:
-        count(-1)  # do not count: `fullgraph=True` is an error where no frame was compiled
+        count(-1)  # no count, as `fullgraph=True` is an error if no frame is compiled
     return types.ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)

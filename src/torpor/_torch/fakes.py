@@ -1,6 +1,6 @@
-"""Fake tensors: the modes that make them, what they know of an op, and what they raise.
+"""Fake tensors: the modes that make them, the ops they support, and what they raise.
 
-It reaches `torch._subclasses`, `torch._decomp`, and the fake kernels of `torch._library`.
+Uses `torch._subclasses`, `torch._decomp`, and the fake kernels of `torch._library`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from torpor._torch.import_hooks import after_import
 
 @functools.cache
 def fake_mode() -> Any:
-    """The fake-tensor mode that infers types with no numbers."""
+    """The fake-tensor mode for type inference without data."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode = FakeTensorMode(allow_non_fake_inputs=False)
-    mode.cache_enabled = False  # torch's cache has no bound; `inference.infer` keeps one that has
+    mode.cache_enabled = False  # torch's cache is unbounded; `inference.infer` has a bounded one
     return mode
 
 
 def new_fake_mode() -> Any:
-    """A fake-tensor mode of its own, for one trace; all sizes are numbers.
+    """A new fake-tensor mode for one trace with static sizes.
 
-    It has a shape environment, without which Inductor does not keep what it compiles on disk.
+    It has a shape environment, without which Inductor does not cache compiled code on disk.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -42,7 +42,7 @@ def new_fake_mode() -> Any:
 
 
 def tracing_with(mode: Any) -> AbstractContextManager[Any]:
-    """Tells compilers which fake-tensor mode the inputs of a graph are from."""
+    """Tell compilers which fake-tensor mode a graph's inputs belong to."""
     from torch._guards import TracingContext, tracing
 
     return tracing(TracingContext(mode))
@@ -50,7 +50,7 @@ def tracing_with(mode: Any) -> AbstractContextManager[Any]:
 
 @contextmanager
 def quiet_fakes() -> Iterator[None]:
-    """Keeps fake tensors from logging an op they refuse: the refusal is an answer too."""
+    """Suppress logs of fake tensors about unsupported ops, which are an expected outcome."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -60,7 +60,7 @@ def quiet_fakes() -> Iterator[None]:
 
 
 def data_dependent_errors() -> tuple[type[BaseException], ...]:
-    """What fake tensors raise for an op whose result type depends on numbers."""
+    """The errors that fake tensors raise for an op whose result type depends on data."""
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -70,7 +70,7 @@ def data_dependent_errors() -> tuple[type[BaseException], ...]:
 
 
 def unsupported_errors() -> tuple[type[BaseException], ...]:
-    """What fake tensors raise for an op they know nothing about."""
+    """The errors that fake tensors raise for an unsupported op."""
     from torch._subclasses.fake_tensor import (
         UnsupportedFakeTensorException,
         UnsupportedOperatorException,
@@ -80,7 +80,7 @@ def unsupported_errors() -> tuple[type[BaseException], ...]:
 
 
 def has_fake(op: OpOverload) -> bool:
-    """An op of a library has a kernel for fake tensors."""
+    """Whether a library's op has a kernel for fake tensors."""
     from torch._library import custom_ops, simple_registry, utils
 
     made = custom_ops.OPDEFS.get(f"{op.namespace}::{op._opname}")
@@ -93,7 +93,7 @@ def has_fake(op: OpOverload) -> bool:
 
 
 def give_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[[], None]:
-    """Give an op of a library that has none a kernel for fake tensors; what takes it away again."""
+    """Register a fake kernel for a library's op without one; returns a function to remove it."""
     from torch._library import custom_ops
 
     made = custom_ops.OPDEFS.get(f"{op.namespace}::{op._opname}")
@@ -112,9 +112,9 @@ _MADE_OF_OTHERS = (
 
 
 def type_source(op: OpOverload) -> str:
-    """What tells fake tensors the result of an op: a kernel for meta tensors, its parts, or fakes.
+    """Where fake tensors get an op's result from: "meta" kernel, its "parts", or a "fake" rule.
 
-    The empty string if there is nothing.
+    Empty if there is nothing.
     """
     importlib.import_module("torch._meta_registrations")
     fakes = importlib.import_module("torch._subclasses.fake_impls").op_implementations_dict
@@ -128,7 +128,7 @@ def type_source(op: OpOverload) -> str:
 
 
 def fakes_by_decomposition(op: Any) -> bool:
-    """Fake tensors take `op` apart to find its result, though it has a kernel for meta tensors."""
+    """Whether fake tensors decompose `op` although it has a meta kernel."""
     from torch._decomp import decomposition_table, meta_table
 
     if op not in decomposition_table or op in meta_table:
@@ -137,9 +137,9 @@ def fakes_by_decomposition(op: Any) -> bool:
 
 
 def make_fakes_with(type_of: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-    """Let fake tensors be made of the tensor on `meta` that `type_of` gives for one, if any.
+    """Make fake tensors from the meta tensor that `type_of` returns for a tensor, if any.
 
-    The fake has the device of the tensor itself; whether it is a parameter is seen too.
+    The fake gets the device of the original tensor, and is a parameter if that is.
     """
 
     def watch(module: Any) -> None:
@@ -150,7 +150,7 @@ def make_fakes_with(type_of: Callable[[torch.Tensor], torch.Tensor | None]) -> N
             stand_in = type_of(t)
             if stand_in is None:
                 return convert(self, mode, t, *args, **kwargs)
-            kwargs.pop("make_constant", None)  # there are no numbers to keep
+            kwargs.pop("make_constant", None)  # there is no data to keep
             made = convert(self, mode, stand_in, False, *args[1:], **kwargs)
             made.fake_device = t.device
             return made

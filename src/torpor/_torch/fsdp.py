@@ -1,4 +1,4 @@
-"""`torch.distributed.fsdp.fully_shard`: the functions that make, free and fill its buffers."""
+"""`torch.distributed.fsdp.fully_shard`: the functions that allocate, free and fill its buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WITH_MEMORY = ("alloc_storage", "free_storage")
 
 
 def has_lazy_shard(args: tuple[Any, ...], cls: type) -> bool:
-    """Among the arguments of such a function are parameters whose shards are of class `cls`."""
+    """Whether the parameters among the arguments have shards of class `cls`."""
     params = next((arg for arg in args if isinstance(arg, list)), [])
     return any(isinstance(param._sharded_param_data, cls) for param in params[:1])
 
@@ -23,7 +23,7 @@ def has_lazy_shard(args: tuple[Any, ...], cls: type) -> bool:
 def on_fully_shard(
     around_buffers: Callable[[Function], Function], around_memory: Callable[[Function], Function]
 ) -> None:
-    """Replace the functions that make buffers, and those that change the memory of a tensor."""
+    """Wrap the functions that make buffers, and those that resize the memory of a tensor."""
     for name in _WITH_BUFFERS:
         replace_function(f"{_PACKAGE}._fsdp_collectives.{name}", around_buffers)
     for name in _WITH_MEMORY:

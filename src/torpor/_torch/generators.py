@@ -1,6 +1,6 @@
-"""Random generators: what happens when somebody sets their states.
+"""Random generators: intercepts setting their states.
 
-It reaches `set_rng_state` of torch and of CUDA, which compilers call too.
+Wraps `set_rng_state` of torch and of CUDA, which compilers call too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torpor._torch.dispatch import without_modes
 
 
 class _Generators(threading.local):
-    """What becomes of states that compilers set on this thread."""
+    """How to handle states that compilers set on this thread."""
 
     by_copies = False
     ignored = False
@@ -28,10 +28,10 @@ _generators = _Generators()
 
 @contextmanager
 def set_cuda_states_by_copies() -> Iterator[None]:
-    """On this thread `torch.cuda.set_rng_state` gives the generator a new state to draw from.
+    """On this thread, `torch.cuda.set_rng_state` installs a new state object in the generator.
 
-    It has the numbers asked for; to set the numbers of the old state, as Inductor does after each
-    compile, would start the dropout of cuDNN's recurrent networks anew.
+    Writing into the old one, as Inductor does after each compile, would reset the dropout of
+    cuDNN's RNNs.
     """
     _watch_states()
     before, _generators.by_copies = _generators.by_copies, True
@@ -43,9 +43,9 @@ def set_cuda_states_by_copies() -> Iterator[None]:
 
 @contextmanager
 def leave_states_alone() -> Iterator[None]:
-    """On this thread no generator gets a state: others draw meanwhile, and would draw that again.
+    """Ignore generator states set on this thread: other threads draw meanwhile, and would repeat.
 
-    Inductor sets after each compile what it found before it.
+    Inductor restores the state it found after each compile.
     """
     _watch_states()
     before, _generators.ignored = _generators.ignored, True
@@ -83,7 +83,7 @@ def _watch_states() -> None:
 
 
 def accept_lazy_states(plain: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Let the states of generators be set to what `plain` makes of a tensor: they read memory."""
+    """Let generator states be lazy tensors, converted by `plain`, as torch reads their memory."""
     places: list[Any] = [torch.random, torch, torch.cuda.random, torch.cuda]
     for place in places:
         place.set_rng_state = _with_plain_state(place.set_rng_state, plain)

@@ -1,6 +1,6 @@
-"""Hooks on the import of torch's modules, and functions replaced in all modules that have them.
+"""Hooks on imports of torch's modules, and replacement of functions in all modules.
 
-It reaches Python's import machinery and every module of torch that is loaded.
+Uses Python's import machinery and every loaded module of torch.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 
 class _Imports:
-    """Calls functions with modules right after they are imported; a finder of Python's."""
+    """A meta path finder that calls functions with modules right after they are imported."""
 
     def __init__(self) -> None:
         self.hooks: dict[str, list[Callable[[Any], None]]] = {}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec that the other finders have for `name`, if somebody waits for it."""
+        """The spec from the other finders, if there is a hook for `name`."""
         if name not in self.hooks:
             return None
         others = (f for f in sys.meta_path if f is not self)
@@ -28,7 +28,7 @@ class _Imports:
 
 
 class _Loader:
-    """A loader of Python's that calls functions with what it has loaded."""
+    """A loader that calls functions with the module it has loaded."""
 
     def __init__(self, loader: Any, hooks: list[Callable[[Any], None]]) -> None:
         self.loader = loader
@@ -38,7 +38,7 @@ class _Loader:
         return getattr(self.loader, name)
 
     def exec_module(self, module: Any) -> None:
-        """Run the module, then the functions."""
+        """Execute the module, then call the hooks."""
         module.__loader__ = module.__spec__.loader = self.loader
         self.loader.exec_module(module)
         for hook in self.hooks:
@@ -49,7 +49,7 @@ _imports = _Imports()
 
 
 def after_import(name: str, hook: Callable[[Any], None]) -> None:
-    """Call `hook` with a module of torch's: now, or when somebody imports it."""
+    """Call `hook` with a module of torch: now, or when it is imported."""
     if name in sys.modules:
         hook(sys.modules[name])
         return
@@ -59,9 +59,9 @@ def after_import(name: str, hook: Callable[[Any], None]) -> None:
 
 
 def replace_function(name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let the function `module.function` of torch's be what `around` makes of it.
+    """Replace torch's function `module.function` by the result of `around`.
 
-    It is replaced wherever torch shows it under that name; nothing happens if torch has none.
+    It is replaced in all torch modules that have it under that name; no-op if there is none.
     """
     module_name, _, attribute = name.rpartition(".")
 
@@ -72,7 +72,7 @@ def replace_function(name: str, around: Callable[[Callable[..., Any]], Callable[
         made = around(original)
         for key, other in list(sys.modules.items()):
             shown = vars(other).get(attribute)
-            shown = getattr(shown, "_torchdynamo_orig_callable", shown)  # kept from TorchDynamo
+            shown = getattr(shown, "_torchdynamo_orig_callable", shown)  # hidden from TorchDynamo
             if _is_torchs(key) and shown is original:
                 setattr(other, attribute, made)
 

@@ -1,6 +1,6 @@
-"""Inductor: from a traced fx graph to compiled code, its settings, and compiled code as bytes.
+"""Inductor: compiles fx graphs; its settings; serialization of compiled code.
 
-It reaches the tracer of `make_fx`, `compile_fx_inner`, and Inductor's cache of compiled graphs.
+Uses the tracer of `make_fx`, `compile_fx_inner`, and Inductor's cache of compiled graphs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def last_traced_node() -> torch.fx.Node:
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
-    """The ops that Inductor wants to be taken apart while tracing."""
-    import torch._inductor.lowering  # noqa: F401  # some decompositions take it to be there
+    """Inductor's decompositions, to be applied while tracing."""
+    import torch._inductor.lowering  # noqa: F401  # some decompositions require it
     from torch._inductor.decomposition import select_decomp_table
 
     return select_decomp_table()
 
 
 def inductor_options() -> list[str]:
-    """Every setting of Inductor, by its dotted name."""
+    """Every setting of Inductor, by dotted name."""
     from torch._inductor import list_options
 
     return list(list_options())
@@ -51,7 +51,7 @@ _CUSTOM_PASSES = (
 
 
 def inductor_settings() -> str | None:
-    """Every setting of Inductor that changes what it makes; None if some cannot be told in text."""
+    """The settings of Inductor that affect its output; None if some cannot be expressed as text."""
     from torch._inductor import config as settings
 
     changes: Any = settings  # a module whose methods are made at run time
@@ -75,9 +75,9 @@ def inductor_compile(
     mode: Any,
     options: dict[str, Any],
 ) -> Any:
-    """Compile a functional graph of ATen ops on fake inputs; the result takes a list of tensors.
+    """Compile a functional ATen graph for fake inputs; the result takes a list of tensors.
 
-    `mode` is the inputs' fake-tensor mode. Results have the strides of the graph's own.
+    `mode` is the inputs' fake-tensor mode. Results have the strides they have in the graph.
     """
     from torch._inductor import config as settings
     from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
@@ -107,7 +107,7 @@ def _returned(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 
 def _update_values(module: torch.fx.GraphModule, known: set[torch.fx.Node]) -> None:
-    """Compute the fake values anew of nodes that read others than those that were `known`."""
+    """Recompute fake values of nodes that depend on nodes which are not in `known`."""
     changed: set[torch.fx.Node] = set()
     for node in module.graph.nodes:
         if node not in known:
@@ -130,10 +130,10 @@ def _strides(value: Any) -> list[tuple[int, ...]]:
 
 
 def _keep_strides(module: torch.fx.GraphModule, promised: list[tuple[int, ...]]) -> None:
-    """Copy results that a pass over the joint graph has given other strides.
+    """Add copies for results whose strides a pass over the joint graph has changed.
 
-    On a GPU a matrix product may become a slice of a padded one, depending on which is faster
-    there; Inductor takes the strides that results must have from the graph after these passes.
+    On a GPU a matrix product may become a slice of a padded one, if benchmarks favour it; Inductor
+    takes the required strides of results from the graph after these passes.
     """
     output = module.graph.output_node()
     results = _returned(module)
@@ -147,7 +147,7 @@ def _keep_strides(module: torch.fx.GraphModule, promised: list[tuple[int, ...]])
 
 
 def _copied(graph: torch.fx.Graph, node: torch.fx.Node, strides: tuple[int, ...]) -> torch.fx.Node:
-    """Nodes that copy a tensor into memory without gaps, its dimensions in the order of strides."""
+    """Nodes that copy a tensor into dense memory, preserving its order of dimensions."""
     aten = torch.ops.aten
     order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
     calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
@@ -164,10 +164,10 @@ def _copied(graph: torch.fx.Graph, node: torch.fx.Node, strides: tuple[int, ...]
 
 @functools.cache
 def _mend_local_buffers() -> None:
-    """Let Inductor fuse loops over rows through a buffer of one row where rows come one by one.
+    """Fix a bug in Inductor's fusion of row loops through a one-row buffer (torch 2.11 to 2.13).
 
-    Its C++ goes over sixteen rows at once as well: each writes over the one before it (torch 2.11
-    to 2.13). Such loops are then compiled without the buffer, as others are that do not match.
+    Its C++ also vectorizes over sixteen rows at a time, which then overwrite each other in the
+    buffer. Such loops are compiled without the buffer, like those that do not qualify for it.
     """
     from torch._inductor.codegen import cpp
     from torch._inductor.virtualized import V
@@ -187,9 +187,9 @@ def _mend_local_buffers() -> None:
 
 
 def inductor_prefers_channels_last(module: torch.fx.GraphModule) -> bool:
-    """Whether Inductor would rather have the channels of pictures side by side.
+    """Whether Inductor prefers channels-last layout.
 
-    It says so of graphs with convolutions; their derivatives alone take things as they come.
+    It decides that for graphs with convolutions only, not for those with only their derivatives.
     """
     op = torch.ops.aten.convolution.default
     if not module.graph.find_nodes(op="call_function", target=op):
@@ -203,21 +203,21 @@ _REFUSED_OP = re.compile(r"^\s*target: ([\w.]+)", re.MULTILINE)
 
 
 def ops_inductor_refused(error: BaseException) -> set[str]:
-    """The ATen ops that Inductor could not lower, read off its error."""
+    """The ATen ops that Inductor could not lower, parsed from its error."""
     return set(_REFUSED_OP.findall(str(error)))
 
 
 _BEYOND_SOURCE = (
-    # what code may need beside its source and its constants
+    # what code may need besides its source and constants
     "inputs_to_check", "torchbind_constants", "opaque_value_type_classes", "frozen_param_names",
     "_wrap_compiled_regions",
 )  # fmt: skip
 
 
 def inductor_module(code: Any) -> tuple[str, dict[str, Any], dict[str, torch.Tensor]] | None:
-    """The Python source that Inductor made, the names in it once it has run, and its constants.
+    """The Python source that Inductor generated, the globals of that module, and its constants.
 
-    None if that is not all `code` needs: it is for a GPU, or it is not Inductor's.
+    None if `code` needs more than that: it is for a GPU, or not made by Inductor.
     """
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.output_code import CompiledFxGraph
@@ -234,7 +234,7 @@ def inductor_module(code: Any) -> tuple[str, dict[str, Any], dict[str, torch.Ten
 
 
 def inductor_pickle(code: Any) -> bytes | None:
-    """What `inductor_compile` returned as Inductor's own cache keeps it; None if it cannot."""
+    """Serialize the result of `inductor_compile` like Inductor's cache; None if impossible."""
     from torch._inductor.output_code import CompiledFxGraph
 
     if not isinstance(code, CompiledFxGraph):
@@ -245,7 +245,7 @@ def inductor_pickle(code: Any) -> bytes | None:
 
 
 def inductor_unpickle(data: bytes, inputs: list[torch.Tensor], mode: Any) -> Any:
-    """The code that `inductor_pickle` was given; `data` are run: they have to be trusted.
+    """Restore code from `inductor_pickle`. Unpickling executes `data`, so it must be trusted.
 
     `inputs` are fake tensors of `mode` like those it was compiled for.
     """

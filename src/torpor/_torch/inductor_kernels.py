@@ -1,6 +1,6 @@
-"""Inductor's kernels: the workers that compile them, vector instructions, and loading them.
+"""Inductor's kernels: background compilation, vector instruction sets, and loading.
 
-It reaches `AsyncCompile` and its pools, `cpu_vec_isa`, and the shared libraries of kernels.
+Uses `AsyncCompile` and its pools, `cpu_vec_isa`, and the shared libraries of kernels.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _in_background = threading.local()
 
 @contextmanager
 def kernels_in_background() -> Iterator[Callable[[], None]]:
-    """Inductor goes on while kernels are compiled; the function that is given waits for all.
+    """Let Inductor continue while kernels compile; yields a function that waits for all of them.
 
-    What Inductor compiles on this thread meanwhile must not run before. A kernel that cannot be
-    compiled is an error of that function.
+    Code that Inductor compiles on this thread meanwhile must not run before that. The function
+    raises if a kernel cannot be compiled.
     """
     wait = _patched_wait()
     waiting: list[tuple[Any, dict[str, Any]]] = []
@@ -44,10 +44,10 @@ def kernels_in_background() -> Iterator[Callable[[], None]]:
 
 @functools.cache
 def _patched_wait() -> Callable[[Any, dict[str, Any]], None]:
-    """Let Inductor ask whether to wait for kernels; how it waits."""
+    """Make Inductor's wait for kernels skippable; returns the original wait."""
     from torch._inductor.async_compile import AsyncCompile
 
-    compiler: Any = AsyncCompile  # there is no setting for it
+    compiler: Any = AsyncCompile  # there is no setting for this
     wait: Callable[[Any, dict[str, Any]], None] = compiler.wait
 
     def wait_now_or_later(self: Any, scope: dict[str, Any]) -> None:
@@ -63,9 +63,9 @@ def _patched_wait() -> Callable[[Any, dict[str, Any]], None]:
 
 @functools.cache
 def start_inductor_workers() -> None:
-    """Start the processes that compile kernels for GPUs; until they run, kernels wait for another.
+    """Start the processes that compile GPU kernels, which are slow to start.
 
-    It does not wait for them.
+    Does not wait for them.
     """
     from torch._inductor.async_compile import AsyncCompile
 
@@ -74,9 +74,9 @@ def start_inductor_workers() -> None:
 
 
 def forget_inductor_threads() -> None:
-    """After a fork: let Inductor make the threads anew that call the C++ compiler.
+    """After a fork, let Inductor recreate the threads that call the C++ compiler.
 
-    It does so for its processes alone, and would wait for threads that the child does not have.
+    It only does so in its own processes; here it would wait for threads lost in the fork.
     """
     module = sys.modules.get("torch._inductor.async_compile")
     if module is not None:
@@ -84,22 +84,22 @@ def forget_inductor_threads() -> None:
 
 
 def best_vectors_work() -> bool:
-    """The C++ compiler can use the widest vectors of this processor: no others need be tried.
+    """Whether the C++ compiler supports this processor's widest vectors, so others are not needed.
 
-    Inductor would try all of them, one after the other, and then take the widest.
+    Inductor would probe all vector sets one by one, and then use the widest.
     """
     return try_best_vectors().result()
 
 
 @functools.cache
 def try_best_vectors() -> Future[bool]:
-    """Find out in the background."""
+    """Check the widest vectors in the background."""
     from torch._inductor import codecache, cpp_builder, cpu_vec_isa  # noqa: F401  # are all used
 
     has = cpu_vec_isa.x86_isa_checker()
     supported = (i for i in cpu_vec_isa.supported_vec_isa_list if set(str(i).split()) <= {*has})
     widest = next(supported, False)
-    if "ATEN_CPU_CAPABILITY" in os.environ:  # others were chosen
+    if "ATEN_CPU_CAPABILITY" in os.environ:  # the user has chosen others
         widest = False
     thread = ThreadPoolExecutor(1)
     try:
@@ -112,9 +112,9 @@ _loads = itertools.count()
 
 
 def load_kernel(name: str, path: str) -> Any:
-    """The module `name` in a shared library that Inductor made of C++.
+    """Load the module `name` from a shared library that Inductor compiled.
 
-    It is loaded under a name of its own: Inductor takes for its own what it finds under that name.
+    Uses a unique name: Inductor would mistake a module under the original name for its own.
     """
     pointer = _C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]  # not in the stubs
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(pointer)

@@ -1,6 +1,6 @@
 """Modules and optimizers: how they are called, moved, compiled and stepped.
 
-It reaches private methods and hooks of `nn.Module`, and how optimizers choose foreach and fused.
+Uses private methods and hooks of `nn.Module`, and the choice of foreach and fused optimizers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 
 
 def on_move(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace `nn.Module._apply`, which moves and casts modules, by what `around` makes of it."""
+    """Wrap `nn.Module._apply`, which moves and casts modules."""
     module: Any = torch.nn.Module
     module._apply = functools.wraps(module._apply)(around(module._apply))
 
@@ -39,7 +39,7 @@ def on_compile(hook: Callable[[torch.nn.Module], None]) -> None:
 
 
 def on_registration(hook: Callable[[torch.nn.Module, str, Any], None]) -> None:
-    """Call `hook(module, name, value)` before a parameter, buffer or module becomes a module's."""
+    """Call `hook(module, name, value)` before a parameter, buffer or submodule is registered."""
     modules = torch.nn.modules.module
     modules.register_module_parameter_registration_hook(hook)
     modules.register_module_buffer_registration_hook(hook)
@@ -47,7 +47,7 @@ def on_registration(hook: Callable[[torch.nn.Module, str, Any], None]) -> None:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """`torch.compile` runs the module."""
+    """Whether `torch.compile` runs the module."""
     if module._compiled_call_impl is not None:
         return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
@@ -55,7 +55,7 @@ def is_compiled(module: torch.nn.Module) -> bool:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """A call of the module does more than call its `forward`."""
+    """Whether calling the module does more than call its `forward`."""
     names: Any = sys.modules[torch.nn.Module.__module__]
     return bool(
         module._forward_hooks or module._forward_pre_hooks
@@ -67,7 +67,7 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 
 def wrap_module_call(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace `nn.Module.__call__` by what `around` makes of it."""
+    """Wrap `nn.Module.__call__`."""
     torch.nn.Module.__call__ = around(torch.nn.Module.__call__)  # type: ignore[method-assign]  # the purpose
 
 
@@ -78,34 +78,34 @@ _CALL_NAMES = (
     "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks", "_global_backward_pre_hooks",
     "_global_backward_hooks", "_global_forward_hooks", "_global_forward_pre_hooks",
 )  # fmt: skip
-"""All that `nn.Module._call_impl` looks at before it calls `forward` of a module without hooks."""
+"""All names that `nn.Module._call_impl` uses before calling `forward` of a module without hooks."""
 
 
 class ModuleCall(NamedTuple):
-    """`nn.Module.__call__`, and what decides that a call comes to a call of `forward`."""
+    """`nn.Module.__call__`, and the conditions under which a call is just a call of `forward`."""
 
     function: Any
-    calls: Any  # `inside` another one, or not
-    implementation: Any  # a class may have one of its own
-    names: dict[str, Any]  # globals of torch, and among them ...
-    hooks: tuple[str, ...]  # ... the hooks of all modules
-    is_known: bool  # torch looks at nothing else
+    calls: Any  # thread-local state: whether `inside` another call
+    implementation: Any  # the default `_call_impl`, which a class may override
+    names: dict[str, Any]  # globals of torch, among them ...
+    hooks: tuple[str, ...]  # ... the global hooks
+    is_known: bool  # whether this version of torch checks nothing else
 
 
 def wrap_outermost_call(
     around: Callable[[Callable[..., Any]], Callable[..., Any]], calls: Any
 ) -> ModuleCall:
-    """Let `nn.Module.__call__` be what `around` makes of it while `calls.inside` is false.
+    """Wrap `nn.Module.__call__`, for calls made while `calls.inside` is false.
 
-    A call inside another one does what torch does; a module without hooks, as most are, has its
-    `forward` called with nothing in between.
+    A nested call does what torch does, with a fast path to `forward` for modules without hooks,
+    which are most.
     """
-    module: Any = torch.nn.Module  # its methods are replaced and compared
+    module: Any = torch.nn.Module  # methods are replaced and compared
     names: Any = sys.modules[module.__module__]
     call, implementation = module.__call__, module._call_impl
     is_known = call is module._wrapped_call_impl and _ASKED[: len(_CALL_NAMES)] == _CALL_NAMES
     outermost = around(call)
-    is_compiling = torch.compiler.is_dynamo_compiling  # Dynamo knows the answer when it traces this
+    is_compiling = torch.compiler.is_dynamo_compiling  # Dynamo treats it as a constant
     is_traced = getattr(_C, _IS_TRACING)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +134,7 @@ def wrap_outermost_call(
 
 
 def module_attributes() -> tuple[Any, tuple[str, ...]] | None:
-    """`nn.Module.__getattr__`, and where it looks for a name, in order; None if it does more."""
+    """`nn.Module.__getattr__` and the tables it searches, in order; None if it does more."""
     function: Any = torch.nn.Module.__getattr__
     code = function.__code__
     tables = ("_parameters", "_buffers", "_modules")
@@ -144,7 +144,7 @@ def module_attributes() -> tuple[Any, tuple[str, ...]] | None:
 
 
 def on_parameter_groups(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace `Optimizer.add_param_group`, which every parameter of an optimizer passes."""
+    """Wrap `Optimizer.add_param_group`, through which an optimizer gets all parameters."""
     optimizer: Any = torch.optim.Optimizer
     original = optimizer.add_param_group
     optimizer.add_param_group = functools.wraps(original)(around(original))
@@ -176,13 +176,13 @@ def register_step_pre_hook(hook: Callable[..., None]) -> Any:
 
 
 _SAME_BITS = ("adadelta", "adagrad", "adam", "adamax", "rmsprop", "rprop", "sgd")
-"""Optimizers whose foreach form computes the very bits of their loop over parameters."""
+"""Optimizers whose foreach implementation is bit-identical to their loop over parameters."""
 
 
 def prefer_foreach(tensor_type: type[torch.Tensor]) -> None:
-    """Let optimizers choose their foreach form for tensors of `tensor_type`: far fewer ops.
+    """Make optimizers default to foreach for tensors of `tensor_type`: far fewer ops.
 
-    On the device `lazy` they have their fused form too, where it is asked for.
+    On the device `lazy` their fused implementation is available too, if requested.
     """
     from torch.optim import optimizer
     from torch.utils import _foreach_utils

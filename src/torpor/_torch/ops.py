@@ -1,6 +1,6 @@
-"""Ops: their schemas, their kernels for a dispatch key, and the libraries that define them.
+"""Ops: their schemas, their kernels per dispatch key, and the libraries that define them.
 
-It reaches `torch._ops`, `torch._library`, the dispatcher's kernel table, and pytrees of arguments.
+Uses `torch._ops`, `torch._library`, the dispatcher's kernel table, and pytrees of arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ tree_leaves = pytree.tree_leaves
 
 
 def torch_decompositions() -> dict[str, Callable[..., Any]]:
-    """Torch's decompositions by op names: of ATen ops that are not core ops, and of `prims`."""
+    """Torch's decompositions by op name: of non-core ATen ops, and of `prims`."""
     from torch import _prims
     from torch._decomp import core_aten_decompositions, decomposition_table
 
@@ -39,12 +39,12 @@ def torch_decompositions() -> dict[str, Callable[..., Any]]:
 
 
 def set_op_attribute(op: OpOverload, name: str, value: Any) -> None:
-    """Keep something of ours on a torch op: one attribute look-up on the hot path, no hashing."""
+    """Store an attribute on a torch op: on the hot path, one lookup without hashing."""
     setattr(op, name, value)
 
 
 def drop_op_attribute(op: OpOverload, name: str) -> None:
-    """Take away what `set_op_attribute` put on an op; nothing if it has none."""
+    """Remove what `set_op_attribute` stored; no-op if there is nothing."""
     vars(op).pop(name, None)
 
 
@@ -53,7 +53,7 @@ _libraries: list[torch.library.Library] = []
 
 @functools.cache
 def define_ops(namespace: str, schemas: tuple[str, ...]) -> list[OpOverload]:
-    """Ops with these schemas and no kernels, under a namespace of ours; they stay."""
+    """Define ops with these schemas and no kernels, in a namespace of ours, permanently."""
     library = torch.library.Library(namespace, "DEF")
     names = [library.define(schema) for schema in schemas]
     _libraries.append(library)
@@ -62,12 +62,12 @@ def define_ops(namespace: str, schemas: tuple[str, ...]) -> list[OpOverload]:
 
 
 def parse_schema(text: str) -> Any:
-    """The schema that `text` is, as torch reads it; `RuntimeError` if it is none."""
+    """Parse `text` as a schema; `RuntimeError` if it is invalid."""
     return _C.parse_schema(text)
 
 
 def is_size(type_: Any) -> bool:
-    """The type of an argument of a schema is `SymInt`, or a list of them."""
+    """Whether a schema's argument type is `SymInt`, or a list of them."""
     real: Any = type_
     while hasattr(real, "getElementType"):
         real = real.getElementType()
@@ -75,19 +75,19 @@ def is_size(type_: Any) -> bool:
 
 
 def custom_op_overload(op: Any) -> OpOverload | None:
-    """The overload that a function made by `torch.library.custom_op` calls; None for others."""
+    """The overload behind a function made by `torch.library.custom_op`; None for others."""
     overload = getattr(op, "_opoverload", None)
     return overload if isinstance(overload, OpOverload) else None
 
 
 def ops_in(namespace: str) -> list[str]:
-    """The names of all ops of a namespace: `acme::scale.overload`."""
+    """The names of all ops in a namespace: `acme::scale.overload`."""
     names = _C._dispatch_get_all_op_names()
     return sorted(name for name in names if name.startswith(f"{namespace}::"))
 
 
 def is_taken_op_name(base: str, overload: str = "") -> bool:
-    """`torch.ops.<namespace>.<base>` or its `.<overload>` is something else than an op."""
+    """Whether `torch.ops.<namespace>.<base>` or its `.<overload>` is an attribute, not an op."""
     empty = type(torch.ops.aten)("torpor_names")  # a namespace without ops
     if hasattr(empty, base):
         return True
@@ -96,7 +96,7 @@ def is_taken_op_name(base: str, overload: str = "") -> bool:
 
 
 def source_of_op(name: str) -> str | None:
-    """The Python file that defines the op `namespace::name`; None where C++ does."""
+    """The Python file that defines the op `namespace::name`; None if it is defined in C++."""
     from torch._library.custom_ops import OPDEFS
 
     definition = OPDEFS.get(name)
@@ -107,20 +107,20 @@ def source_of_op(name: str) -> str | None:
 
 
 def op_table() -> list[Any]:
-    """torch's own table of operators with sample inputs; needs numpy and expecttest."""
+    """torch's op_db: operators with sample inputs; needs numpy and expecttest."""
     module = importlib.import_module("torch.testing._internal.common_methods_invocations")
     return list(module.op_db)
 
 
 def is_composite(op: OpOverload) -> bool:
-    """The op is made of other ops, also for autograd: torch normally never shows it to us."""
+    """Whether the op is decomposed above autograd, so that torch normally does not dispatch it."""
     return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
 
 
 def take_apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Run a composite op as eager takes it apart; NotImplemented if it is none.
+    """Run a composite op decomposed as in eager; NotImplemented if it is not composite.
 
-    `OpOverload.decompose` prefers forms written for compilers, whose bits and messages differ.
+    `OpOverload.decompose` prefers decompositions for compilers, with other last bits and messages.
     """
     if not is_composite(op):
         return NotImplemented
@@ -139,7 +139,7 @@ _FACTORIES = (
 
 
 def factory_ops() -> list[OpOverload]:
-    """Ops that make a tensor from nothing and choose their kernel by the `device` argument."""
+    """Ops that make a tensor from nothing and select their kernel by the `device` argument."""
     found = []
     for name in _FACTORIES:
         packet, _, overload = name.partition(".")
@@ -151,7 +151,7 @@ def factory_ops() -> list[OpOverload]:
 
 @functools.cache
 def composite_ops_with_cpu_kernels() -> frozenset[OpOverload]:
-    """Composite ops that the CPU computes whole, with a kernel of its own."""
+    """Composite ops that have a CPU kernel of their own."""
     found = set()
     for name in ("silu_backward", "mish_backward", "native_channel_shuffle"):
         op = getattr(torch.ops.aten, name).default
@@ -161,7 +161,7 @@ def composite_ops_with_cpu_kernels() -> frozenset[OpOverload]:
 
 
 class Kernels:
-    """Kernels for ops of torch under one dispatch key, put in place and taken away together."""
+    """Kernels for ops of torch under one dispatch key, registered and unregistered together."""
 
     def __init__(self, key: str, kernels: dict[OpOverload, Callable[..., Any]]) -> None:
         self._key = key
@@ -169,7 +169,7 @@ class Kernels:
         self._library: torch.library.Library | None = None
 
     def set(self, active: bool) -> None:
-        """Put the kernels in place, or take them away."""
+        """Register or unregister the kernels."""
         if active and self._library is None:
             self._library = torch.library.Library("aten", "IMPL")
             for op, kernel in self._kernels.items():
@@ -180,22 +180,22 @@ class Kernels:
 
 
 def kernel(op: OpOverload, key: str) -> Callable[..., Any]:
-    """The kernel that `op` has for a dispatch key now; called with the keys it is called with."""
+    """The current kernel of `op` for a dispatch key; takes the dispatch key set as well."""
     found: Callable[..., Any] = torch.library.get_kernel(op, key).call_boxed
     return found
 
 
 def kernel_object(kernel: Callable[..., Any]) -> Any:
-    """The object of torch that a function of `kernel` calls."""
+    """The torch object behind a function returned by `kernel`."""
     return kernel.__self__  # type: ignore[attr-defined]  # a bound method
 
 
 def on_higher_order_op(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let every call of a higher-order op go through what `around` makes of `dispatch(op, key)`."""
+    """Wrap `dispatch(op, key)`, through which every call of a higher-order op goes."""
     kind: Any = torch._ops.HigherOrderOperator
     kind.dispatch = around(kind.dispatch)
 
 
 def is_op(target: object) -> bool:
-    """It is one overload of an op."""
+    """Whether `target` is an overload of an op."""
     return isinstance(target, OpOverload)

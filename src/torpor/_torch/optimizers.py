@@ -1,4 +1,4 @@
-"""Steps of torch's optimizers: what they run, and the numbers that they hand to ops."""
+"""Steps of torch's optimizers: replacing them, and the numbers that they pass to ops."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NUMBERS = frozenset({float, int})
 
 
 def replace_step(kind: type[torch.optim.Optimizer], around: Callable[..., Any]) -> bool:
-    """Let steps of `kind` run `around(step, optimizer, ...)`, between their hooks; False: not so.
+    """Make steps of `kind` run `around(step, optimizer, ...)`, inside their hooks; False: cannot.
 
-    Schedulers hold on to the function that calls the hooks: what that calls is replaced in it.
+    Schedulers keep references to the function that calls the hooks, so its closure is changed.
     """
     hooked: Any = kind.step
     inner = getattr(hooked, "__wrapped__", None)
@@ -29,15 +29,15 @@ def replace_step(kind: type[torch.optim.Optimizer], around: Callable[..., Any]) 
 
 
 def has_function_modes() -> bool:
-    """A mode sees the functions of torch that this thread calls."""
+    """Whether a mode intercepts torch functions on this thread."""
     return bool(_C._len_torch_function_stack())
 
 
 class ForeachCalls(TorchFunctionMode):
-    """The foreach functions that its body calls, with the numbers that they are given.
+    """Records the foreach functions that its body calls, and the numbers passed to them.
 
-    `calls` holds the name of each, and how many numbers each of its arguments has; `numbers` holds
-    them all. `watch` is called with every function, its arguments and what it returned.
+    `calls` has the name of each, and how many numbers each argument contains; `numbers` has all the
+    numbers. `watch` is called with every function, its arguments and its result.
     """
 
     def __init__(self, watch: Callable[[Any, Any, Any, Any], None] | None = None) -> None:
@@ -69,5 +69,5 @@ class ForeachCalls(TorchFunctionMode):
 
 
 def count_a_step(counters: list[torch.Tensor]) -> None:
-    """Add one to each tensor that counts an optimizer's steps, as torch's optimizers do."""
+    """Increment the step counters of an optimizer, like torch's optimizers."""
     torch._foreach_add_(counters, torch.tensor(1.0, device="cpu"), alpha=1.0)

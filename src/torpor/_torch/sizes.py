@@ -1,6 +1,6 @@
-"""Symbolic sizes: fake tensors that have them, the guards on them, and arithmetic in fx graphs.
+"""Symbolic sizes: fake tensors that have them, guards on them, and arithmetic in fx graphs.
 
-It reaches `ShapeEnv` and the sympy functions of `torch.utils._sympy`.
+Uses `ShapeEnv` and the sympy functions of `torch.utils._sympy`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torpor._torch.fakes import quiet_fakes
 
 
 class OpenSizes:
-    """Fake tensors whose sizes are torch's own symbols, and what torch assumed about these."""
+    """Fake tensors with torch's symbolic sizes, and the guards that tracing put on these."""
 
     def __init__(self, hints: dict[str, int]) -> None:
         from torch._dynamo.source import ConstantSource
@@ -37,7 +37,7 @@ class OpenSizes:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Runs the body on fake tensors, below autograd; kernels that know symbols go first."""
+        """Run the body on fake tensors, below autograd, preferring kernels that support symbols."""
         from torch._dispatch.python import enable_python_dispatcher
 
         quietly = (without_torch_function(), torch.no_grad(), quiet_fakes())
@@ -45,7 +45,7 @@ class OpenSizes:
             yield
 
     def tensor(self, type_: Any, device: torch.device) -> torch.Tensor:
-        """A fake tensor of that type, whose sizes may be symbols."""
+        """A fake tensor of that type, whose sizes may be symbolic."""
         if type(type_.offset) is int and type_.offset == 0:
             made = torch.empty_strided(type_.shape, type_.stride, dtype=type_.dtype, device=device)
         else:
@@ -56,17 +56,17 @@ class OpenSizes:
         return made._neg_view() if type_.neg else made
 
     def formula(self, number: Any) -> Any:
-        """What a number is made of: an int, or a sum of products of names and of other formulas.
+        """A number as an expression: an int, or a sum of products of names and other formulas.
 
-        A formula is `(terms, divisor)`, a term `(number, factors)`; the sum is divided and rounded
-        down. None if the number is no such thing.
+        A formula is `(terms, divisor)`, a term `(number, factors)`; the sum is divided, rounding
+        down. None if the number is not of that form.
         """
         if type(number) is not torch.SymInt:
             return number
         return _formula(self._without_choices(number.node.expr), self._names)
 
     def _without_choices(self, expression: Any) -> Any:
-        """The least or greatest in the place of `Min` and `Max`: one more assumption."""
+        """Replace `Min` and `Max` by their current winner, adding a guard."""
         from torch.utils._sympy.functions import Max, Min
 
         while choices := expression.atoms(Min, Max):
@@ -79,13 +79,13 @@ class OpenSizes:
         return expression
 
     def at(self, number: Any, values: dict[str, int]) -> int:
-        """What a number is for these values of the names."""
+        """Evaluate a number for these values of the names."""
         if type(number) is not torch.SymInt:
             return int(number)
         return int(number.node.expr.xreplace({s: values[n] for s, n in self._names.items()}))
 
     def conditions(self) -> list[str]:
-        """What was assumed about sizes, as Python on their names."""
+        """The guards on sizes, as Python expressions of their names."""
         import sympy  # type: ignore[import-untyped]  # has no types
         from torch.utils._sympy.printers import PythonPrinter
 
@@ -129,10 +129,10 @@ _NUMBERS: Final[dict[type, type]] = {torch.SymInt: int, torch.SymFloat: float}
 
 
 def fold_known_sizes(module: torch.fx.GraphModule) -> None:
-    """Put numbers in the place of arithmetic on sizes that turned out to be constants.
+    """Replace arithmetic on sizes that turned out to be constant by numbers.
 
-    A trace may find out late that it is for one size only. What it wrote down before is arithmetic
-    on constants then, at which Inductor fails: it takes all that is divided for whole numbers.
+    A trace may find out late that it is specialized to one size. Earlier nodes are then arithmetic
+    on constants, at which Inductor fails, as it expects quotients to be integers.
     """
     from torch.fx.node import map_arg
 

@@ -1,6 +1,6 @@
-"""Storages: their identity, who shares them, tensors on memory they do not own, and pickles.
+"""Storages: their identity, who shares them, tensors on borrowed memory, and pickles.
 
-It reaches the reference counts of storages, and the functions that files of `torch.save` name.
+Uses the reference counts of storages, and the functions that files of `torch.save` refer to.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ rebuild_parameter = torch._utils._rebuild_parameter
 
 
 def typed_storage(tensor: torch.Tensor) -> Any:
-    """The storage of a plain tensor in the form `torch.save` writes."""
+    """The typed storage of a plain tensor, as `torch.save` writes it."""
     return tensor._typed_storage()
 
 
 def untyped(storage: Any) -> Any:
-    """The untyped form of a storage object, without torch's warning about typed ones."""
+    """The untyped form of a storage object, without torch's deprecation warning."""
     return getattr(storage, "_untyped_storage", storage)
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """What names the memory of a plain tensor while it lives; see `users_of`."""
+    """The identity of a plain tensor's memory while it is alive; see `users_of`."""
     return int(tensor.untyped_storage()._cdata)
 
 
 users_of: Callable[[int], int] = _C._storage_Use_Count
-"""How many tensors and storage objects are on a memory."""
+"""How many tensors and storage objects use a memory."""
 
 
 def weak_memories(tensors: Iterable[torch.Tensor]) -> list[Any]:
-    """What names the memories of tensors, `cdata` of each: no other gets that name meanwhile."""
+    """The identities (`cdata`) of tensors' memories, weakly referenced so that none is reused."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
     return [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
 
 
 def shares_memory(tensor: torch.Tensor) -> bool:
-    """Another tensor or a storage object is on the memory of a plain tensor."""
+    """Whether another tensor or storage object uses the memory of a plain tensor."""
     users, holders = _users_and_holders(tensor)
     most_users, most_holders = _users_of_one()
     return users > most_users or holders > most_holders
 
 
 def has_other_users(tensors: list[torch.Tensor]) -> bool:
-    """Others than these plain tensors, all on one memory, are on it too."""
+    """Whether anything besides these plain tensors, all on one memory, uses it."""
     users, holders = _users_and_holders(tensors[0])
     most_users, most_holders = _users_of_one()
     return users > most_users + len(tensors) - 1 or holders > most_holders
 
 
 def _users_and_holders(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many are on the memory of a tensor, and how many hold the one Python object for it."""
+    """How many users a tensor's memory has, and the references to its one Python object."""
     storage = tensor.untyped_storage()
     return users_of(storage._cdata), sys.getrefcount(storage)
 
@@ -70,7 +70,7 @@ def _users_of_one() -> tuple[int, int]:
 
 
 class _Bytes:
-    """Memory of a GPU, and what keeps it from being unmapped."""
+    """A range of GPU memory, with an object that keeps it mapped."""
 
     def __init__(self, address: int, size: int, keep: object) -> None:
         self.keep = keep
@@ -80,7 +80,7 @@ class _Bytes:
 
 
 def window_on(tensor: torch.Tensor, keep: object) -> torch.Tensor:
-    """A tensor on the memory of another, which it does not own; `keep` lives as long as it does."""
+    """A non-owning tensor on the memory of another; it keeps `keep` alive."""
     storage = tensor.untyped_storage()
     if not storage.nbytes():
         return tensor

@@ -1,6 +1,6 @@
 """Tensors as objects: wrappers without memory, metadata, tensor subclasses, wrapped numbers.
 
-It reaches private constructors and setters of `torch.Tensor`, and the tensor behind the object.
+Uses private constructors and setters of `torch.Tensor`, and the TensorImpl behind the object.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import _C
 from torpor._torch.dispatch import above_autograd, without_modes
 
 make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
-"""Makes a tensor with sizes, strides, dtype and device, and no memory."""
+"""Makes a tensor with sizes, strides, dtype and device, but without memory."""
 
 
 @functools.cache
 def lazy_keys(device_type: str) -> tuple[Any, ...]:
-    """Further arguments of `make_wrapper` that put a tensor on a concrete device under `Lazy` too.
+    """More arguments of `make_wrapper` that add the key `Lazy` to a tensor on a concrete device.
 
-    Then autograd treats it as it treats tensors on the device `lazy`, and plain tensors on the
-    same device know nothing of torpor.
+    Then autograd treats it like a tensor on the device `lazy`, while plain tensors on the same
+    device are unaffected.
     """
     if device_type == "lazy":
         return ()
@@ -46,32 +46,32 @@ set_metadata: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data._
 """Gives a tensor the sizes, strides and dtype of another (the setter of `Tensor.data`)."""
 
 copy_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
-"""Copies the tensors of a second list over those of a first, with as few kernels as may be."""
+"""Copies the tensors of the second list into those of the first, in as few kernels as possible."""
 
 
 @functools.lru_cache(maxsize=4096)
 def _wrapped_number(text: str, number: Any) -> torch.Tensor:
     with without_modes(), torch.inference_mode(False), above_autograd(), torch.enable_grad():
         product = torch.ones((), requires_grad=True, device="cpu") * number
-        kept: torch.Tensor = getattr(product.grad_fn, "_saved_other")  # noqa: B009  # unknown to types
+        kept: torch.Tensor = getattr(product.grad_fn, "_saved_other")  # noqa: B009  # not in the stubs
         return kept
 
 
 def wrapped_number(number: Any) -> torch.Tensor:
-    """The tensor that stands for a Python number among the arguments of an op; do not write to it.
+    """The tensor that stands for a Python number among an op's arguments; do not write to it.
 
-    It gives way in type promotion, as the number does: no `torch.tensor(number)` is like it. Torch
-    shows it nowhere but in what autograd keeps of a product.
+    It has a number's precedence in type promotion, which no `torch.tensor(number)` has. Torch only
+    exposes it as what autograd saves for a product.
     """
     return _wrapped_number(repr(number), number)
 
 
 def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Let two tensors change places behind their Python objects, but for hooks of `tensor`.
+    """Exchange the tensors behind two Python objects, except the hooks of `tensor`.
 
-    `other` is not to be used any more.
-    Classes and attributes are the caller's. Hooks of autograd belong to the tensor behind the
-    object; the dictionaries that handles remove them from belong to the object.
+    `other` must not be used afterwards. Classes and attributes are up to the caller. Autograd hooks
+    belong to the tensor behind the object; the dictionaries that handles remove them from belong to
+    the object.
     """
     hooks, after_grad = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     _C._swap_tensor_impl(tensor, other)
@@ -79,16 +79,16 @@ def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
     tensor._post_accumulate_grad_hooks = after_grad
     other._backward_hooks = None
     if after_grad is not None:
-        other._post_accumulate_grad_hooks = {}  # None would leave those that are there
+        other._post_accumulate_grad_hooks = {}  # None would keep the present ones
 
 
 def on_set_data(
     lazy: type[torch.Tensor], become: Callable[[torch.Tensor, Any], torch.Tensor | None]
 ) -> None:
-    """Let `plain.data = other`, `other` of the class `lazy`, be done by `become(plain, other)`.
+    """Handle `plain.data = other`, for `other` of class `lazy`, by `become(plain, other)`.
 
-    What that returns, if anything, is set in the place of `other`. torch would give a plain tensor
-    the dispatch keys of a lazy one, and no memory.
+    Its result, if any, is assigned instead of `other`. torch would give a plain tensor the dispatch
+    keys of a lazy one, without memory.
     """
     data: Any = torch.Tensor.data
 
@@ -101,7 +101,7 @@ def on_set_data(
 
 
 def on_subclass(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let what makes a tensor of another class of a tensor be what `around` makes of it."""
+    """Wrap the functions that make a tensor of another class from a tensor."""
     tensor: Any = torch.Tensor
     for name in ("_make_subclass", "__new__"):
         setattr(tensor, name, staticmethod(around(getattr(tensor, name))))
@@ -111,5 +111,5 @@ def on_subclass(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> N
 
 
 def has_own_dispatch(kind: type[torch.Tensor]) -> bool:
-    """Tensors of a class have a `__torch_dispatch__` that sees the ops on them."""
+    """Whether the class has its own `__torch_dispatch__`."""
     return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__

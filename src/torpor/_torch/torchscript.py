@@ -1,6 +1,6 @@
 """TorchScript: graphs and their executor, and scripted modules that are called, moved and saved.
 
-It reaches `torch._C.Graph`, and `ScriptFunction`, `ScriptMethod` and `ScriptModule` in C++.
+Uses `torch._C.Graph`, and `ScriptFunction`, `ScriptMethod` and `ScriptModule` in C++.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCRIPT_TYPES: dict[str, Any] = {
     "int[][]": _SCRIPT_LAYOUTS,
     "(Tensor[], int[][], int[])": _C.TupleType([_SCRIPT_TENSORS, _SCRIPT_LAYOUTS, _SCRIPT_INTS]),
 }
-"""Types of values in a TorchScript graph; others are taken from the schemas of ops."""
+"""Types of values in a TorchScript graph; others are taken from the ops' schemas."""
 
 SCRIPT_MEMORY_FORMATS: dict[torch.memory_format, int] = {
     torch.contiguous_format: 0,
@@ -35,13 +35,13 @@ SCRIPT_MEMORY_FORMATS: dict[torch.memory_format, int] = {
     torch.channels_last: 2,
     torch.channels_last_3d: 3,
 }
-"""The numbers that stand for memory formats in a TorchScript graph."""
+"""The ints that represent memory formats in a TorchScript graph."""
 
 
 @functools.cache
 def script_dtype(dtype: torch.dtype) -> int:
-    """The number that stands for a dtype in a TorchScript graph."""
-    graph = script_graph()  # its nodes live as long as it does
+    """The int that represents a dtype in a TorchScript graph."""
+    graph = script_graph()  # keeps its nodes alive
     return int(graph.insertConstant(dtype).node().i("value"))
 
 
@@ -51,13 +51,13 @@ def script_graph() -> Any:
 
 
 def script_function(name: str, graph: Any) -> Callable[..., Any]:
-    """A TorchScript graph with an executor of its own, to be called with its inputs."""
+    """A TorchScript graph with an executor of its own, as a function of its inputs."""
     return _C._create_function_from_graph(name, graph)
 
 
 @contextmanager
 def script_as_drawn() -> Iterator[None]:
-    """Lets TorchScript run graphs on this thread as they are drawn: nothing fused or dropped."""
+    """Run TorchScript graphs on this thread unoptimized: nothing fused or eliminated."""
     before = _C._get_graph_executor_optimize()
     _C._set_graph_executor_optimize(False)
     try:
@@ -69,12 +69,12 @@ def script_as_drawn() -> Iterator[None]:
 def on_script_call(
     around: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> None:
-    """Let calls of TorchScript's functions and methods go through what `around` makes of them."""
+    """Wrap the calls of TorchScript functions and methods."""
     for kind in (_C.ScriptFunction, _C.ScriptMethod):
         kind.__call__ = around(kind.__call__)  # type: ignore[method-assign]  # the purpose
     call = _C.ScriptMethod.__call__
 
-    def keep(module: Any) -> None:  # `torch.export` puts back what this module has found
+    def keep(module: Any) -> None:  # `torch.export` restores the call that this module saved
         if hasattr(module, "_orig_scriptmethod_call"):
             module._orig_scriptmethod_call = call
 
@@ -82,7 +82,7 @@ def on_script_call(
 
 
 def on_script_move(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let how the tensors of a TorchScript module are converted be what `around` makes of it."""
+    """Wrap the conversion of a TorchScript module's tensors."""
     kind: Any = torch.jit.RecursiveScriptModule
     kind._apply = around(kind._apply)
 
@@ -93,7 +93,7 @@ _SCRIPT_WRITERS = (
 
 
 def on_script_save(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let what writes modules of TorchScript to files be what `around` makes of it."""
+    """Wrap the functions that save TorchScript modules."""
     for name in _SCRIPT_WRITERS:
         writer = getattr(_C.ScriptModule, name, None)
         if writer is not None:
@@ -101,17 +101,17 @@ def on_script_save(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -
 
 
 def script_owner(called: Any) -> Any:
-    """The module that a method of TorchScript belongs to; None for a function."""
+    """The module of a TorchScript method; None for a function."""
     return getattr(called, "owner", None)
 
 
 def script_module(module: Any) -> Any:
-    """The part in C++ of a module of TorchScript."""
+    """The C++ object of a TorchScript module."""
     return module._c
 
 
 def script_tensors(module: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
-    """Parameters and buffers of a module of TorchScript and of those in it: owner, name, tensor."""
+    """Parameters and buffers of a TorchScript module and its submodules: owner, name, tensor."""
     tables: tuple[Any, ...] = (_C.ParameterDict, _C.BufferDict)
     for table in tables:
         for name, tensor in table(module).items():
@@ -122,8 +122,8 @@ def script_tensors(module: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
 
 
 def script_has_constants(function: Any) -> bool:
-    """There are tensors among the constants of a function of TorchScript; numbers do not count."""
-    graph = function.inlined_graph  # its nodes live as long as it does
+    """Whether a TorchScript function has constant tensors other than numbers."""
+    graph = function.inlined_graph  # keeps its nodes alive
     constants = graph.findAllNodes("prim::Constant")
     tensors = (node for node in constants if node.output().type().kind() == "TensorType")
     return any(not node.hasAttribute("value") or node.t("value").dim() for node in tensors)

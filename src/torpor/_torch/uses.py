@@ -1,9 +1,9 @@
-"""A captured graph that takes an input once for each use of it, as autograd sees inputs.
+"""Captured graphs that take an input once per use, so that autograd sees each use separately.
 
-Eager adds the gradients of all uses of a tensor one by one, wherever they are. A graph that takes a
-tensor once would add those of its own uses first, which is another sum: other bits. And autocast
-keeps its copy of a parameter for all uses: a graph that casts a parameter itself would cast each
-gradient back before they are added. So a use of autocast's copy takes that copy.
+Eager accumulates the gradients of all uses of a tensor one by one. A graph that took a tensor once
+would add up the gradients of its own uses first: another order, other bits. And autocast caches its
+copy of a parameter for all uses: a graph that cast a parameter itself would cast each gradient back
+before accumulating. So a use that autocast casts takes autocast's copy instead.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _aten = torch.ops.aten
 
 _CASTS = ("to", "type", "type_as", "half", "bfloat16")
-"""Methods that cast a tensor, whatever autocast does."""
+"""Methods that cast a tensor explicitly."""
 
 
 class Uses:
-    """A graph of TorchDynamo's whose placeholders are uses of its inputs.
+    """A TorchDynamo graph with one placeholder for each use of its inputs.
 
-    `is_leaf`: inputs that are parameters, which autocast keeps its copies of.
+    `is_leaf`: inputs that are parameters, for which autocast caches its copies.
     """
 
     def __init__(self, module: GraphModule, inputs: Sequence[Any], is_leaf: Sequence[bool]) -> None:
-        self.inputs = list(inputs)  # an example for each placeholder
-        self.places = list(range(len(inputs)))  # which argument each placeholder takes
+        self.inputs = list(inputs)  # an example per placeholder
+        self.places = list(range(len(inputs)))  # the argument that each placeholder takes
         self.is_leaf = is_leaf
         self.lower = {
             device: torch.get_autocast_dtype(device)
@@ -40,14 +40,14 @@ class Uses:
         }
         self.keeps_copies = torch.is_autocast_cache_enabled()
         self.copies: set[int] = set()  # placeholders that take autocast's copy
-        self.casts: set[int] = set()  # others that autocast casts: their tensors are no leaves
-        self.needs: list[set[int]] = []  # which results' gradients that of each placeholder is of
-        self.arrived: list[int] = []  # placeholders whose gradients came, in order
+        self.casts: set[int] = set()  # others that autocast casts, uncached: not leaves
+        self.needs: list[set[int]] = []  # per placeholder: the tangents its gradient depends on
+        self.arrived: list[int] = []  # placeholders in the order in which gradients arrived
         self.module = _module(module, self._split(module.graph))
         self.again = {use for use, p in enumerate(self.places) if self.places.count(p) > 1}
 
     def _split(self, graph: Graph) -> Graph:
-        """A copy of the graph with a placeholder for each use of an input that has a gradient."""
+        """A copy of the graph with a placeholder for each use of an input that needs a gradient."""
         made, copies = Graph(), dict[Node, Node]()
         given = graph.find_nodes(op="placeholder")
         places = {node: place for place, node in enumerate(given) if _has_gradient(self, place)}
@@ -76,7 +76,7 @@ class Uses:
 
     @contextmanager
     def traced(self) -> Iterator[None]:
-        """In the body forward and backward are traced; the order of gradients is noted."""
+        """Note the order of gradients while forward and backward are traced in the body."""
         placeholders = self.module.graph.find_nodes(op="placeholder")
         for use in self.again:
             with self.module.graph.inserting_after(placeholders[-1]):
@@ -92,7 +92,7 @@ class Uses:
             self.module.recompile()
 
     def arrange(self, joint: GraphModule, shown: int) -> None:
-        """Give each use its own gradient, in the order in which eager adds them.
+        """Give each use its own gradient, in the order in which eager accumulates them.
 
         `joint` is the graph of forward and backward; its results after `shown` are gradients.
         """
@@ -112,7 +112,7 @@ class Uses:
         joint.recompile()
 
     def _casts(self, use: int, node: Node) -> bool:
-        """Autocast casts this use, as far as can be seen."""
+        """Whether autocast casts this use, judging by the graph."""
         value: Any = node.meta.get("val")
         given = self.module.graph.find_nodes(op="placeholder")[use]
         by_hand = any(one.target in _CASTS or "dtype" in one.kwargs for one in given.users)
@@ -122,7 +122,7 @@ class Uses:
         return any(_is_cast(one) and one.kwargs["dtype"] == lower for one in node.users)
 
     def _take_copy(self, use: int, node: Node, gradient: Any) -> Any:
-        """The gradient of autocast's copy, which takes the place of the tensor."""
+        """Replace the tensor by autocast's copy; returns the copy's gradient."""
         if not (self.is_leaf[self.places[use]] and self.keeps_copies):
             self.casts.add(use)
             return gradient
@@ -136,9 +136,9 @@ class Uses:
         return None if gradient is None else gradient.args[0]
 
     def _sort(self, gradients: list[Any]) -> None:
-        """Gradients of one tensor, first come first: autograd adds them in the order of results.
+        """Sort the gradients of each tensor by arrival, as autograd accumulates in result order.
 
-        They all go to the same tensor, so any use of it may bring any of them.
+        They all go to the same tensor, so any use of it may deliver any of them.
         """
         came = {use: time for time, use in enumerate(self.arrived)}
         of_one: dict[tuple[int, bool], list[int]] = {}
@@ -158,14 +158,14 @@ _TRACING = _Tracing()
 
 
 def note_gradient(tensor: torch.Tensor, use: int) -> None:
-    """Remember when the gradient of a use arrives; a node of graphs that are traced."""
+    """Note when the gradient of a use arrives; called by traced graphs."""
     arrived = _TRACING.arrived
     if arrived is not None and tensor.requires_grad:
         tensor.register_hook(lambda _: arrived.append(use))
 
 
 def _needs(tangents: Sequence[Node], gradients: Sequence[Any]) -> list[set[int]]:
-    """Which of the gradients that enter backward each of those that leave it is made of."""
+    """For each gradient that leaves backward, the tangents that it depends on."""
     found: dict[Node, set[int]] = {node: {place} for place, node in enumerate(tangents)}
     for node in tangents[0].graph.nodes if tangents else ():
         if node not in found:
@@ -179,8 +179,8 @@ def _has_gradient(uses: Uses, place: int) -> bool:
 
 
 def _describe(made: Node, node: Node, source: Any) -> None:
-    made.meta = {key: value for key, value in node.meta.items() if key != "grapharg"}  # the tensor
-    made._dynamo_source = source  # AOTAutograd asks for it
+    made.meta = {key: value for key, value in node.meta.items() if key != "grapharg"}  # a tensor
+    made._dynamo_source = source  # required by AOTAutograd
 
 
 def _module(module: GraphModule, graph: Graph) -> GraphModule:
@@ -192,7 +192,7 @@ def _module(module: GraphModule, graph: Graph) -> GraphModule:
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake tensor of the same type, which shares no memory with it."""
+    """A fake tensor of the same type that shares no memory with it."""
     mode = torch._guards.detect_fake_mode()
     assert mode is not None  # TorchDynamo's
     with mode:
@@ -206,16 +206,16 @@ def _is_cast(node: Node) -> bool:
 
 
 def _refuse_sum(gradient: Any) -> None:
-    """A function that uses a tensor twice adds two gradients, which eager adds one by one."""
+    """Reject a function that uses a tensor twice: it would sum what eager accumulates singly."""
     if gradient is not None and gradient.meta.get("is_gradient_acc"):
         raise ValueError("one function uses an input twice")
 
 
-# -- autocast's copies -----------------------------------------------------------------------------
+# -- autocast's cached copies ----------------------------------------------------------------------
 
 
 class _Found(Exception):
-    """The copy was found: there is nothing more to compute."""
+    """The copy was found: stop computing."""
 
 
 class _Copy(TorchDispatchMode):
@@ -232,9 +232,9 @@ _NOTHING = torch.empty(0)
 
 
 def autocast_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """The copy of a parameter that autocast keeps, made now if there is none: the tensor itself.
+    """Autocast's cached copy of a parameter, made now if there is none.
 
-    Torch has no name for it: a product is begun, and ended before anything is computed.
+    Torch has no function for it, so a matrix product is started, and aborted once it is cast.
     """
     mode = _Copy()  # type: ignore[no-untyped-call]  # torch's class
     try:
@@ -243,4 +243,4 @@ def autocast_copy(tensor: torch.Tensor) -> torch.Tensor:
     except _Found:
         assert mode.found is not None
         return mode.found
-    raise RuntimeError("autocast has not cast a product")  # it is off
+    raise RuntimeError("autocast has not cast a product")  # autocast is off

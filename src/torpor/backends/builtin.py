@@ -1,4 +1,4 @@
-"""Registers the backends that come with torpor; each is imported when it is first asked for."""
+"""Registers the backends that come with torpor; each is imported on first use."""
 
 from __future__ import annotations
 

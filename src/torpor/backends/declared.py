@@ -1,9 +1,9 @@
-"""A backend that declares which ops it lowers, each in a method of its own.
+"""A base class for backends that list the ops they lower, with one method per op.
 
-For packages that `torpor codegen` writes: the generated class has a method for every declared op,
-which leaves the op to eager's kernel; the author overrides one after the other. What a method
-returns is the backend's own. `DeclaredBackend` takes a function on tensors, which is enough to
-begin with; a backend with a compiler overrides `compile` and `execute`.
+Used by packages that `torpor codegen` generates: the generated class has a method for every listed
+op, which falls back to eager's kernel; the author overrides them one by one. What a method returns
+is up to the backend. `DeclaredBackend` accepts a function on tensors, which is enough to start
+with; a backend with a compiler overrides `compile` and `execute`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torpor.ops.spec import OpSpec, spec_of
 from torpor.text.printer import print_node
 
 Kernel = Callable[..., Any]
-"""Takes the op's arguments, none of which it may write to. Returns the node's outputs: what the op
-makes, then the new contents of what it writes to; one tensor, or a list."""
+"""Takes the op's arguments and must write to none of them. Returns the node's outputs (new tensors,
+then the new contents of the arguments the op writes to): one tensor, or a list."""
 
 
 class Eager:
-    """In the place of a lowered op: eager's kernel runs it."""
+    """Marks a node that eager's kernel runs, in place of a lowering."""
 
     __slots__ = ()
 
@@ -44,34 +44,33 @@ EAGER: Final = Eager()
 
 @dataclass(frozen=True, slots=True)
 class LoweredNode:
-    """One node, and what was made of it."""
+    """A node and what it was lowered to."""
 
     node: Node
     lowered: Any
-    as_twin: bool = False  # by the lowering of its functional form: the result may need a cast
+    as_twin: bool = False  # lowered as its functional variant: the result may need a cast
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredProgram:
-    """Steps in order, and after each the values that nobody needs any more."""
+    """Steps in order, and the values that are dead after each."""
 
     steps: list[LoweredNode]
     dead: list[list[Value]]
 
 
 def copy_name(name: str) -> str:
-    """The form of a view op that makes a copy: as values they are the same."""
+    """The copying variant of a view op, whose result has the same value."""
     namespace, op, overload = name.split(".", 2)
     return f"{namespace}.{op}_copy.{overload}"
 
 
 class DeclaredLowering(LoweringContext):
-    """Hands every node to the method of its op.
+    """Dispatches every node to the method of its op.
 
-    A method is given the node and its arguments in the order of the op's schema: a `Value` for each
-    tensor, a tuple for a list. A node that writes to its argument (`add_`) goes to the method of
-    its functional form (`add`), if only that is declared, and a view (`view`) to the method of the
-    form that makes a copy (`view_copy`).
+    A method gets the node and its arguments in schema order: a `Value` per tensor, a tuple per
+    list. A node that writes (`add_`) is dispatched to the method of its functional variant (`add`)
+    if only that one is listed, and a view (`view`) to that of its copying variant (`view_copy`).
     """
 
     METHODS: ClassVar[Mapping[str, str]] = {}  # the method of each declared op
@@ -83,7 +82,7 @@ class DeclaredLowering(LoweringContext):
 
     @classmethod
     def written(cls) -> list[str]:
-        """The declared ops whose method is no longer the generated one."""
+        """The listed ops whose method is overridden."""
         base = next(c for c in cls.__mro__ if "METHODS" in vars(c))
         methods = base.METHODS.items()  # type: ignore[attr-defined]  # it has them
         return [op for op, name in methods if getattr(cls, name) is not getattr(base, name)]
@@ -101,11 +100,11 @@ class DeclaredLowering(LoweringContext):
         super().lower(node)
 
     def lower_other(self, node: Node) -> Any:
-        """Lower a node of an op that was not declared."""
+        """Lower a node whose op is not listed."""
         return self.eager(node)
 
     def eager(self, node: Node) -> Any:
-        """Leave a node to eager's kernel; counted, with the user's line."""
+        """Leave a node to eager's kernel; counted with the user's line."""
         self.fell_back(node)
         return EAGER
 
@@ -116,7 +115,7 @@ class DeclaredLowering(LoweringContext):
 
 
 class DeclaredBackend(Backend):
-    """Runs what `lowering` made of each node: a function on tensors, or eager's kernel."""
+    """Runs what `lowering` returned for each node: a function on tensors, or eager's kernel."""
 
     lowering: ClassVar[type[DeclaredLowering]] = DeclaredLowering
 
@@ -172,7 +171,7 @@ def _steps(computation: Computation) -> list[LoweredNode]:
 
 
 def _last_uses(steps: Sequence[LoweredNode], kept: Sequence[Value]) -> list[list[Value]]:
-    """For each step the values that it is the last to need."""
+    """For each step, the values that it is the last to use."""
     last: dict[Value, int] = {}
     for position, step in enumerate(steps):
         for value in (*step.node.outputs, *step.node.operands):
@@ -185,21 +184,21 @@ def _last_uses(steps: Sequence[LoweredNode], kept: Sequence[Value]) -> list[list
 
 
 def _call(spec: OpSpec, bound: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call of the op, all of them."""
+    """All arguments of the op: positional ones, and keyword-only ones by name."""
     pairs = list(zip(spec.arguments, bound, strict=True))
     positional = [value for argument, value in pairs if not argument.keyword_only]
     return positional, {a.name: value for a, value in pairs if a.keyword_only}
 
 
 def _listed(made: Any) -> list[Any]:
-    """Tensors a kernel returned, lists spread out."""
+    """The tensors that a kernel returned, with lists flattened."""
     if isinstance(made, (list, tuple)):
         return [item for part in made for item in _listed(part)]
     return [made]
 
 
 def _promised(step: LoweredNode, made: list[Any]) -> list[torch.Tensor]:
-    """What a kernel returned, with the types that were promised."""
+    """The tensors that a kernel returned, converted to their inferred types."""
     outputs = step.node.outputs
     if len(made) != len(outputs):
         raise BackendError(f"the kernel made {len(made)} tensors, not {len(outputs)}")

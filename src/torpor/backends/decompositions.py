@@ -1,10 +1,10 @@
-"""Tables for `Backend.decompositions`: ATen ops by simpler ones, as functions on tensors.
+"""Tables for `Backend.decompositions`: ATen ops in terms of simpler ones, as functions on tensors.
 
     def decompositions(self):
         return decompositions.core(LOWERED)  # the names of ops that the backend lowers itself
 
-All decompositions that torch has of ops outside core ATen, of the `prims` that some are made of,
-and fused attention by matrix products, forward and backward.
+Covers all of torch's decompositions of ops outside core ATen, of the `prims` that some of them
+produce, and fused attention (forward and backward) as matrix products.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Table = dict[str, Callable[..., Any]]
 
 
 def core(lowered: Iterable[str] = ()) -> Table:
-    """A decomposition for each op that has one, by its name, but for those in `lowered`."""
+    """A decomposition per op name, for each op that has one, except those in `lowered`."""
     kept = frozenset(lowered)
     return {name: function for name, function in _all().items() if name not in kept}
 
@@ -42,7 +42,7 @@ def _scores(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[torch.Tensor, float]:
-    """What softmax is taken of, and the scale it has."""
+    """The input of softmax, and its scale."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query @ key.transpose(-2, -1)) * scale
     if is_causal:
@@ -56,23 +56,23 @@ def _scores(
 
 
 def _wide(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """In float32 where they are narrower: so do the fused kernels."""
+    """Upcast to float32, unless float64: the fused kernels accumulate that way."""
     return [t if t.dtype is torch.float64 else t.float() for t in tensors]
 
 
 def _weights(scores: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-    """Softmax by the sums of exponentials; rows that are masked as a whole are 0."""
+    """Softmax, given the log-sum-exp of each row; fully masked rows are 0."""
     return (scores - sums.masked_fill(sums == -math.inf, 0).unsqueeze(-1)).exp()
 
 
 def _for_each_head(tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Keys or values of groups of heads, once for each head of the query."""
+    """Grouped keys or values, repeated for each head of the query."""
     heads, groups = query.shape[1], tensor.shape[1]
     return tensor if heads == groups else tensor.repeat_interleave(heads // groups, 1)
 
 
 def _of_groups(grad: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """The gradient of what `_for_each_head` was given."""
+    """The gradient of the input of `_for_each_head`."""
     groups = tensor.shape[1]
     return grad if grad.shape[1] == groups else grad.unflatten(1, (groups, -1)).sum(2)
 
@@ -85,7 +85,7 @@ def _attend(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, with heads inside rows as the kernels have it, and the sums of exponentials."""
+    """The output, laid out as by the kernels (heads within rows), and the log-sum-exp of rows."""
     q, k, v = _wide(query, key, value)
     k, v = _for_each_head(k, q), _for_each_head(v, q)
     scores, _ = _scores(q, k, bias, is_causal, scale)

@@ -1,4 +1,4 @@
-"""When two tensors agree: within what their dtype can hold, or to the last bit."""
+"""When two tensors agree: within the tolerance of their dtype, or bit for bit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
     torch.bfloat16: (3e-2, 1e-2),
     torch.complex32: (4e-3, 1e-3),
 }
-"""Relative and absolute difference allowed; every other dtype must be equal.
+"""Relative and absolute tolerance; other dtypes must be equal.
 
-The absolute one counts in units of the largest number of the tensor, where that is above 1: a sum
-in another order errs in proportion to what was summed.
+The absolute one is scaled by the tensor's largest magnitude, if that is above 1: reordering a sum
+changes it in proportion to its terms.
 """
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Equal to the last bit, the sign of zero included; any NaN equals any NaN."""
+    """Equal bit for bit, including the sign of zero; any NaN equals any NaN."""
     left, right = (t.detach().cpu().resolve_conj().resolve_neg() for t in (left, right))
     if left.shape != right.shape or left.dtype != right.dtype:
         return False

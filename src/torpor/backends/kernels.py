@@ -1,8 +1,8 @@
-"""One node by eager's kernels: what a backend falls back to for an op it does not know.
+"""Runs a node with eager's kernels: the fallback of backends for ops they do not lower.
 
-`load` and `store` take the backend whose arguments and results they are: it makes torch tensors of
-its data, and data of tensors. Without it data have to be torch tensors. A node changes none of its
-operands: an op that writes to an argument writes to a copy, which is an output of the node.
+`load` and `store` convert the data of a backend to tensors and back; without a backend, data must
+be torch tensors. A node never modifies its operands: an op that writes gets a copy, which becomes
+an output of the node.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _held(data: BackendData) -> torch.Tensor:
 
 
 def run_node(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> list[Any]:
-    """The outputs of `node`, whose operands are in `env`; they are not written to."""
+    """The outputs of `node` on the operands in `env`, which are not modified."""
     spec = spec_of(node.op.target)
     args = arguments_of(node, env, device)
     for position in spec.mutated:
@@ -61,7 +61,7 @@ def run_converted(
     to_tensor: Callable[[Any, TensorType], torch.Tensor],
     from_tensor: Callable[[torch.Tensor], Any],
 ) -> list[Any]:
-    """`run_node` where `env` holds buffers of another kind, which become tensors and back."""
+    """`run_node` on buffers of another kind, which are converted to tensors and back."""
     given = {
         value: to_tensor(env[value], value.type) if type(value.type) is TensorType else env[value]
         for value in node.operands
@@ -76,13 +76,13 @@ def store(
     arguments: Sequence[Any],
     backend: Backend | None = None,
 ) -> list[BackendData]:
-    """Results as `Backend.execute` returns them: as promised, and sharing memory with nothing."""
+    """The results of `Backend.execute`: strides as their types say, memory shared with nothing."""
     taken = storages_of(arguments)
     keep = _kept if backend is None else backend.data_from_tensor
     foreign = any(isinstance(a, BackendData) and a.tensor is None for a in arguments)
     made = []
     for tensor, type_ in zip(tensors, computation.result_types, strict=True):
-        # a tensor on a buffer of another kind does not show whose memory it is
+        # aliasing cannot be seen on foreign buffers
         own = with_layout(tensor, type_) if foreign else own_memory(tensor, type_, taken)
         made.append(keep(own, type_, computation.device))
     return made
@@ -93,7 +93,7 @@ def _kept(tensor: torch.Tensor, type_: TensorType, device: BackendDevice) -> Bac
 
 
 def arguments_of(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> list[Any]:
-    """The arguments of a node in the order of its op's schema, tensors and numbers from `env`."""
+    """The arguments of a node in schema order, with values looked up in `env`."""
     return [_argument(arg, env, device) for arg in node.args]
 
 
@@ -108,7 +108,7 @@ def _argument(arg: Any, env: Mapping[Value, Any], device: BackendDevice) -> Any:
 
 
 def copies(arg: Any) -> Any:
-    """A copy of a tensor, with its strides, or of each in a list: for an op to write to."""
+    """Copies of a tensor or a list of tensors, with the same strides, for an op to write to."""
     if isinstance(arg, list):
         return [copies(item) for item in arg]
     return None if arg is None else clone_strided(arg)
@@ -129,11 +129,11 @@ def outputs_of(spec: OpSpec, result: Any, args: list[Any]) -> list[Any]:
 
 
 def as_promised(tensor: Any, type_: Any) -> Any:
-    """`tensor` with the strides its type promises; anything else as it is."""
+    """`tensor` with the strides of its type; anything else unchanged."""
     if not isinstance(tensor, torch.Tensor) or not isinstance(type_, TensorType):
         return tensor
     if tensor.stride() == type_.stride:
         return tensor
-    if tensor.numel() < 2:  # any strides are its own
+    if tensor.numel() < 2:  # any strides fit
         return tensor.as_strided(type_.shape, type_.stride)
     return with_layout(tensor, type_)

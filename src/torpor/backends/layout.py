@@ -1,7 +1,7 @@
-"""The memory of results: laid out as promised, and shared with nothing.
+"""Gives results the strides of their types, and memory shared with nothing.
 
-For backends whose data are torch tensors. A recorded type promises strides, which a kernel may
-not keep; and a result may be a view of an argument or of another result, which a handle must not.
+For backends whose data are torch tensors. A kernel may not produce the recorded type's strides, and
+its result may be a view of an argument or of another result, which a handle must not be.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def with_layout(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
 
 
 def repeated_dims(type_: TensorType) -> list[int]:
-    """Dimensions with a stride of 0, in which one element stands for all."""
+    """Dimensions of stride 0, in which one element is repeated."""
     if not type_.numel:
         return []
     pairs = zip(type_.shape, type_.stride, strict=True)
@@ -34,16 +34,16 @@ def repeated_dims(type_: TensorType) -> list[int]:
 
 
 def clone_strided(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the very strides of `tensor`, holes and overlaps included."""
+    """A copy with exactly the strides of `tensor`, holes and overlaps included."""
     if tensor.is_conj() or tensor.is_neg():
         return tensor.clone()
     return with_layout(tensor, TensorType.of_tensor(tensor))
 
 
 def own_memory(tensor: torch.Tensor, type_: TensorType, taken: set[int]) -> torch.Tensor:
-    """`tensor` as a result of type `type_`: a copy, unless its memory is its own and fits.
+    """`tensor` as a result of type `type_`: copied if its memory is shared or its strides differ.
 
-    `taken` are the storages in use (see `storages_of`); the one of the result is added.
+    `taken` are the storages in use (see `storages_of`); the result's storage is added.
     """
     if _storage(tensor) in taken or not _has_layout(tensor, type_):
         tensor = with_layout(tensor, type_)
@@ -52,7 +52,7 @@ def own_memory(tensor: torch.Tensor, type_: TensorType, taken: set[int]) -> torc
 
 
 def storages_of(arguments: Iterable[Any]) -> set[int]:
-    """The storages that belong to arguments."""
+    """The storages of the arguments."""
     return {
         _storage(argument.tensor)
         for argument in arguments

@@ -1,6 +1,6 @@
-"""What compiled code depends on beside its graph: versions, the machine, torpor's own sources.
+"""What compiled code depends on besides its graph: versions, the machine, torpor's own sources.
 
-All of it goes into the keys under which compiled graphs are kept on disk.
+Part of the keys of the disk cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def software() -> str:
 
 @functools.cache
 def _sources() -> str:
-    """A digest of the files of torpor that decide what becomes of a graph."""
+    """A digest of the source files of torpor that affect how a graph is compiled."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for name in _SOURCES:
@@ -46,7 +46,7 @@ def _sources() -> str:
 
 
 def settings_of_torch() -> str:
-    """What a user may set in torch that a compiler looks at."""
+    """Global settings of torch that affect compiled code."""
     return repr((
         torch.get_default_dtype(),
         torch.get_num_threads(),
@@ -59,25 +59,25 @@ def settings_of_torch() -> str:
 
 
 def _precision() -> tuple[str, ...]:
-    """How exact products of float32 are to be: each kind of device has a setting of its own."""
+    """The float32 matmul precision settings, of each kind of device."""
     backends: Any = torch.backends
     own = (backends, backends.cuda.matmul, backends.cudnn, backends.mkldnn, backends.mkldnn.matmul)
     try:
         for_all = torch.get_float32_matmul_precision()
-    except RuntimeError:  # set for some kinds of devices alone
+    except RuntimeError:  # set per kind of device
         for_all = ""
     return (for_all, *(str(backend.fp32_precision) for backend in own))
 
 
 @functools.cache
 def processor() -> str:
-    """The CPU: code is compiled for what this very one can do."""
+    """The CPU: code is compiled for the features of this one."""
     answer = torch.backends.cpu.get_cpu_capability()
     return f"{platform.system()} {platform.machine()} {answer} {_features()}"
 
 
 def _features() -> str:
-    """Model and features of the first CPU, where the system tells them."""
+    """Model and features of the first CPU, where the system reports them."""
     wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part")
     try:
         with open("/proc/cpuinfo") as file:
@@ -90,7 +90,7 @@ def _features() -> str:
 
 @functools.cache
 def graphics() -> str:
-    """Every GPU, with the versions of what compiles for it."""
+    """Every GPU, and the versions of its compilers."""
     if not torch.cuda.is_available():
         return "no GPU"
     cards = [
@@ -112,7 +112,7 @@ def _version_of(*packages: str) -> str:
 
 @functools.cache
 def compiler() -> str:
-    """What the C++ compiler says of itself."""
+    """The version text of the C++ compiler."""
     chosen = os.environ.get("CXX", "")
     for name in (chosen, *_COMPILERS):
         found = shutil.which(name) if name else None

@@ -1,9 +1,9 @@
-"""Run a module of this package in a process where torpor itself is not loaded.
+"""Runs a module of this package in a process where torpor itself is not loaded.
 
-`python -P bare.py torpor.bench.worker ARGS`. torpor hooks into `nn.Module.__call__` and takes
-torch's dispatch key `Lazy`; a process that measures eager, torch.compile or torch._lazy must be
-without it. The name `torpor` stands here for a package with the same folder whose `__init__` has
-not run.
+`python -P bare.py torpor.bench.worker ARGS`. torpor hooks into `nn.Module.__call__` and registers
+kernels for torch's dispatch key `Lazy`; a process that measures eager, torch.compile or torch._lazy
+must not load it. Here `torpor` is a package object with the same path, whose `__init__` has not
+run.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from types import ModuleType
 
 
 def forget() -> None:
-    """Let `import torpor` find the whole of it."""
+    """Make `import torpor` import the real package."""
     for name in [name for name in sys.modules if name.split(".")[0] == "torpor"]:
         del sys.modules[name]
 
 
 def main() -> None:
-    """Run the module that the first argument names, with the rest as its arguments."""
+    """Run the module named by the first argument, with the rest as its arguments."""
     package = ModuleType("torpor")
     package.__path__ = [str(Path(__file__).resolve().parents[1])]
     sys.modules["torpor"] = package

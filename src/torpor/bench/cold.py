@@ -1,4 +1,4 @@
-"""What a program costs before it is warm: compiled from nothing, one process for each row."""
+"""Measures cold starts: programs compiled from scratch, one process per row."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torpor.bench.worker import WarmUpLimits
 from torpor.bench.worker_processes import Worker, WorkerError, command, environment, fresh_folder
 
 FEW, MANY = 2, 24  # layers
-MOST_FOR_MANY = 2.0  # times what few layers take
-MOST_OF_COMPILE = 0.6  # of what torch.compile takes
+MOST_FOR_MANY = 2.0  # times the cost of few layers
+MOST_OF_COMPILE = 0.6  # times the cost of torch.compile
 WORKLOADS = {"cpu": "gpt", "cuda": "gpt2"}
 
 
 @dataclass(frozen=True)
 class ColdPlan:
-    """What is measured, and how."""
+    """What to measure, and how."""
 
     device: str
     threads: int
@@ -37,7 +37,7 @@ class ColdPlan:
 
     @property
     def starts(self) -> list[Start]:
-        """In this order: what is compared stands side by side."""
+        """In this order, so that those to be compared run one after the other."""
         ours, theirs = f"torpor ({self.backend})", "compile"
         sizes = [(self.few, ours), (self.many, ours), (0, theirs), (0, ours)]
         return [Start(self.workload, layers, runner) for layers, runner in sizes]
@@ -48,11 +48,11 @@ class Start:
     """One program with one runner."""
 
     workload: str
-    layers: int  # 0: as many as it has
+    layers: int  # 0: its default
     runner: str
-    compile_s: float = 0.0  # by which steps that compiled took longer than a warm one
-    cold_s: float = 0.0  # all steps up to the last one that compiled
-    cpu_s: float = 0.0  # the same, all threads and processes together
+    compile_s: float = 0.0  # excess time of compiling steps over a warm one
+    cold_s: float = 0.0  # all steps up to the last that compiled
+    cpu_s: float = 0.0  # the same as CPU time of all threads and processes
     step_ms: float = 0.0
     graphs: int = 0
     error: str = ""
@@ -64,18 +64,18 @@ class Start:
 
 @dataclass
 class Starts:
-    """All that was measured."""
+    """All measurements."""
 
     rows: list[Start] = field(default_factory=list)
 
     @property
     def growth(self) -> float | None:
-        """Many layers as a multiple of few."""
+        """The cost of many layers, as a multiple of few."""
         return _ratio(self.rows[1], self.rows[0])
 
     @property
     def to_compile(self) -> float | None:
-        """As a multiple of what torch.compile takes."""
+        """The cost, as a multiple of torch.compile's."""
         return _ratio(self.rows[3], self.rows[2])
 
 
@@ -86,7 +86,7 @@ def _ratio(one: Start, other: Start) -> float | None:
 
 
 def measure(plan: ColdPlan, advance: Callable[[str], None]) -> Starts:
-    """Each in a process of its own with empty caches; one that fails costs its row."""
+    """Measure each in its own process with empty caches; a failure only affects its row."""
     starts = Starts(plan.starts)
     for start in starts.rows:
         try:
@@ -114,7 +114,7 @@ def _measure(plan: ColdPlan, start: Start) -> None:
 
 
 def table(starts: Starts) -> Table:
-    """A row for each start."""
+    """A row per start."""
     return tabled(map(_cells, starts.rows))
 
 
@@ -133,7 +133,7 @@ def _cells(start: Start) -> dict[str, str]:
 
 
 def checks(plan: ColdPlan, starts: Starts) -> Table:
-    """What is promised."""
+    """Measurements compared with their targets."""
     rows = [
         (f"compile, {plan.many} layers against {plan.few}", starts.growth, MOST_FOR_MANY),
         ("compile, against torch.compile", starts.to_compile, MOST_OF_COMPILE),
@@ -145,7 +145,7 @@ def checks(plan: ColdPlan, starts: Starts) -> Table:
 
 
 def as_json(plan: ColdPlan, starts: Starts) -> dict[str, Any]:
-    """All of it."""
+    """All data as JSON."""
     return {
         **facts(plan.device, plan.threads),
         "plan": asdict(plan),

@@ -1,4 +1,4 @@
-"""Cost as work grows: 1, 2, 4, … layers; ever more nodes; ever more steps."""
+"""Measures how cost grows: with 1, 2, 4, … layers; with nodes; with steps."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Growth:
 
     layers: int
     trace_ms: float = 0.0  # until a warm step is recorded
-    sync_ms: float = 0.0  # until the cut after it returned
-    step_ms: float = 0.0  # until it was computed
+    sync_ms: float = 0.0  # until the cut after it has returned
+    step_ms: float = 0.0  # until it is computed
     compile_s: float = 0.0  # with empty caches
     compiles: int = 0
-    memory: int = 0  # bytes, the most since the warm-up
+    memory: int = 0  # peak bytes since the warm-up
     error: str = ""
 
 
 @dataclass
 class GrowthCosts:
-    """All that was measured."""
+    """All measurements."""
 
     points: list[Growth] = field(default_factory=list)
     sync_ms: dict[str, tuple[float, float]] = field(default_factory=dict)  # by nodes; wall, CPU
@@ -42,7 +42,7 @@ class GrowthCosts:
 
     @property
     def sync_ratio(self) -> tuple[float, float] | None:
-        """A warm sync of the longest graph, as a multiple of the shortest's; wall and CPU."""
+        """A warm sync of the longest graph, as a multiple of the shortest's: wall and CPU time."""
         times = list(self.sync_ms.values())
         if not times:
             return None
@@ -52,7 +52,7 @@ class GrowthCosts:
 
 @dataclass(frozen=True)
 class GrowthPlan:
-    """What is measured, and how."""
+    """What to measure, and how."""
 
     device: str
     threads: int
@@ -76,7 +76,7 @@ def turns(plan: GrowthPlan) -> int:
 
 
 def measure(plan: GrowthPlan, advance: Callable[[str], None]) -> GrowthCosts:
-    """Each size in a process of its own; one that fails costs its row."""
+    """Measure each size in its own process; a failure only affects its row."""
     costs = GrowthCosts()
     for layers in plan.sizes:
         costs.points.append(_point(plan, layers))
@@ -101,7 +101,7 @@ def _point(plan: GrowthPlan, layers: int) -> Growth:
 
 
 def _measure_sync(plan: GrowthPlan, costs: GrowthCosts) -> None:
-    """On the reference backend: a compiler would need minutes for the longest graph."""
+    """On the reference backend, as a compiler would need minutes for the longest graph."""
     question = {"nodes": list(plan.nodes), "device": plan.device, "backend": "reference"}
     try:
         with _worker(plan) as worker:
@@ -131,7 +131,7 @@ def _worker(plan: GrowthPlan) -> Iterator[Worker]:
 
 
 def table(costs: GrowthCosts) -> Table:
-    """A row for each size."""
+    """A row per size."""
     return tabled(map(_cells, costs.points))
 
 
@@ -149,7 +149,7 @@ def _cells(point: Growth) -> dict[str, str]:
 
 
 def checks(plan: GrowthPlan, costs: GrowthCosts) -> Table:
-    """The two figures that are no curve."""
+    """The two measurements that are single numbers, compared with their targets."""
     columns = ["what", "measured", "at most", "note"]
     few, many = plan.nodes[0], plan.nodes[-1]
     what = f"warm sync(), {many:,} against {few:,} nodes"
@@ -181,7 +181,7 @@ def _compared(costs: GrowthCosts, clock: int, ratio: float | None) -> str:
 
 
 def as_json(plan: GrowthPlan, costs: GrowthCosts) -> dict[str, Any]:
-    """All of it."""
+    """All data as JSON."""
     return {
         **facts(plan.device, plan.threads),
         "plan": asdict(plan),

@@ -1,6 +1,6 @@
-"""What one size of a program costs torpor: to record, to cut, to compile, in memory.
+"""Measures torpor's cost for one size of a program: recording, cutting, compiling, memory.
 
-The cut that follows an optimizer's step by itself is switched off here, and timed alone.
+The automatic cut after an optimizer's step is disabled here, and timed separately.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_WARM_UP = 60  # steps
 def measure_layers(
     layers: int, width: int, device: str, backend: str, repeat: int
 ) -> dict[str, Any]:
-    """A small GPT of so many layers."""
+    """Measure a small GPT with that many layers."""
     torpor.config.cut_after_optimizer = False
     racer = Racer(Spec("torpor", device, backend), SmallGPT(layers, width))
     compile_s = _warm_up(racer)
@@ -45,7 +45,7 @@ def measure_layers(
 
 
 def _warm_up(racer: Racer) -> float:
-    """Step until nothing compiles; the seconds by which steps that compiled took longer."""
+    """Step until nothing compiles; returns the excess seconds of the steps that compiled."""
     quiet, last = 0, 0.0
     slow = []
     for _ in range(MOST_WARM_UP):
@@ -60,9 +60,9 @@ def _warm_up(racer: Racer) -> float:
 
 
 def _timed_step(racer: Racer) -> tuple[float, float, float]:
-    """Milliseconds until a step is recorded, until the cut returned, until all was computed.
+    """Milliseconds until a step is recorded, until the cut has returned, until all is computed.
 
-    A run on the thread that cuts is no part of the cut.
+    Runs on the cutting thread do not count as part of the cut.
     """
     racer.finish()
     start = time.perf_counter()
@@ -76,7 +76,7 @@ def _timed_step(racer: Racer) -> tuple[float, float, float]:
 
 
 def measure_sync(nodes: list[int], device: str, backend: str, repeat: int) -> dict[str, Any]:
-    """A warm `sync()` of graphs of ever more nodes: one leaf, one output, in turns."""
+    """Time a warm `sync()` of graphs of different sizes, in turns: one leaf, one output."""
     torpor.use(backend)
     x = torpor.lazy(torch.ones(16, device=device))
     times: dict[int, list[tuple[float, float]]] = {count: [] for count in nodes}
@@ -88,11 +88,11 @@ def measure_sync(nodes: list[int], device: str, backend: str, repeat: int) -> di
     return {str(count): [median(column) for column in zip(*times[count])] for count in nodes}
 
 
-_WARM_TURNS = 6  # more than any backend runs a graph before it compiles it
+_WARM_TURNS = 6  # more runs than any backend waits for before compiling
 
 
 def _timed_sync(x: torch.Tensor, nodes: int) -> tuple[float, float]:
-    """Milliseconds until `sync` returned, and what this thread used of them."""
+    """The wall and CPU milliseconds of a `sync`."""
     y = x
     for _ in range(nodes):
         y = y + 1
@@ -107,7 +107,7 @@ def _timed_sync(x: torch.Tensor, nodes: int) -> tuple[float, float]:
 
 @contextmanager
 def _queue_at_work(device: torch.device) -> Iterator[None]:
-    """Steps that are cut meanwhile run later, on the queue, however short they are."""
+    """Block the queue, so that steps cut meanwhile are queued, however short they are."""
     gate = threading.Event()
 
     def wait() -> None:
@@ -121,7 +121,7 @@ def _queue_at_work(device: torch.device) -> Iterator[None]:
 
 
 def measure_recompiles(steps: int, layers: int, device: str, backend: str) -> dict[str, Any]:
-    """Graphs compiled in training with warm-up and cosine schedule, clipping and loss scaling."""
+    """Count compiles in a training with warm-up and cosine schedule, clipping and loss scaling."""
     torpor.use(backend)
     model = torpor.lazy(torch.nn.Sequential(*_layers(layers)).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -145,7 +145,7 @@ def measure_recompiles(steps: int, layers: int, device: str, backend: str) -> di
 
 
 _WIDTH = 32
-_EARLY = 20  # steps after which a program has shown all that it does
+_EARLY = 20  # steps after which nothing new should occur
 
 
 def _compiles() -> int:
@@ -164,7 +164,7 @@ def _schedule(optimizer: torch.optim.Optimizer, steps: int) -> Any:
 
 
 def main() -> None:
-    """The worker's end."""
+    """Run the worker."""
     answers = private_output()
     commands: dict[str, Callable[..., Any]] = {
         "layers": measure_layers,

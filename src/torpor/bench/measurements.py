@@ -1,4 +1,4 @@
-"""All numbers of one race, and what they were measured on."""
+"""All measurements of one race, and the conditions under which they were made."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 
 import torpor
 
-OFF = 1e-2  # a loss that differs by more, as a share of eager's, is told
-TRACING_BOUND = 0.9  # share of a step that is recording
+OFF = 1e-2  # relative loss difference from eager above which a note is shown
+TRACING_BOUND = 0.9  # fraction of a step spent recording
 COMPILED = ("compile", "compile-reduce-overhead")
 
 
@@ -22,20 +22,20 @@ COMPILED = ("compile", "compile-reduce-overhead")
 class Row:
     """One runner with one workload."""
 
-    runner: str  # as it is shown
+    runner: str  # display name
     records: bool = False
-    samples: list[float] = field(default_factory=list)  # ms per step, one a round
+    samples: list[float] = field(default_factory=list)  # ms per step, one per round
     recording: list[float] = field(default_factory=list)  # ms until a single step returned
     single: list[float] = field(default_factory=list)  # ms until it was computed
-    faults: list[float] = field(default_factory=list)  # page faults per step, one a round
-    losses: list[float] = field(default_factory=list)  # of the warm-up
+    faults: list[float] = field(default_factory=list)  # page faults per step, one per round
+    losses: list[float] = field(default_factory=list)  # during the warm-up
     steps_per_round: int = 0
-    memory: int = 0  # bytes, the most since the warm-up
-    reserved: int = 0  # bytes taken from the GPU
+    memory: int = 0  # peak bytes since the warm-up
+    reserved: int = 0  # bytes reserved on the GPU
     first_s: float = 0.0
     cold_s: float = 0.0
-    compiles: int = 0  # until it was warm
-    late_compiles: int = 0  # after that
+    compiles: int = 0  # during the warm-up
+    late_compiles: int = 0  # later
     settled: bool = True
     error: str = ""
 
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles, as a share of the median."""
+        """Half the interquartile range, relative to the median."""
         ordered, middle = sorted(self.samples), self.ms
         if middle is None:
             return 0.0
@@ -58,7 +58,7 @@ class Row:
 
     @property
     def tracing_bound(self) -> bool:
-        """A step takes as long as recording it does."""
+        """Whether recording a step takes as long as the step."""
         if not self.records or self.ms is None or self.recording_ms is None:
             return False
         return self.recording_ms >= TRACING_BOUND * self.ms
@@ -66,7 +66,7 @@ class Row:
 
 @dataclass
 class WorkloadOutcome:
-    """One workload and everybody who ran it."""
+    """One workload, with all its runners."""
 
     workload: str
     title: str
@@ -76,12 +76,12 @@ class WorkloadOutcome:
         return next((row for row in self.rows if row.runner == runner), None)
 
     def ratio(self, row: Row, *others: str) -> float | None:
-        """How long `row` takes, as a multiple of the fastest of `others`."""
+        """The time of `row`, as a multiple of the fastest of `others`."""
         times = [found.ms for name in others if (found := self.row(name)) and found.ms is not None]
         return None if row.ms is None or not times else row.ms / min(times)
 
     def loss_difference(self, row: Row) -> float | None:
-        """To eager's loss at the last warm-up step both ran, as a share of it (of 1 if less)."""
+        """Relative (absolute if below 1) difference to eager's loss, at the last common step."""
         eager = self.row("eager")
         if eager is None or not eager.losses or not row.losses:
             return None
@@ -126,7 +126,7 @@ class WorkloadOutcome:
 
 @dataclass
 class Results:
-    """All of one run."""
+    """All results of one run."""
 
     device: str
     threads: int
@@ -134,7 +134,7 @@ class Results:
     scale: str = "full"
     outcomes: list[WorkloadOutcome] = field(default_factory=list)
     date: str = field(default_factory=lambda: now())
-    load: list[float] = field(default_factory=list)  # of the machine, before and after
+    load: list[float] = field(default_factory=list)  # load average, before and after
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -148,12 +148,12 @@ class Results:
 
 
 def now() -> str:
-    """The date and the time of day."""
+    """The current date and time."""
     return f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
 
 
 def facts(device: str, threads: int) -> dict[str, Any]:
-    """What a run was measured on."""
+    """The conditions of a run."""
     return {
         "machine": machine(device),
         "versions": {
@@ -168,12 +168,12 @@ def facts(device: str, threads: int) -> dict[str, Any]:
 
 
 def _matters(name: str) -> bool:
-    """An environment variable that changes how threads wait, memory is kept, or torpor works."""
+    """Whether an environment variable affects threads' waiting, memory allocation, or torpor."""
     return name.startswith(("OMP_", "GOMP_", "MALLOC_", "TORPOR_"))
 
 
 def machine(device: str) -> str:
-    """The machine in words."""
+    """A description of the machine."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     cores = os.cpu_count() or 1
@@ -181,5 +181,5 @@ def machine(device: str) -> str:
 
 
 def load() -> float:
-    """How many processes want the machine; 0 where it does not say."""
+    """The machine's load average; 0 if unknown."""
     return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0

@@ -1,6 +1,6 @@
-"""Networks that are measured and come from no library: plain PyTorch, written for no runner.
+"""Networks to measure that come from no library: plain PyTorch, specific to no runner.
 
-Attention is written out, so that every runner meets the same ops: `torch._lazy` has no fused one.
+Attention is spelled out, so that every runner gets the same ops: `torch._lazy` has no fused one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class Attention(nn.Module):
-    """Causal attention of several heads."""
+    """Causal multi-head attention."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens in, scores for the next token out."""
+    """Takes tokens, returns logits for the next token."""
 
     def __init__(self, layers: int, width: int, heads: int, length: int, vocabulary: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class GPT(nn.Module):
 
 
 class ConvNet(nn.Sequential):
-    """Convolutions with batch norm, each stage of half the size and twice the channels."""
+    """Convolutions with batch norm; each stage halves the size and doubles the channels."""
 
     def __init__(self, stages: int, channels: int, classes: int) -> None:
         layers: list[nn.Module] = []
@@ -85,7 +85,7 @@ class ConvNet(nn.Sequential):
 
 
 class MLP(nn.Sequential):
-    """Linear layers of one width with ReLU between them."""
+    """Linear layers of equal width with ReLU between them."""
 
     def __init__(self, layers: int, width: int) -> None:
         parts: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""Pictures of what was measured, as PNG files; they need matplotlib."""
+"""Plots measurements as PNG files; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ COLOURS = {
     "torpor-compile": "#6d3a7c",
 }
 OTHERS = ("#2a9d8f", "#76b7b2", "#8c6d31", "#bcbd22", "#17becf")  # torpor on other backends
-CUT_AT = 3.0  # times eager: a bar that is longer is cut, and says how long it is
+CUT_AT = 3.0  # times eager: longer bars are truncated and labelled
 
 
 class NoPicture(RuntimeError):
-    """Why there is none."""
+    """Why nothing can be plotted."""
 
 
 def _pyplot() -> Any:
@@ -38,12 +38,12 @@ def _pyplot() -> Any:
 
 
 def check() -> None:
-    """Raise before the hours of measuring, not after, where no picture can be made."""
+    """Raise before hours of measuring, not after, if plotting is impossible."""
     _pyplot()
 
 
 def race(results: Results, path: Path) -> None:
-    """Bars grouped by workload, one for each runner, as multiples of eager."""
+    """Bars grouped by workload, one per runner, as multiples of eager."""
     pyplot = _pyplot()
     shown = [outcome for outcome in results.outcomes if _has_bars(outcome)]
     if not shown:
@@ -115,7 +115,7 @@ def _finish(axes: Any) -> None:
 
 
 def wild(found: Wild, path: Path) -> None:
-    """Two bars for each program and runner: its step and its total, as multiples of eager's."""
+    """Two bars per program and runner: step and total, as multiples of eager's."""
     pyplot = _pyplot()
     if not found.outcomes:
         raise NoPicture("no picture: no program was run")
@@ -149,7 +149,7 @@ def _draw_wild(axes: Any, found: Wild, runner: str, what: str, offset: float) ->
 
 
 def growth(points: list[Growth], path: Path) -> None:
-    """Cost against layers, both axes logarithmic."""
+    """Cost by number of layers, both axes logarithmic."""
     pyplot = _pyplot()
     measured = [point for point in points if not point.error]
     if not measured:
@@ -177,7 +177,7 @@ def _finish_growth(axes: Any, layers: list[int]) -> None:
     axes.minorticks_off()
     axes.yaxis.set_major_formatter("{x:,g}")
     low, high = axes.get_ylim()
-    axes.set_ylim(min(low, high / 10), high)  # a decade at least: a flat line looks flat
+    axes.set_ylim(min(low, high / 10), high)  # at least a decade, so that a flat line looks flat
     axes.set_xlabel("layers")
     axes.grid(True, which="major", color="#e5e5e5")
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""Everybody warms up, then all take turns: a slow minute of the machine meets them all."""
+"""Warms up all runners, then interleaves them, so that a slow phase of the machine affects all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torpor.bench.worker import WarmUpLimits
 from torpor.bench.worker_processes import Worker, WorkerError, command, environment, fresh_folder
 from torpor.bench.workloads import SCALES
 
-SLOW_MS = 1000.0  # a runner whose step takes longer has its turn in every fifth round only
+SLOW_MS = 1000.0  # slower runners take part in every fifth round only
 SLOW_EVERY = 5
 
 Advance = Callable[[str], None]
@@ -21,16 +21,16 @@ Advance = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a race."""
+    """The settings of a race."""
 
     device: str
     threads: int
     rounds: int = 15
     scale: str = "full"
-    timeout: float = 600.0  # seconds, for one answer of a worker
+    timeout: float = 600.0  # seconds for one answer of a worker
     limits: WarmUpLimits = WarmUpLimits()  # noqa: RUF009  # frozen
-    keep_caches: bool = False  # compilers may find what an earlier run left on disk
-    warm_jobs: int = 1  # runners that warm up at once; their cold starts are then not comparable
+    keep_caches: bool = False  # compilers may use disk caches of earlier runs
+    warm_jobs: int = 1  # runners that warm up concurrently; if > 1, cold starts are incomparable
 
 
 def turns(specs: list[Spec], settings: Settings) -> int:
@@ -65,7 +65,7 @@ def _warm(spec: Spec, workload: str, settings: Settings, stack: ExitStack) -> En
 
 
 class Entrant:
-    """A worker and its row; what goes wrong costs the row alone."""
+    """A worker and its row; errors only affect that row."""
 
     def __init__(self, spec: Spec, settings: Settings, stack: ExitStack) -> None:
         self.spec, self.settings = spec, settings
@@ -115,4 +115,4 @@ class Entrant:
             do()
         except WorkerError as error:
             self.row.error = str(error)
-            self.worker.close()  # its memory is wanted by the others
+            self.worker.close()  # free its memory for the others

@@ -1,4 +1,4 @@
-"""What a race came to, in words and columns."""
+"""The results of a race as text and tables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Table = tuple[list[str], list[list[str]]]  # columns, rows
 
 
 def headline(results: Results) -> str:
-    """When, on what, with what."""
+    """Date, machine, versions and settings."""
     known = facts(results.device, results.threads)
     return described(known, results.date, results.rounds, results.load)
 
 
 def described(known: dict[str, Any], date: str, rounds: int, load: list[float]) -> str:
-    """The facts of a run in words."""
+    """The conditions of a run as text."""
     versions = ", ".join(f"{name} {version}" for name, version in known["versions"].items())
     variables = [f"\n{name}={value}" for name, value in known["environment"].items()]
     return (
@@ -29,7 +29,7 @@ def described(known: dict[str, Any], date: str, rounds: int, load: list[float]) 
 
 
 def table(outcome: WorkloadOutcome) -> Table:
-    """One workload: a row for each runner."""
+    """A table for one workload, with a row per runner."""
     rows = [_cells(outcome, row) for row in outcome.rows]
     return tabled(
         {n: row[n] for n in row if n in ALWAYS or any(row[n] for row in rows)} for row in rows
@@ -37,12 +37,12 @@ def table(outcome: WorkloadOutcome) -> Table:
 
 
 def tabled(rows: Iterable[dict[str, str]]) -> Table:
-    """Rows with the names of their columns, which all of them have, as a table."""
+    """Rows as dictionaries with equal keys, as a table."""
     listed = list(rows)
     return list(listed[0]) if listed else [], [list(row.values()) for row in listed]
 
 
-ALWAYS = ("runner", "ms", "/eager", "note")  # other columns are left out where they are empty
+ALWAYS = ("runner", "ms", "/eager", "note")  # other columns are omitted if empty
 
 
 def _cells(outcome: WorkloadOutcome, row: Row) -> dict[str, str]:
@@ -67,7 +67,7 @@ def _cells(outcome: WorkloadOutcome, row: Row) -> dict[str, str]:
 
 
 def notes(outcome: WorkloadOutcome, row: Row) -> list[str]:
-    """What a reader of the row has to know."""
+    """Caveats about a row."""
     if row.error:
         return [shortened(row.error)]
     said = []
@@ -84,7 +84,7 @@ def notes(outcome: WorkloadOutcome, row: Row) -> list[str]:
 
 
 def shortened(text: str, most: int = 100) -> str:
-    """The text in one line of bounded length."""
+    """The text as one line of bounded length."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 

@@ -1,7 +1,7 @@
-"""Who runs a program: how each takes it in, how a step ends, how all work is finished.
+"""Runners of programs: how each places a module, ends a step, and waits for all work.
 
-torpor and `torch._lazy` want the same dispatch key, and torpor wraps `nn.Module.__call__`: one
-process holds one runner, which is imported where it is chosen.
+torpor and `torch._lazy` use the same dispatch key, and torpor wraps `nn.Module.__call__`, so each
+process has only one runner, which is imported when it is chosen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Function = Callable[..., Tensor]
 
 
 def _nothing() -> None:
-    """Where a runner has nothing to do."""
+    """No-op, for runners without such an action."""
 
 
 def _none() -> int:
@@ -37,29 +37,29 @@ def _plain(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Runner:
-    """What a race needs to know of a runner."""
+    """A runner, as a race needs it."""
 
-    place: Callable[[Any], Any]  # puts a module or a tensor where the runner sees it
-    prepare: Callable[[Function], Function] = _same  # what becomes of the program's function
-    cut: Callable[[], object] = _nothing  # ends a step that does not end by itself
-    cuts_by_itself: bool = True  # after an optimizer's step and a module call without gradients
+    place: Callable[[Any], Any]  # moves a module or a tensor to the runner's device
+    prepare: Callable[[Function], Function] = _same  # transforms the program's function
+    cut: Callable[[], object] = _nothing  # ends a step that does not end automatically
+    cuts_by_itself: bool = True  # after an optimizer's step or a module call without gradients
     wait: Callable[[], object] = _nothing  # until nothing runs on another thread
-    read: Callable[[Tensor], Tensor] = _plain  # a result as a plain tensor
-    compiles: Callable[[], int] = _none  # so far
-    waited: Callable[[], float] = _none  # seconds for runs on the thread that records, so far
-    memory: Callable[[], int] = _none  # the most bytes on a GPU that torch has not allocated
-    unsettled: Callable[[], int] = _none  # grows while steps are not yet what they will be
+    read: Callable[[Tensor], Tensor] = _plain  # converts a result to a plain tensor
+    compiles: Callable[[], int] = _none  # number of compiles so far
+    waited: Callable[[], float] = _none  # seconds of runs on the recording thread so far
+    memory: Callable[[], int] = _none  # peak GPU bytes not allocated by torch
+    unsettled: Callable[[], int] = _none  # grows until steps have reached their steady state
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Which runner, where, and with which backend."""
+    """Which runner, on which device, with which backend."""
 
     name: str
     device: str
     backend: str = ""
     options: tuple[tuple[str, Any], ...] = ()  # of the backend
-    said: str = ""  # how the user named the backend, with options of its own
+    said: str = ""  # the backend and its options as the user wrote them
 
     @property
     def label(self) -> str:
@@ -72,22 +72,22 @@ class Spec:
 
     @property
     def records(self) -> bool:
-        """Python's part of a step is recording it."""
+        """Whether Python's part of a step consists of recording."""
         return self.name in ("torch-lazy", "torpor", "torpor-capture", "torpor-lazy")
 
 
 def make(spec: Spec) -> Runner:
-    """The runner, in this process from now on."""
+    """Make the runner, which then takes over this process."""
     return RUNNERS[spec.name](spec)
 
 
 def eager(spec: Spec) -> Runner:
-    """PyTorch as it is."""
+    """Plain PyTorch."""
     return Runner(_to(spec.device))
 
 
 def compiled(spec: Spec) -> Runner:
-    """torch.compile on the function that gives the loss; the optimizer is eager."""
+    """torch.compile of the loss function, with an eager optimizer."""
     return _compiled(spec, lambda function: torch.compile(function))
 
 
@@ -103,7 +103,7 @@ def _compiled(spec: Spec, prepare: Callable[[Function], Function]) -> Runner:
 
 
 def torch_lazy(spec: Spec) -> Runner:
-    """PyTorch's own lazy tensors, on their TorchScript backend."""
+    """PyTorch's own lazy tensors, on the TorchScript backend."""
     if spec.device != "cpu":
         raise RuntimeError(f"torch._lazy's TorchScript backend is not measured on {spec.device}")
     from torpor._torch import torch_lazy_system
@@ -120,7 +120,7 @@ def torch_lazy(spec: Spec) -> Runner:
 
 
 def torpor_concrete(spec: Spec) -> Runner:
-    """`torpor.lazy(model)`: lazy on the device the model is on."""
+    """`torpor.lazy(model)`: lazy on the model's device."""
     import torpor
 
     move = _to(spec.device)
@@ -128,7 +128,7 @@ def torpor_concrete(spec: Spec) -> Runner:
 
 
 def torpor_captured(spec: Spec) -> Runner:
-    """The same, with what is called again and again captured."""
+    """The same, with capture of repeated calls."""
     import torpor
 
     torpor.config.capture = "on"
@@ -144,7 +144,7 @@ def _torpor(spec: Spec, place: Callable[[Any], Any]) -> Runner:
     import torpor
 
     chosen = torpor.use(spec.backend, **dict(spec.options))
-    if torpor.config.compile_after < 0:  # steps are timed that run long enough to be compiled
+    if torpor.config.compile_after < 0:  # compile early, as the steady state is timed
         torpor.config.compile_after = chosen.compile_after
 
     return Runner(
@@ -160,7 +160,7 @@ def _torpor(spec: Spec, place: Callable[[Any], Any]) -> Runner:
 
 
 def counted(*names: str) -> int:
-    """What torpor has counted under these names."""
+    """The sum of torpor's counters with these names."""
     import torpor
 
     counters = torpor.metrics.counters()
@@ -168,19 +168,19 @@ def counted(*names: str) -> int:
 
 
 def torpor_unsettled() -> int:
-    """Grows while torpor's steps are not yet what they will be."""
+    """Grows until torpor's steps have reached their steady state."""
     return counted("UncachedCompile", "InterpretedGraph", "ScalarsPromoted", "RegionMisses")
 
 
 def torpor_compiled(spec: Spec) -> Runner:
-    """`torch.compile(function, backend="torpor")`: TorchDynamo records, once; torpor runs it."""
+    """`torch.compile(function, backend="torpor")`: TorchDynamo captures once, torpor runs it."""
     import torpor.compat.dynamo
     from torpor._torch import dynamo_graphs
 
     options = {"backend": spec.backend, **dict(spec.options)}
 
     def prepare(function: Function) -> Function:
-        # the function, not its name, which needs an installed package
+        # by function, as the name requires an installed package
         return torch.compile(function, backend=torpor.compat.dynamo.torpor, options=options)
 
     return Runner(
@@ -218,7 +218,7 @@ BY_DEVICE = {
 def specs(
     names: list[str], backends: list[str], device: str, options: dict[str, Any]
 ) -> list[Spec]:
-    """A runner for each name, and one for each backend where the name is one of torpor's."""
+    """A runner per name; for torpor's, one per backend."""
     found: list[Spec] = []
     for name in names:
         _check_name(name)
@@ -232,13 +232,13 @@ def specs(
 
 
 def with_options(said: str) -> tuple[str, dict[str, Any]]:
-    """A backend and options of its own: `inductor+equal_subgraphs=false+max_nodes=100`."""
+    """A backend with its own options: `inductor+equal_subgraphs=false+max_nodes=100`."""
     backend, *options = said.split("+")
     return backend, dict(map(option, options))
 
 
 def option(said: str) -> tuple[str, Any]:
-    """`name=value`, the value in JSON, or a word."""
+    """Parse `name=value`, with a value in JSON, or a word."""
     name, equals, value = said.partition("=")
     if not name or not equals:
         raise ValueError(f"an option is name=value, not {said!r}")

@@ -1,4 +1,4 @@
-"""A script of the user's, run once by each runner, each time in a process of its own."""
+"""Measures a user's script with each runner, in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARM_STEPS = 20
 
 @dataclass(frozen=True)
 class Script:
-    """What is run, and how."""
+    """What to run, and how."""
 
     path: Path
     arguments: tuple[str, ...]
@@ -55,14 +55,14 @@ def _run_once(script: Script, runner: str) -> Course:
 
 
 def step_ms(course: Course) -> float | None:
-    """The median step of the later half: the earlier one is for warming up."""
+    """The median step of the second half; the first half is warm-up."""
     groups = course.group_ms
     later = groups[(len(groups) + 1) // 2 :] or groups
     return median(later) if later else None
 
 
 def table(courses: dict[str, Course]) -> Table:
-    """A row for each runner."""
+    """A row per runner."""
     eager = step_ms(courses["eager"]) if "eager" in courses else None
     return tabled(_cells(runner, course, eager) for runner, course in courses.items())
 
@@ -90,7 +90,7 @@ def _note(course: Course) -> str:
 
 
 def as_json(script: Script, courses: dict[str, Course]) -> dict[str, Any]:
-    """All of it."""
+    """All data as JSON."""
     return {
         **facts(script.device, script.threads),
         "script": str(script.path),

@@ -1,7 +1,7 @@
-"""A script of the user's in a process of its own, by one runner, with a clock at its steps.
+"""Runs a user's script with one runner, in a process of its own, and times its steps.
 
-A step is what lies between two steps of the optimizer that steps first; in a script that has no
-optimizer, between two outermost module calls without gradients.
+A step ends at each step of the optimizer that steps first or, in a script without optimizer, at
+each outermost module call without gradients.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from torpor._torch import register_step_hook, wrap_module_call
 from torpor.bench import bare
 from torpor.bench.worker import one_line, peak
 
-GROUP = 5  # steps between two waits for the device: it may lag behind as it does without a clock
+GROUP = 5  # steps between waits for the device, to keep it asynchronous
 
 
 class EnoughSteps(BaseException):
-    """Ends the script; no `except Exception` of its own stops it."""
+    """Ends the script; not an `Exception`, so that the script does not catch it."""
 
 
 @dataclass
 class Clock:
-    """Notes when steps end."""
+    """Records when steps end."""
 
     finish: Callable[[], object]
-    most_steps: int = 0  # 0: as many as the script makes
+    most_steps: int = 0  # 0: unlimited
     start: float = field(default_factory=time.perf_counter)
     steps: int = 0
     ends: list[tuple[int, float]] = field(default_factory=list)  # steps so far, seconds so far
 
     def step(self) -> None:
-        """A step has ended."""
+        """Called at the end of a step."""
         self.steps += 1
         if self.steps == 1 or self.steps % GROUP == 0 or self.steps == self.most_steps:
             self.note()
@@ -51,19 +51,19 @@ class Clock:
             raise EnoughSteps
 
     def note(self) -> None:
-        """The time when all steps so far are computed."""
+        """Wait for all steps so far, and record the time."""
         self.finish()
         if not self.ends or self.ends[-1][0] < self.steps:
             self.ends.append((self.steps, time.perf_counter() - self.start))
 
     def groups(self) -> list[float]:
-        """Milliseconds per step, from one noted time to the next."""
+        """Milliseconds per step, between recorded times."""
         pairs = zip(self.ends, self.ends[1:])
         return [(after - before) * 1e3 / (b - a) for (a, before), (b, after) in pairs]
 
 
 class Steps:
-    """Tells the clock of the optimizer's steps, or of module calls if there is no optimizer."""
+    """Notifies the clock of optimizer steps, or of module calls if there is no optimizer."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -75,7 +75,7 @@ class Steps:
         return "training" if self.optimizer is not None else "inference"
 
     def watch(self) -> None:
-        """Let torch tell of both."""
+        """Install both hooks."""
         register_step_hook(self.after_step)
         wrap_module_call(functools.partial(_around_outermost, self.after_call))
         optimizer_class: Any = torch.optim.Optimizer
@@ -91,7 +91,7 @@ class Steps:
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self.optimizer is None:
             self.optimizer = optimizer
-            self.clock.steps, self.clock.ends = 0, []  # calls before there was an optimizer
+            self.clock.steps, self.clock.ends = 0, []  # discard earlier module calls
         if optimizer is self.optimizer:
             self.clock.step()
 
@@ -103,7 +103,7 @@ class Steps:
 def _around_outermost(
     after: Callable[[], None], call: Callable[..., Any], before: Callable[[Any], None] | None = None
 ) -> Callable[..., Any]:
-    """`nn.Module.__call__`, with something done before and after a call that no other surrounds."""
+    """`nn.Module.__call__`, with hooks before and after outermost calls."""
     calls = threading.local()
     is_compiling = torch.compiler.is_compiling
 
@@ -125,7 +125,7 @@ def _around_outermost(
 
 
 def compile_modules() -> None:
-    """Compile each module when it is called for the first time by no other module."""
+    """Compile each module at its first outermost call."""
 
     compiled: WeakSet[torch.nn.Module] = WeakSet()
 
@@ -138,11 +138,11 @@ def compile_modules() -> None:
 
 
 def _nothing() -> None:
-    """After the call of a compiled module there is nothing to do."""
+    """No-op after a call."""
 
 
 def prepare(runner: str, backend: str) -> Callable[[], object]:
-    """Set the runner up; returns what waits for its work."""
+    """Set up a runner; returns a function that waits for its work."""
     if runner == "torpor":
         import torpor
 
@@ -165,7 +165,7 @@ def _with_device(wait: Callable[[], object]) -> Callable[[], object]:
 
 @dataclass
 class Course:
-    """How a script went."""
+    """Measurements of one run of a script."""
 
     kind: str = ""
     steps: int = 0
@@ -183,7 +183,7 @@ def run_script(path: str, runner: str, backend: str, steps: int) -> Course:
     watched.watch()
     sys.path.insert(0, str(Path(path).resolve().parent))
     if runner != "torpor":
-        bare.forget()  # a script that imports torpor gets the whole of it
+        bare.forget()  # a script may import the real torpor
     clock.start = time.perf_counter()
     error = _run(path, clock)
     total = time.perf_counter() - clock.start
@@ -194,7 +194,7 @@ def run_script(path: str, runner: str, backend: str, steps: int) -> Course:
 
 
 def _run(path: str, clock: Clock) -> str:
-    """Run it to its end, or to the last step; returns what went wrong."""
+    """Run the script to its end, or to the last step; returns the error, if any."""
     try:
         try:
             runpy.run_path(path, run_name="__main__")
@@ -211,7 +211,7 @@ def _run(path: str, clock: Clock) -> str:
 
 
 def main() -> None:
-    """`script_worker SETTINGS script.py ARGS`; SETTINGS is JSON and says where the answer goes."""
+    """`script_worker SETTINGS script.py ARGS`; SETTINGS is JSON, with the path for the answer."""
     settings = json.loads(sys.argv[1])
     answer = Path(settings.pop("answer"))
     sys.argv = sys.argv[2:]

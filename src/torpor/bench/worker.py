@@ -1,7 +1,7 @@
-"""One runner with one workload in a process of its own, which steps when it is told to.
+"""Runs one runner with one workload in a process of its own, on request.
 
-The parent writes one JSON object a line to standard input and reads one back. Several workers take
-turns; one that is not at work waits for its next line and uses no CPU.
+The parent writes JSON objects to standard input, one per line, and reads one answer for each.
+Several workers take turns; an idle one blocks on its input and uses no CPU.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torpor.bench import runners
 from torpor.bench.runners import Runner, Spec
 from torpor.bench.workloads import SCALES, BenchProgram, Workload
 
-MOST_STEPS = 1000  # in one round
-QUIET_STEPS = 3  # without a compile: warm
+MOST_STEPS = 1000  # per round
+QUIET_STEPS = 3  # steps without a compile after which it is warm
 CALIBRATIONS = 10  # at most
 
 
 @dataclass(frozen=True)
 class WarmUpLimits:
-    """How long a warm-up may last, and how long a round should."""
+    """Limits on the length of a warm-up, and the target length of a round."""
 
     least_steps: int = 10
     most_steps: int = 60
@@ -46,9 +46,9 @@ class WarmUp:
     build_s: float
     step_s: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    cold_s: float = 0.0  # all steps up to the last one that compiled
-    cpu_s: float = 0.0  # the same, all threads and processes that ended together
-    compile_s: float = 0.0  # by which steps that compiled took longer than a warm one
+    cold_s: float = 0.0  # all steps up to the last that compiled
+    cpu_s: float = 0.0  # the same as CPU time, with all threads and ended child processes
+    compile_s: float = 0.0  # excess time of compiling steps over a warm one
     compiles: int = 0
     settled: bool = False
     steps_per_round: int = 1
@@ -56,16 +56,16 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Round:
-    """Back-to-back steps, then one more that starts with empty queues."""
+    """Back-to-back steps, then a single one that starts with empty queues."""
 
-    ms: float  # of one of the steps
-    recording_ms: float  # of the single step, until it returned to Python; runs do not count
+    ms: float  # per step
+    recording_ms: float  # of the single step, until it returned; excluding runs
     single_ms: float  # the same, until it was computed
-    faults: float  # pages the system had to hand out, in one of the steps
+    faults: float  # minor page faults per step
 
 
 class Racer:
-    """A program and who runs it."""
+    """A program and its runner."""
 
     def __init__(self, spec: Spec, workload: Workload) -> None:
         start = time.perf_counter()
@@ -87,13 +87,13 @@ class Racer:
             self.runner.cut()
 
     def finish(self) -> None:
-        """Until nothing is left to compute."""
+        """Wait until everything is computed."""
         self.runner.wait()
         if self.device == "cuda":
             torch.cuda.synchronize()
 
     def warm_up(self, limits: WarmUpLimits) -> WarmUp:
-        """Step until nothing compiles any more, or it takes too long."""
+        """Step until nothing compiles any more, or a limit is reached."""
         warm, start, quiet = self.warm, time.perf_counter(), 0
         last_compile, compiling = 1, []
         while True:
@@ -130,7 +130,7 @@ class Racer:
         return float(self.runner.read(result).float().mean())
 
     def _calibrate(self, round_ms: float) -> int:
-        """How many steps fill a round; steps that no read lies between are warm after this too."""
+        """How many steps fill a round; also warms up steps with no read in between."""
         steps = 1
         for _ in range(CALIBRATIONS):
             before = self.runner.unsettled()
@@ -164,7 +164,7 @@ class Racer:
         return Round(ms, *single, faults / steps)
 
     def summary(self) -> dict[str, Any]:
-        """What is known at the end."""
+        """The final measurements."""
         reserved = torch.cuda.max_memory_reserved() if self.device == "cuda" else 0
         return {
             "memory": peak(self.device) + self.runner.memory(),
@@ -178,7 +178,7 @@ STATUS = Path("/proc/self/status")
 
 
 def reset_peak(device: str) -> None:
-    """Forget the most memory used so far, where the system can."""
+    """Reset the peak memory, if the system can."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     elif os.access(PEAK_RESET, os.W_OK):
@@ -186,18 +186,18 @@ def reset_peak(device: str) -> None:
 
 
 def cpu_seconds() -> float:
-    """So far, by this process and those it started that have ended."""
+    """CPU seconds so far of this process and its ended children."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
 
 
 def page_faults() -> int:
-    """So far; memory that is given back to the system and taken again costs them."""
+    """Page faults so far; caused by memory returned to the system and allocated again."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def peak(device: str) -> int:
-    """The most bytes used since `reset_peak`: allocated on a GPU, resident on a CPU."""
+    """Peak bytes since `reset_peak`: allocated on a GPU, resident on a CPU."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     if STATUS.exists():
@@ -208,20 +208,20 @@ def peak(device: str) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line."""
+    """An error as one line."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def private_output() -> TextIO:
-    """Standard output for answers alone: what anybody prints goes to standard error."""
+    """Reserve standard output for answers; other output goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
 
 
 def serve(commands: dict[str, Callable[..., Any]], answers: TextIO) -> None:
-    """Answer each line of standard input; an error is an answer, and the last one."""
+    """Answer each line of standard input; an error is answered too, and ends the worker."""
     for line in sys.stdin:
         question = json.loads(line)
         try:
@@ -260,7 +260,7 @@ class Session:
 
 
 def main() -> None:
-    """The worker's end."""
+    """Run the worker."""
     answers = private_output()
     session = Session()
     names = ("build", "warm_up", "round", "summary")

@@ -1,4 +1,4 @@
-"""The parent's end of a process that measures."""
+"""The parent's side of processes that measure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-PATIENCE = 10.0  # seconds for a process to end
+PATIENCE = 10.0  # seconds for a process to exit
 PACKAGE = Path(__file__).resolve().parents[1]  # torpor
 
 
 def fresh_folder() -> TemporaryDirectory[str]:
-    """For caches; a compiler's helpers may still write to it when it goes."""
+    """A folder for caches; compilers' helper processes may still write to it during removal."""
     return TemporaryDirectory(ignore_cleanup_errors=True)
 
 
@@ -27,9 +27,9 @@ class WorkerError(RuntimeError):
 
 
 def environment(threads: int, device: str, caches: str = "") -> dict[str, str]:
-    """Of every process that measures.
+    """The environment of measuring processes.
 
-    Given the folder `caches`, compilers keep what they make there, and torpor keeps nothing.
+    If `caches` is given, compilers keep their caches in that folder, and torpor's is disabled.
     """
     count = str(threads)
     path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]))
@@ -43,12 +43,12 @@ def environment(threads: int, device: str, caches: str = "") -> dict[str, str]:
         found |= {"TORCHINDUCTOR_CACHE_DIR": caches, "TRITON_CACHE_DIR": f"{caches}/triton"}
         found["TORPOR_CACHE"] = "0"
     if device == "cpu":
-        found["CUDA_VISIBLE_DEVICES"] = ""  # the device `lazy` is then a CPU as well
+        found["CUDA_VISIBLE_DEVICES"] = ""  # so that the device `lazy` is on the CPU too
     return found
 
 
 def command(module: str, with_torpor: bool) -> list[str]:
-    """Run a module of this package in a process with torpor, or in one that is kept from it."""
+    """The command to run a module of this package, with or without torpor loaded."""
     if with_torpor:
         return [sys.executable, "-m", module]
     return [sys.executable, "-P", str(PACKAGE / "bench" / "bare.py"), module]
@@ -63,7 +63,7 @@ def run_to_end(
     timeout: float,
     shown: bool = False,
 ) -> dict[str, Any] | str:
-    """What a process has left in a file when it has ended; or why it left nothing."""
+    """Run a process to its end; returns the answer from its file, or why there is none."""
     answer, said, late = folder / "answer.json", folder / "said.txt", ""
     run = [*module, json.dumps({**settings, "answer": str(answer)}), *arguments]
     with said.open("w") as hidden:
@@ -96,7 +96,7 @@ class Worker:
         )  # fmt: skip
 
     def ask(self, do: str, **question: Any) -> Any:
-        """The answer to one question; an error if there is none."""
+        """The answer to one question; raises if there is none."""
         timer = threading.Timer(self.timeout, self._too_late)
         timer.start()
         try:
@@ -130,16 +130,16 @@ class Worker:
         return f"{_ending(status)}: {self.last_words()}"
 
     def last_words(self) -> str:
-        """The last line the process wrote to standard error."""
+        """The last line that the process wrote to standard error."""
         self.errors.seek(0)
         return _last_line(self.errors.read()) or "no word"
 
     def close(self) -> None:
-        """End the process, at work or not."""
+        """End the process, whether busy or not."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()  # one that waits for a question ends by itself
+            self.process.stdin.close()  # an idle worker exits by itself
         try:
             self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:

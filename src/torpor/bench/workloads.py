@@ -1,8 +1,7 @@
-"""What is measured: programs as people write them, built from a seed. None knows who runs it.
+"""The workloads: ordinary programs, built from a seed, independent of the runner.
 
-A workload is a frozen dataclass of sizes. `build(place, device)` makes the program; `place` puts a
-module or a tensor where the runner sees it. A library that may be absent is imported when a program
-is built.
+A workload is a frozen dataclass of sizes. `build(place, device)` makes the program; `place` moves a
+module or a tensor to the runner's device. Optional libraries are imported when a program is built.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ Precision = Callable[[], AbstractContextManager[Any]]
 
 
 class BenchProgram(ABC):
-    """One model with one batch; `step` runs it once and leaves `result`, which nobody reads."""
+    """One model with one batch; `step` runs it once and sets `result`, which is not read."""
 
-    ends_step = True  # by an optimizer's step, or by a module call without gradients
+    ends_step = True  # whether it ends with an optimizer's step or a call without gradients
 
     def __init__(
         self, function: Callable[..., Tensor], batch: Iterable[Tensor], precision: Precision
     ) -> None:
-        self.function = function  # what a runner may compile
+        self.function = function  # the function that a runner may compile
         self.batch = tuple(batch)
         self.precision = precision
         self.result: Tensor | None = None
@@ -46,7 +45,7 @@ class BenchProgram(ABC):
 
 
 class Training(BenchProgram):
-    """Forward, backward, optimizer step; `function` gives the loss."""
+    """Forward, backward, optimizer step; `function` returns the loss."""
 
     def __init__(
         self,
@@ -76,13 +75,13 @@ class Inference(BenchProgram):
 
 
 class Calculation(Inference):
-    """Tensor arithmetic that no module surrounds: nothing but the program says where it ends."""
+    """Tensor arithmetic outside of modules, so that no hook sees where a step ends."""
 
     ends_step = False
 
 
 def bf16(device: str) -> Precision:
-    """Autocast as GPU training scripts have it."""
+    """Autocast as in GPU training scripts."""
     return lambda: torch.autocast(device, torch.bfloat16)
 
 
@@ -93,14 +92,14 @@ class Workload(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """The program in words."""
+        """A description of the program."""
 
     @abstractmethod
     def make(self, place: ToDevice, device: str) -> BenchProgram:
-        """The program; torch is seeded already."""
+        """Make the program; torch is already seeded."""
 
     def build(self, place: ToDevice, device: str, seed: int = SEED) -> BenchProgram:
-        """The program from a seed: the same weights, batch and random numbers for every runner."""
+        """Make the program from a seed: same weights, batch and random numbers for every runner."""
         torch.manual_seed(seed)
         program = self.make(place, device)
         torch.manual_seed(seed)
@@ -194,7 +193,7 @@ class MLPTraining(Workload):
 
 @dataclass(frozen=True)
 class GPT2(Workload):
-    """Hugging Face's GPT-2; 0 stands for what the small model has."""
+    """Hugging Face's GPT-2; 0 means the small model's value."""
 
     batch: int = 8
     length: int = 1024
@@ -226,7 +225,7 @@ class GPT2(Workload):
 
 @dataclass(frozen=True)
 class Bert(Workload):
-    """Hugging Face's BERT; 0 stands for what the base model has."""
+    """Hugging Face's BERT; 0 means the base model's value."""
 
     batch: int = 8
     length: int = 128
@@ -327,7 +326,7 @@ BY_DEVICE = {
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no workload has, with the nearest one."""
+    """Raise on an unknown workload name, suggesting the closest one."""
     if name not in FULL:
         hint = did_you_mean(name, FULL)
         raise ValueError(f"no workload {name!r}: there are {', '.join(FULL)}{hint}")

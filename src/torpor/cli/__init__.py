@@ -1,7 +1,7 @@
 """The command line: ``torpor <command>``, or ``python -m torpor <command>``.
 
 Each command is a module with ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``run(arguments)``.
-``ERRORS`` lists the exceptions that are shown to the user without a traceback.
+``ERRORS`` lists the exceptions that are reported to the user without a traceback.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["main"]
 
 
 class Command(Protocol):
-    """What a module of this package offers to be a command."""
+    """What a module of this package must define to be a command."""
 
     NAME: str
     HELP: str
@@ -59,13 +59,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0 if it did what it says."""
+    """Run one command; the exit status is 0 on success."""
     arguments = _parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # `torpor info | head`: who reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left to write
+    except BrokenPipeError:  # `torpor info | head`: the reader has exited
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the remaining output
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -1,9 +1,8 @@
-"""``torpor bench``: whole steps against eager, torch.compile and torch._lazy, in one run.
+"""``torpor bench``: whole steps compared with eager, torch.compile and torch._lazy, in one run.
 
-``torpor bench`` races the workloads of the device, ``torpor bench gpt conv`` some of them,
-``torpor bench train.py ARGS`` a script of the user's, ``torpor bench --growth`` ever more layers,
-``torpor bench --cold`` what it takes to compile from nothing, ``torpor bench --wild`` ordinary
-programs.
+``torpor bench`` runs the default workloads of the device, ``torpor bench gpt conv`` some of them,
+``torpor bench train.py ARGS`` a user's script, ``torpor bench --growth`` increasing numbers of
+layers, ``torpor bench --cold`` compiling from scratch, ``torpor bench --wild`` ordinary programs.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"workloads ({', '.join(workloads.FULL)}; default: those of the device), "
         "or a script followed by its arguments",
     )  # fmt: skip
-    what.required = False  # options may stand alone
+    what.required = False  # positional arguments are optional
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _workloads_first(arguments: argparse.Namespace) -> argparse.Namespace:
-    """Options may also follow the workloads, as nothing else may."""
+    """Parse workloads mixed with options."""
     parser = argparse.ArgumentParser(prog="torpor bench")
     _add_options(parser)
     parser.add_argument("workloads", nargs="*")
@@ -234,7 +233,7 @@ def _measure_wild(
     who: tuple[str, ...],
     steps: int,
 ) -> Wild:
-    """Run the programs; JSON is written after each, the headline is shown at the end."""
+    """Run the programs; JSON is written after each, the headline printed at the end."""
     if arguments.workloads:
         raise ValueError("--wild and --soak have programs of their own; --only chooses some")
     chosen = _named(arguments, "threads", "rounds", "keep_caches", "timeout")
@@ -290,7 +289,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    seconds = arguments.timeout / 2  # warm or not, the race starts before a worker is given up
+    seconds = arguments.timeout / 2  # so that the race starts before a worker times out
     names = ("device", "threads", "rounds", "scale", "timeout", "keep_caches", "warm_jobs")
     limits = WarmUpLimits(seconds=seconds, round_ms=arguments.round_ms)
     return Settings(limits=limits, **_named(arguments, *names))
@@ -302,7 +301,7 @@ def _named(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def _write_json(target: str | None, content: dict[str, Any], final: bool = True) -> None:
-    """A file is written after each workload, so that an interrupted run leaves what it has."""
+    """Write after each workload, so that an interrupted run leaves partial results."""
     text = json.dumps(content, indent=2)
     if target == "-" and final:
         print(text)

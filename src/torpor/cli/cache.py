@@ -1,4 +1,4 @@
-"""``torpor cache``: the compiled graphs on disk: list, check, remove, and carry them elsewhere."""
+"""``torpor cache``: lists, checks, removes, exports and imports compiled graphs on disk."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     return act(Store(where), arguments)
 
 
-# -- what is there ---------------------------------------------------------------------------------
+# -- contents --------------------------------------------------------------------------------------
 
 
 def _ls(store: Store, arguments: argparse.Namespace) -> int:
@@ -126,7 +126,7 @@ def _why_wrong(store: Store, entry: Entry) -> str | None:
     try:
         store.load(entry.path)
     except FileNotFoundError:
-        return None  # removed meanwhile
+        return None  # removed concurrently
     except (Damaged, NotUsable, OSError) as problem:
         return str(problem)
     return None
@@ -146,7 +146,7 @@ def _clear(store: Store, arguments: argparse.Namespace) -> int:
     return 0
 
 
-# -- elsewhere -------------------------------------------------------------------------------------
+# -- export and import -----------------------------------------------------------------------------
 
 
 def _export(store: Store, arguments: argparse.Namespace) -> int:
@@ -168,7 +168,7 @@ def _import(store: Store, arguments: argparse.Namespace) -> int:
     return 0
 
 
-# -- words -----------------------------------------------------------------------------------------
+# -- formatting ------------------------------------------------------------------------------------
 
 
 def _number(count: int) -> str:

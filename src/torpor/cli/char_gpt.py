@@ -1,6 +1,6 @@
-"""The demo's model and text: a small character GPT, and the tales it learns to tell.
+"""The demo's model and text: a small character GPT, and generated tales to train it on.
 
-Plain PyTorch. Nothing here knows that torpor exists.
+Plain PyTorch, independent of torpor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WAKINGS = "only what is needed is done|the work is done at once|it wakes and eat
 
 
 def make_text(sentences: int = 1200, seed: int = 0) -> str:
-    """A text of tales, always the same for a seed, so that nothing has to be shipped or fetched."""
+    """Generate a text, determined by the seed, so that no data need be shipped or downloaded."""
     rng = random.Random(seed)
 
     def sentence() -> str:
@@ -37,7 +37,7 @@ def make_text(sentences: int = 1200, seed: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Text:
-    """A text as numbers: one per character."""
+    """A text as integers, one per character."""
 
     characters: str
     tokens: Tensor
@@ -52,7 +52,7 @@ class Text:
         return "".join(self.characters[i] for i in tokens)
 
     def batch(self, size: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Random windows of the text, and the same windows one character later."""
+        """Random windows of the text, and the same windows shifted by one character."""
         starts = torch.randint(len(self.tokens) - length - 1, (size, 1), generator=generator)
         windows = self.tokens[starts + torch.arange(length + 1)]
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
@@ -108,7 +108,7 @@ class Block(nn.Module):
 
 
 class CharGPT(nn.Module):
-    """Characters in, scores for the next character out."""
+    """Takes characters, returns logits for the next character."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -141,9 +141,9 @@ class CharGPT(nn.Module):
 
     @torch.no_grad()
     def continue_text(self, tokens: Tensor, count: int) -> list[int]:
-        """The ``count`` likeliest next characters, one after another.
+        """The ``count`` next characters by greedy decoding.
 
-        The window keeps its length, so that every step has the same shapes.
+        The window has a fixed length, so that every step has the same shapes.
         """
         self.eval()
         chosen = []
@@ -156,7 +156,7 @@ class CharGPT(nn.Module):
 
 
 def learning_rate_scale(step: int, warm_up: int, steps: int) -> float:
-    """Linear warm-up, then half a cosine down to a tenth."""
+    """Linear warm-up, then cosine decay to a tenth."""
     if step < warm_up:
         return (step + 1) / warm_up
     done = (step - warm_up) / max(1, steps - warm_up)

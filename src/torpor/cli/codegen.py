@@ -1,6 +1,6 @@
-"""``torpor codegen FILE --out DIR``: the package of a backend from its YAML file.
+"""``torpor codegen FILE --out DIR``: generates the package of a backend from its YAML file.
 
-``torpor codegen --stubs``: the stub of `torpor.ops.nodes` for type checkers.
+``torpor codegen --stubs``: generates the stub of `torpor.ops.nodes` for type checkers.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read_ops() -> None:
-    """Read torch's list of ops, which takes seconds: somebody who waits is told."""
+    """Read torch's list of ops, which takes seconds, with a progress bar on a terminal."""
     if not sys.stderr.isatty():
         return
     with terminal.progress("codegen", 1) as advance:
@@ -76,7 +76,7 @@ def _read_ops() -> None:
 
 
 def _problem_with(arguments: argparse.Namespace) -> str | None:
-    """Why these arguments do not go together; None if they do."""
+    """Why these arguments cannot be combined; None if they can."""
     given = arguments.file is not None, arguments.stubs is not None
     if sum([*given, arguments.coverage, arguments.own]) != 1:
         return "give a backend's YAML file, or --coverage, or --stubs, or --own"

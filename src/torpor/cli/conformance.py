@@ -1,4 +1,4 @@
-"""``torpor conformance NAME``: run the conformance kit on a backend and show its scorecard."""
+"""``torpor conformance NAME``: runs the conformance kit on a backend and shows its scorecard."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _options(arguments: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def _progress() -> Iterator[Advance]:
-    """A bar that starts when the number of tests is known."""
+    """A progress bar that starts when the number of tests is known."""
     bar: Any = None
     step: terminal.Advance | None = None
 

@@ -1,8 +1,8 @@
-"""``torpor demo``: train one small GPT eagerly and lazily, and compare losses and speed.
+"""``torpor demo``: trains one small GPT eagerly and lazily, and compares losses and speed.
 
-All runs start from the same seed and see the same batches. The only difference between them is the
-device that the model and the batches are moved to, and the backend behind it: the default one, and
-the reference, which runs eager's own kernels and gives eager's bits.
+All runs use the same seed and the same batches. They differ only in the device that the model and
+the batches are moved to, and the backend behind it: the default one, and the reference, which runs
+eager's own kernels and is bit-identical.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ NEXT = (
 
 @dataclass(frozen=True)
 class Demo:
-    """All runs; `lazy` is on the backend that is shown, `exact` on the reference."""
+    """All runs; `lazy` is on the default backend, `exact` on the reference."""
 
     plan: DemoPlan
     eager: DemoRun
     lazy: DemoRun
-    exact: DemoRun | None  # where that is another one
+    exact: DemoRun | None  # None if `lazy` is on the reference
 
     @property
     def others(self) -> list[DemoRun]:
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_threads_argument(parser: argparse.ArgumentParser) -> None:
-    """One thread by default: on kernels this small, two wait for each other on a busy machine."""
+    """Default: one thread, as more only contend in kernels this small on a busy machine."""
     parser.add_argument("--threads", type=positive, default=1, help="torch threads, for both runs")
 
 
@@ -101,7 +101,7 @@ def _train_all(plan: DemoPlan, eager_device: str, lazy_device: str) -> Demo:
     text, backend = Text.encode(make_text()), torpor.backend.get_backend().name
     warm_up(eager_device)
     eager = train("eager", eager_device, plan, text)
-    torpor.metrics.reset()  # what is explained begins here
+    torpor.metrics.reset()  # `explain` reports from here on
     with compiled_soon():
         lazy = train(backend, lazy_device, plan, text)
     if backend == EXACT:
@@ -112,9 +112,9 @@ def _train_all(plan: DemoPlan, eager_device: str, lazy_device: str) -> Demo:
 
 @contextmanager
 def compiled_soon() -> Iterator[None]:
-    """In the body graphs are compiled when they have come back a few times, and waited for.
+    """Compile graphs in the foreground within the body, after a few runs.
 
-    Left to itself, torpor compiles what has run long enough for that to pay, in the background: a
+    By default, torpor compiles in the background what has run long enough to be worth it: a
     training as short as this one would be over by then.
     """
     before = torpor.config.compile_after
@@ -137,12 +137,12 @@ def threads(count: int) -> Iterator[None]:
 
 
 def physical_device() -> str:
-    """The device that lazy tensors run on when nothing else is said."""
+    """The default device of lazy tensors."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def verdict(plan: DemoPlan, eager: DemoRun, lazy: DemoRun) -> list[str]:
-    """Who is ahead, and by what; if torpor is not, why not."""
+    """Which is faster, and by how much; if torpor is not, why not."""
     ratio = lazy.steady_ms / eager.steady_ms
     if ratio < 1.0:
         return [
@@ -156,7 +156,7 @@ def verdict(plan: DemoPlan, eager: DemoRun, lazy: DemoRun) -> list[str]:
 
 
 def _won_back(plan: DemoPlan, eager: DemoRun, lazy: DemoRun) -> str:
-    """What compiling cost, and when it has paid."""
+    """The cost of compiling, and after how many steps it is recovered."""
     behind = lazy.seconds - eager.seconds
     if behind <= 0:
         return f"The whole training took {lazy.seconds:.1f} s; eager's took {eager.seconds:.1f} s."
@@ -169,7 +169,7 @@ def _won_back(plan: DemoPlan, eager: DemoRun, lazy: DemoRun) -> str:
 
 
 def _round(steps: float) -> int:
-    """Two figures are all that is known."""
+    """Round to two significant digits."""
     return int(float(f"{steps:.2g}"))
 
 
@@ -251,7 +251,7 @@ def _show(found: Demo) -> None:
 
 
 def _explained(explanation: Explanation) -> list[str]:
-    """Its head, and what costs most, with the line and the advice."""
+    """The head of an explanation, and its most expensive finding with line and advice."""
     head = str(explanation).partition("\n\n")[0].splitlines()
     for finding in explanation.findings[:1]:
         head += [f"{finding.title}, at {finding.line}", f"-> {finding.advice}"]
@@ -264,7 +264,7 @@ def _loss_rows(steps: int, runs: list[DemoRun]) -> list[terminal.Row]:
 
 
 def equality_rows(steps: int, comparison: Comparison) -> list[tuple[str, str]]:
-    """How much of a run is eager's, to the last bit, and how far off the rest is."""
+    """How much of a run is bit-identical to eager, and the differences of the rest."""
     return [
         ("losses", f"{comparison.equal_losses} of {steps}"),
         ("  first difference", _difference(comparison.first_difference)),

@@ -1,4 +1,4 @@
-"""What the demo trains, and what it keeps of a training."""
+"""The demo's training loop, and the data kept of a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torpor.cli import terminal
 from torpor.cli.char_gpt import CharGPT, Shape, Text, learning_rate_scale
 from torpor.debug.explain import Explanation
 
-READ_EVERY = 10  # steps between two readings of the loss, as a training script logs
+READ_EVERY = 10  # steps between reads of the loss, as in logging
 
 
 @dataclass(frozen=True)
 class DemoPlan:
-    """What is trained, and for how long."""
+    """What to train, and for how long."""
 
     steps: int = 300
     batch: int = 8
@@ -38,17 +38,17 @@ class DemoPlan:
 
 @dataclass
 class DemoRun:
-    """What one of the trainings left behind."""
+    """The results of one training run."""
 
     name: str
     losses: list[float] = field(default_factory=list)
-    step_ms: list[float] = field(default_factory=list)  # of each group of READ_EVERY steps
+    step_ms: list[float] = field(default_factory=list)  # mean of each group of READ_EVERY steps
     parameters: dict[str, Tensor] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
-    uncompiled: int = 0  # steps that no compiled graph ran
+    uncompiled: int = 0  # steps not run by a compiled graph
     sample: str = ""
     seconds: float = 0.0
-    explanation: Explanation = field(default_factory=torpor.explain)  # before a sample is drawn
+    explanation: Explanation = field(default_factory=torpor.explain)  # before sampling
 
     @property
     def first_ms(self) -> float:
@@ -56,12 +56,12 @@ class DemoRun:
 
     @property
     def steady_ms(self) -> float:
-        """The median of the later half."""
+        """The median of the second half."""
         return median(self.step_ms[len(self.step_ms) // 2 :])
 
 
 class DemoTraining:
-    """An ordinary training loop. Nothing in it says whether it runs lazily."""
+    """An ordinary training loop, unaware of whether it runs lazily."""
 
     def __init__(self, device: str, plan: DemoPlan, text: Text) -> None:
         self.device, self.plan, self.text = device, plan, text
@@ -99,7 +99,7 @@ class DemoTraining:
 
 
 def warm_up(device: str) -> None:
-    """Let torch load what it loads at its first step, so that no run pays for it."""
+    """Run one small step, so that no run is charged for torch's lazy initialization."""
     DemoTraining(
         device, DemoPlan(layers=1, width=4, batch=1, length=4), Text.encode("warm up")
     ).step()
@@ -145,10 +145,10 @@ def _difference(after: dict[str, int], before: dict[str, int]) -> dict[str, int]
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far apart two runs ended."""
+    """How far two runs differ."""
 
     equal_losses: int
-    first_difference: tuple[int, float] | None  # step, and how far apart the losses are there
+    first_difference: tuple[int, float] | None  # step, and difference of the losses
     largest_difference: tuple[int, float] | None
     equal_parameters: int
     all_parameters: int

@@ -1,4 +1,4 @@
-"""``torpor graph FILE``: a graph as text, as it was recorded or after a pass of a backend."""
+"""``torpor graph FILE``: prints a graph, as recorded or after a pass of a backend."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _backend(arguments: argparse.Namespace) -> Backend:
 
 
 def _until(name: str, passes: Sequence[Pass], backend: Backend) -> Sequence[Pass]:
-    """The passes up to the one of that name."""
+    """The passes up to and including the one with that name."""
     names = [one.name for one in passes]
     if name not in names:
         hint = did_you_mean(name, names) or f": there are {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""``torpor info``: versions, backends, devices and settings, for a person or a bug report."""
+"""``torpor info``: versions, backends, devices and settings, for people and bug reports."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _versions() -> dict[str, str]:
 
 
 def _backends() -> dict[str, str]:
-    """Name -> "available", what the backend says of itself, or why it is missing."""
+    """Name -> "available", or why the backend is missing."""
     return {name: str(state or "available") for name, state in torpor.backends().items()}
 
 

@@ -1,4 +1,4 @@
-"""``torpor native``: the native recorder: whether it is there, and building it."""
+"""``torpor native``: shows the status of the native recorder, and builds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torpor new-backend NAME``: write a package with a working backend, to be made one's own."""
+"""``torpor new-backend NAME``: writes a package with a working backend, as a starting point."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def problem_with(name: str, out: Path) -> str | None:
-    """Why no backend of that name can be written there; None if one can."""
+    """Why a backend with that name cannot be written there; None if it can."""
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
         return f"{name!r} is no Python identifier, and a backend's name is part of a module's"
     if name != name.lower():
@@ -63,7 +63,7 @@ def problem_with(name: str, out: Path) -> str | None:
 
 
 def write(name: str, out: Path, buffers: str = "torch") -> list[str]:
-    """Write the skeleton with its names filled in; the files, relative to `out`."""
+    """Write the skeleton with names filled in; returns the files, relative to `out`."""
     camel = "".join(part.capitalize() for part in name.split("_")) or name
     made: dict[str, str] = {}
     for folder in ("skeleton", "skeleton_own")[: 1 + (buffers == "own")]:

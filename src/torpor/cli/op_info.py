@@ -1,4 +1,4 @@
-"""``torpor info --op NAME``: which code records an op here, and how."""
+"""``torpor info --op NAME``: which code records an op, and how."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ KINDS = {
     "t": "its value", "T": "their values", "p": "itself", "P": "a tuple", "n": "a number",
     "N": "numbers", "o": "must be None",
 }  # fmt: skip
-"""What stands in the key for an argument of each kind of a signature."""
+"""How an argument of each kind in a signature enters the key."""
 
 
 def collect(name: str) -> dict[str, Any]:
-    """What is known of the op `name`: `aten.add.Tensor`; `ValueError` if torch has none."""
+    """Facts about the op `name`, such as `aten.add.Tensor`; `ValueError` if torch has none."""
     try:
         spec = spec_of(find_op(name))
     except GraphError as error:
@@ -49,7 +49,7 @@ def collect(name: str) -> dict[str, Any]:
 
 
 def _near(name: str) -> str:
-    """The ops that may be meant."""
+    """Suggestions of similar ops."""
     namespace, _, rest = name.partition(".") if "." in name else ("aten", "", name)
     base = rest.partition(".")[0]
     names = [op.replace("::", ".") for op in _torch.ops_in(namespace)]

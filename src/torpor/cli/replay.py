@@ -1,4 +1,4 @@
-"""``torpor replay FILE``: run a record file on any backend, and find the node that is wrong."""
+"""``torpor replay FILE``: replays a record file on any backend, and finds a wrong node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands share: tables and progress bars, with rich or in plain text."""
+"""Shared by commands: tables and progress bars, with rich or in plain text."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ try:
 except ImportError:
     HAVE_RICH = False
 
-Advance = Callable[[str], None]  # one step is done; the text says how it stands
+Advance = Callable[[str], None]  # called after each step, with a status text
 Row = Sequence[str]
-_NONE = ("", "–")  # where there is no number
-_NUMBER = re.compile(r"[-+±<>≤]?\s?\d")  # how a cell with a number begins
+_NONE = ("", "–")  # for a missing number
+_NUMBER = re.compile(r"[-+±<>≤]?\s?\d")  # matches the start of a numeric cell
 
 
 def add_import_argument(parser: argparse.ArgumentParser) -> None:
-    """For commands that may need ops or backends of others."""
+    """Add `--import`, for commands that may need third-party ops or backends."""
     parser.add_argument(
         "--import", metavar="MODULE", action="append", default=[], dest="modules",
         help="import this module first; it defines ops or a backend",
@@ -37,7 +37,7 @@ def add_import_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def import_modules(arguments: argparse.Namespace) -> None:
-    """Import what the user asked for."""
+    """Import the modules given by `--import`."""
     for module in arguments.modules:
         importlib.import_module(module)
 
@@ -50,14 +50,14 @@ def heading(text: str) -> None:
 
 
 def paragraphs(texts: Sequence[str]) -> None:
-    """Print texts, each broken at the terminal's width; what follows a break is indented."""
+    """Print texts, wrapped to the terminal's width with a hanging indent."""
     width = min(shutil.get_terminal_size().columns, 100)
     for text in texts:
         print(textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False))
 
 
 def table(columns: Row, rows: Sequence[Row]) -> None:
-    """Print a table; columns of numbers are right-aligned, others left."""
+    """Print a table; numeric columns are right-aligned."""
     if HAVE_RICH:
         _rich_table(columns, rows)
     else:
@@ -77,7 +77,7 @@ def _plain_row(row: Row, widths: Sequence[int], right: Sequence[bool]) -> str:
 
 
 def _right_aligned(rows: Sequence[Row]) -> list[bool]:
-    """For each column whether it holds numbers, or dashes where there are none."""
+    """For each column, whether it is numeric, ignoring missing numbers."""
     columns = zip(*rows, strict=True)
     return [all(_NUMBER.match(cell) for cell in cells if cell not in _NONE) for cells in columns]
 
@@ -93,13 +93,13 @@ def _rich_table(columns: Row, rows: Sequence[Row]) -> None:
     plain = plain_table(columns, rows)
     if len(plain.splitlines()[1]) + 2 * len(columns) < console.width:
         console.print(drawn)
-    else:  # rich would cut the cells
+    else:  # rich would truncate cells
         print(plain)
 
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Advance]:
-    """A bar on stderr, so that stdout stays what a program may read."""
+    """A progress bar on stderr, so that stdout stays machine-readable."""
     bar = _rich_bar if HAVE_RICH and sys.stderr.isatty() else _plain_bar
     with bar(label, total) as advance:
         yield advance
@@ -114,7 +114,7 @@ def _rich_bar(label: str, total: int) -> Iterator[Advance]:
         rich.progress.TextColumn("{task.fields[status]}"),
         rich.progress.TimeElapsedColumn(),
     )
-    console = rich.console.Console(file=sys.stderr)  # also if somebody redirects it meanwhile
+    console = rich.console.Console(file=sys.stderr)  # fixed now, in case it is redirected later
     with rich.progress.Progress(*columns, console=console) as bars:
         task = bars.add_task(label, total=total, status="")
         yield lambda status: bars.update(task, advance=1, status=status)
@@ -122,7 +122,7 @@ def _rich_bar(label: str, total: int) -> Iterator[Advance]:
 
 @contextmanager
 def _plain_bar(label: str, total: int) -> Iterator[Advance]:
-    """On a terminal one line is redrawn; in a log a line appears for every quarter done."""
+    """On a terminal one line is redrawn; in a log a line is printed for every quarter."""
     stream, redraw = sys.stderr, sys.stderr.isatty()
     done = 0
 

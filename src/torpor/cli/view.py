@@ -1,4 +1,4 @@
-"""``torpor view``: a local page of what a program recorded, compiled and ran."""
+"""``torpor view``: a local web page of what a program recorded, compiled and ran."""
 
 from __future__ import annotations
 

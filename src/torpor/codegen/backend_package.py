@@ -1,17 +1,17 @@
-"""Writes the package of a backend from its file.
+"""Generates the package of a backend from its YAML file.
 
     out/torpor_acme/
         __init__.py  backend.py  lowering.py     the author's: written once, never again
-        type_rules.py                            likewise, where the backend has ops of its own
+        type_rules.py                            likewise, for a backend with ops of its own
         _generated/                              rewritten each time; nothing else is touched
             declared.py                          what was declared, as data
-            lowering.py                          one method for each op
+            lowering.py                          one method per op
             nodes.py(i)  own_nodes.py(i)         typed node classes
-            ops.py                               the backend's own ops, defined
-            test_declared.py  README.md          what must hold; what is covered
+            ops.py                               definitions of the backend's own ops
+            test_declared.py  README.md          tests; what is covered
 
-The same file gives the same bytes, and an op more in it adds the lines of that op: everything is
-sorted by name, one op a line or a block.
+Deterministic, with minimal diffs: everything is sorted by name, with one op per line or block, so
+that adding an op to the file only adds lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torpor.errors import TorporError
 
 
 def generated(file: BackendFile) -> dict[str, str]:
-    """The files in `_generated/`, by their paths from the folder that holds the package."""
+    """The files in `_generated/`, by path relative to the folder that contains the package."""
     header = package_text.header(file)
     made = {
         "__init__.py": f'{header}"""Written by `torpor codegen`; do not edit."""\n',
@@ -45,24 +45,23 @@ def generated(file: BackendFile) -> dict[str, str]:
 
 
 def _node_schemas(file: BackendFile) -> list[LazyIrSchema]:
-    """The ops that get a node class: declared so, and of those that can be nodes."""
+    """The declared ops that get a node class, and can be nodes."""
     declared = {op.name for op in (*file.full_codegen, *file.ir_gen)}
     return [schema for schema in own_ops.nodes() if schema.name in declared]
 
 
 class ForeignFiles(TorporError):
-    """Files that somebody wrote stand where generated ones belong."""
+    """Files that the generator did not write are where it would write."""
 
 
 _SOMETIMES = ("ops.py", "own_nodes.py", "own_nodes.pyi")
-"""Generated for a backend with ops of its own: the files that may have to be removed."""
+"""Files generated only for a backend with ops of its own, so they may have to be removed."""
 
 
 def stale(file: BackendFile, out: Path) -> Changes:
-    """Files that writing would change; raises `ForeignFiles`.
+    """The files that writing would change; raises `ForeignFiles`.
 
-    Generated ones that differ in any byte or are no longer generated, and the author's that are
-    missing.
+    Generated files that differ or are no longer generated, and the author's files that are missing.
     """
     made = generated(file)
     sometimes = {f"{file.package}/{FOLDER}/{name}" for name in _SOMETIMES}
@@ -79,15 +78,15 @@ def stale(file: BackendFile, out: Path) -> Changes:
 
 
 def write(file: BackendFile, out: Path) -> list[str]:
-    """Bring `_generated/` up to date and write the author's files that are missing.
+    """Update `_generated/`, and write the author's files that are missing.
 
-    What is written, removed files included. Each file is put in place at once.
+    Returns the paths written or removed. Each file is replaced atomically.
     """
     return files.write(out, stale(file, out))
 
 
 def diff(file: BackendFile, out: Path) -> str:
-    """A unified diff from what is there to what would be written."""
+    """A unified diff of what writing would change."""
     parts = []
     for path, (old, new) in stale(file, out).items():
         names = (

@@ -1,4 +1,4 @@
-"""What is covered: by a backend's declaration, and by torpor itself."""
+"""Computes what is covered: by a backend's declaration, and by torpor itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torpor.ops.spec import Mode, spec_of
 
 @dataclass(frozen=True)
 class Share:
-    """How many of some things are covered."""
+    """How many of a set of things are covered."""
 
     what: str
     covered: int
@@ -45,7 +45,7 @@ class Coverage:
 
     backend: str
     shares: tuple[Share, ...]
-    uncovered_core: tuple[str, ...]  # ops of core ATen that it does not declare
+    uncovered_core: tuple[str, ...]  # core ATen ops that it does not cover
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -76,7 +76,7 @@ def _is_twin(inplace: LazyIrSchema, op: LazyIrSchema) -> bool:
 
 
 def of_backend(file: BackendFile) -> Coverage:
-    """What a backend's file covers of ATen, of core ATen and of torch's operator table."""
+    """How much a backend's file covers of ATen, of core ATen and of torch's operator table."""
     declared = {op.name for op in file.lowered}
     reached = declared | set(twins(op.schema for op in file.lowered))
     nodes = {schema.name for schema in own_ops.recorded()}
@@ -94,7 +94,7 @@ def of_backend(file: BackendFile) -> Coverage:
 
 
 def _of_op_db(covered: set[str]) -> list[Share]:
-    """Entries of the table all of whose ops are covered; those that bring none do not count."""
+    """Entries of the table whose ops are all covered, ignoring entries without ops."""
     bring = [ops for ops in op_db().values() if ops["forward"]]
     forward = [ops for ops in bring if covered.issuperset(ops["forward"])]
     both = [ops for ops in forward if covered.issuperset(ops["backward"])]
@@ -111,13 +111,13 @@ def _op_db_file() -> Any:
 
 
 def op_db() -> Mapping[str, Mapping[str, Sequence[str]]]:
-    """The ops that each entry of torch's operator table brings to a backend (its first sample)."""
+    """The ops that each entry of torch's operator table dispatches to a backend (first sample)."""
     entries: Mapping[str, Mapping[str, Sequence[str]]] = _op_db_file()["entries"]
     return entries
 
 
 def op_db_version() -> str:
-    """The torch with which `op_db` was found out."""
+    """The torch version with which `op_db` was measured."""
     version: str = _op_db_file()["torch"]
     return version
 
@@ -125,8 +125,8 @@ def op_db_version() -> str:
 # -- torpor itself -----------------------------------------------------------------------------
 
 HOW = ("node", "view", "composite", "random", "eager", "metadata")
-"""How an op is recorded: as a node, as a node that shares memory, as the ops it is made of; drawn,
-run at once, or by changing a tensor's size."""
+"""How an op is recorded: as a node, as a view node, decomposed into other ops; random, run
+immediately, or by changing a tensor's size."""
 
 FAMILIES = {
     "factories": "no tensor in",
@@ -142,7 +142,7 @@ FAMILIES = {
 
 
 def family(schema: LazyIrSchema) -> str:
-    """The row of the table that an op is counted in."""
+    """The row of the table in which an op is counted."""
     if schema.is_foreach:
         return "foreach"
     if any(schema.arguments[i].keyword_only for i in schema.mutated):
@@ -161,8 +161,8 @@ class OwnCoverage:
     torch: str
     overloads: int
     constructors: int
-    families: Mapping[str, Mapping[str, int]]  # by family: overloads, constructors, and `HOW`
-    rules: Mapping[str, int]  # by the kind of their type rule
+    families: Mapping[str, Mapping[str, int]]  # counts by family: overloads, constructors, `HOW`
+    rules: Mapping[str, int]  # counts by kind of type rule
 
     @property
     def typed(self) -> int:
@@ -220,7 +220,7 @@ RULES = {
 
 
 def family_table(coverage: OwnCoverage) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and rows: what becomes of the ops of each family, and of all."""
+    """Columns and rows: how the ops of each family are recorded, with totals."""
     columns = ("overloads", "constructor", *HOW)
     rows: list[tuple[str, ...]] = [
         (FAMILIES[name], *(str(counts[c]) for c in columns))
@@ -261,6 +261,6 @@ def page(coverage: OwnCoverage) -> str:
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = True) -> str:
-    """A table of Markdown; all but its first column hold numbers."""
+    """A Markdown table; all columns but the first are numeric."""
     ruler = ["---", *["---:" if numbers else "---"] * (len(columns) - 1)]
     return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ruler, *rows))

@@ -1,4 +1,4 @@
-"""Modules of typed node classes: a table of them, and a stub with their arguments and types."""
+"""Generates modules of typed node classes: a table, and a stub with their signatures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torpor.ops.typed_node import Operand, Scalar, TypedNode, Types
 
 
 def emit(schemas: Iterable[LazyIrSchema], header: str) -> dict[str, str]:
-    """The table and the stub, by their paths."""
+    """The table and the stub, by path."""
     ordered = _ordered(schemas)
     return {"nodes.py": _table(ordered, header), "nodes.pyi": stub(ordered, header)}
 
@@ -40,7 +40,7 @@ def _table(schemas: list[LazyIrSchema], header: str) -> str:
 
 
 def stub(schemas: Iterable[LazyIrSchema], header: str) -> str:
-    """What type checkers are told of a module of node classes."""
+    """The stub, for type checkers, of a module of node classes."""
     classes = "".join(f"\n{node_class(schema)}" for schema in _ordered(schemas))
     return f"{header}{_IMPORTS}\nOPS: dict[str, str]\n{classes}"
 
@@ -65,7 +65,7 @@ def node_class(schema: LazyIrSchema) -> str:
 
 
 def signature(schema: LazyIrSchema) -> list[str]:
-    """The parameters of a function that takes the op's arguments, with their types."""
+    """The parameters, with types, of a function that takes the op's arguments."""
     parts = []
     starred = False
     for argument in schema.arguments:
@@ -78,7 +78,7 @@ def signature(schema: LazyIrSchema) -> list[str]:
 
 
 def _annotation(argument: LazyArgument, as_attribute: bool) -> str:
-    """The type of an argument; nodes keep lists as tuples."""
+    """The type of an argument; nodes store lists as tuples."""
     text = argument.type.annotation
     if not argument.mutated:
         text = text.replace("Value", "Operand")

@@ -1,4 +1,4 @@
-"""Which rule gives the types of each op's results, and which ops are plainly elementwise."""
+"""Finds which rule gives the types of each op's results, and which ops are purely elementwise."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Rule(enum.Enum):
     """Where the types of an op's results come from."""
 
     WRITTEN = "written"  # a rule of `inference.type_rules`
-    ELEMENTWISE = "elementwise"  # `inference.elementwise`; fake tensors where that does not apply
-    TRIED = "tried"  # its kernel, run once on stand-ins
+    ELEMENTWISE = "elementwise"  # `inference.elementwise`; else fake tensors
+    TRIED = "tried"  # a trial: its kernel, run once on stand-ins
     STRUCTURED = "structured"  # torch's structured kernel, on fake tensors
-    META = "meta"  # another kernel for meta tensors
-    PARTS = "parts"  # the ops it is made of, on fake tensors
-    FAKE = "fake"  # a rule that fake tensors have for it
-    NONE = "none"  # nothing: it runs eagerly, as a fallback
+    META = "meta"  # another meta kernel
+    PARTS = "parts"  # its decomposition, on fake tensors
+    FAKE = "fake"  # a rule of fake tensors
+    NONE = "none"  # none: it runs eagerly, as a fallback
 
 
 def rule_of(schema: LazyIrSchema) -> Rule:
@@ -44,7 +44,7 @@ def rule_of(schema: LazyIrSchema) -> Rule:
 
 
 def emit(schemas: Iterable[LazyIrSchema], header: str) -> dict[str, str]:
-    """The table of elementwise ops and its stub, by their paths."""
+    """The table of elementwise ops and its stub, by path."""
     return {
         "elementwise.py": _elementwise(schemas, header),
         "elementwise.pyi": f"{header}RESULT_OF: dict[str, str]\nTAKES_NUMBERS: frozenset[str]\n",
@@ -73,9 +73,9 @@ def _elementwise(schemas: Iterable[LazyIrSchema], header: str) -> str:
 
 @functools.cache
 def elementwise_result(schema: LazyIrSchema) -> str:
-    """What an op makes of floating-point tensors element by element, tried on its real kernel.
+    """The result dtype of an elementwise op on floating-point tensors, found by running its kernel.
 
-    Empty if it is not elementwise, or if some number makes its kernel refuse.
+    Empty if it is not elementwise, or if its kernel raises for some numbers.
     """
     if not (schema.is_elementwise or schema.is_foreach) or schema.form is Form.OUT:
         return ""
@@ -90,7 +90,7 @@ def elementwise_result(schema: LazyIrSchema) -> str:
 
 
 def _takes_number(schema: LazyIrSchema) -> bool:
-    """Its second tensor, and no other, may be a number."""
+    """Whether its second tensor, and only that, may be a number."""
     places = [i for i, a in enumerate(schema.arguments) if a.kind is ArgKind.TENSOR]
     if len(places) != 2:
         return False

@@ -1,4 +1,4 @@
-"""Files that generators write: skeletons with their names filled in, folders brought up to date."""
+"""Writes generated files: instantiates skeletons, updates folders."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 SUFFIX = ".txt"
-"""Of every file of a skeleton: they are no modules of torpor's."""
+"""The suffix of every file in a skeleton, so that they are not modules of torpor."""
 
 Changes = dict[str, tuple[bytes | None, bytes | None]]
-"""By path: what is there, and what is to be; None: no file."""
+"""By path: the present and the new content; None: no file."""
 
 
 def skeleton(package: str, folder: str, names: Mapping[str, str]) -> dict[str, str]:
-    """The files of a skeleton by path; `{{name}}` stands for one of `names`, in paths NAME does."""
+    """The files of a skeleton by path, with `{{name}}` replaced using `names`, in paths NAME."""
     made = {}
     for path, text in _files(resources.files(package) / folder, ""):
         for name, word in names.items():
@@ -35,7 +35,7 @@ def _files(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def changes(folder: Path, made: Mapping[str, str], too_many: Iterable[str] = ()) -> Changes:
-    """What writing `made` would change in a folder, where others that are `too_many` would go."""
+    """The changes to a folder if `made` is written and the files `too_many` are removed."""
     wanted = {path: text.encode() for path, text in made.items()}
     paths = sorted({*wanted, *too_many})
     there = {path: (folder / path).read_bytes() for path in paths if (folder / path).exists()}
@@ -44,7 +44,7 @@ def changes(folder: Path, made: Mapping[str, str], too_many: Iterable[str] = ())
 
 
 def write(folder: Path, changed: Changes) -> list[str]:
-    """Make these changes, each file at once; the paths."""
+    """Apply these changes, each file atomically; returns the paths."""
     for path, (_, new) in changed.items():
         if new is None:
             (folder / path).unlink()
@@ -54,7 +54,7 @@ def write(folder: Path, changed: Changes) -> list[str]:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file so that nobody ever sees half of it."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

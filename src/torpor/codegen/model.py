@@ -1,4 +1,4 @@
-"""What an op is, as the generator sees it: frozen, printed and parsed back the same.
+"""The generator's model of ops: frozen data whose text parses back to an equal object.
 
     >>> schema = LazyIrSchema.parse("aten::relu_(Tensor(a!) self) -> Tensor(a!) [tags=pointwise]")
     >>> schema.name, schema.form, schema.arguments[0].kind
@@ -9,10 +9,10 @@
 Principles:
 
 - A schema is data: two that print alike are equal, and `parse` needs neither torch nor torchgen's
-  tables. What torch knows of an op beside its schema stands in brackets behind it.
+  tables. What torch knows of an op besides its schema is in brackets after it.
 - Everything that can be derived from the fields (form, view, kinds of arguments) is derived, by the
-  rules that `ops.spec` applies to the schemas of the running torch. A test compares the two
-  readings of every overload.
+  rules that `ops.spec` applies to the schemas of the running torch. A test compares both for every
+  overload.
 - `schemas` reads what the installed torch has. An op that this torch lacks is absent.
 """
 
@@ -54,7 +54,7 @@ _LIST_KINDS: Final = {
 class LazyType:
     """The type of an argument or return: `Tensor`, `SymInt[2]?`, `Tensor?[]`.
 
-    `base` is the innermost type; `suffix` what stands behind it, from the inside out.
+    `base` is the innermost type; `suffix` are its modifiers, from the inside out.
     """
 
     base: str
@@ -72,28 +72,28 @@ class LazyType:
 
     @property
     def is_optional(self) -> bool:
-        """None is a value of it."""
+        """Whether None is a value of it."""
         return self.suffix.endswith("?")
 
     @property
     def is_list(self) -> bool:
-        """A list, which may be None."""
+        """Whether it is a list, possibly optional."""
         return self.suffix.rstrip("?").endswith("]")
 
     @property
     def holds_none(self) -> bool:
-        """A list whose items may be None: `Tensor?[]`."""
+        """Whether it is a list whose items may be None: `Tensor?[]`."""
         return self.is_list and self.suffix.startswith("?")
 
     @property
     def length(self) -> int | None:
-        """How often a single item is repeated where it stands for a list: 2 of `int[2]`."""
+        """How often a single value is repeated if given instead of a list: 2 for `int[2]`."""
         found = re.search(r"\[(\d+)\]", self.suffix)
         return int(found[1]) if found else None
 
     @property
     def is_tensor(self) -> bool:
-        """Tensors, one or several."""
+        """Whether it is a tensor or a list of tensors."""
         return self.base == "Tensor"
 
     @property
@@ -104,7 +104,7 @@ class LazyType:
 
     @property
     def annotation(self) -> str:
-        """The Python type of its values in a node, to be written in a stub."""
+        """The Python type, for stubs, of its values in a node."""
         item = _ANNOTATIONS.get(self.base, "Any")
         if not self.is_list:
             return f"{item} | None" if self.is_optional and item != "Any" else item
@@ -134,16 +134,16 @@ _ANNOTATIONS: Final = {
 # -- arguments and returns ----------------------------------------------------------------------
 
 NO_DEFAULT: Final = object()
-"""In the place of a default: the argument has none."""
+"""Marks an argument without a default."""
 
 
 @dataclass(frozen=True, slots=True)
 class LazyAlias:
-    """Memory an argument or return may share: `a`, `a!` (written to), `a -> *`."""
+    """An alias annotation of an argument or return: `a`, `a!` (written to), `a -> *`."""
 
     before: str
     is_write: bool = False
-    after: str = ""  # the wildcard, where a list of views may keep it
+    after: str = ""  # the wildcard, for a list of views
 
     @classmethod
     def parse(cls, text: str) -> LazyAlias:
@@ -162,9 +162,9 @@ class LazyArgument:
     name: str
     type: LazyType
     alias: LazyAlias | None = None
-    default: Any = NO_DEFAULT  # a Python value as the running torch tells it; lists are tuples
+    default: Any = NO_DEFAULT  # the Python value that the running torch reports; lists are tuples
     keyword_only: bool = False
-    hidden_write: bool = False  # the kernel writes to it, its schema denies it (`ops.rules`)
+    hidden_write: bool = False  # written to, contrary to the schema (`ops.rules`)
 
     @property
     def kind(self) -> ArgKind:
@@ -177,12 +177,12 @@ class LazyArgument:
 
     @property
     def mutated(self) -> bool:
-        """The op writes to it."""
+        """Whether the op writes to it."""
         return self.hidden_write or (self.alias is not None and self.alias.is_write)
 
     @property
     def is_out(self) -> bool:
-        """It is one of the tensors of an `out=` overload."""
+        """Whether it is an output tensor of an `out=` overload."""
         return self.keyword_only and self.alias is not None and self.alias.is_write
 
     def __str__(self) -> str:
@@ -210,7 +210,7 @@ def _typed(type_: LazyType, alias: LazyAlias | None) -> str:
 
 
 class Form(enum.Enum):
-    """How an overload hands back what it computes."""
+    """How an overload returns its results."""
 
     FUNCTIONAL = "functional"  # new tensors, or views
     INPLACE = "inplace"  # `add_`: writes to its first argument
@@ -219,11 +219,11 @@ class Form(enum.Enum):
 
 
 class Composite(enum.Enum):
-    """Whether torch computes the op by other ops, on every device."""
+    """Whether torch implements the op by other ops, on every device."""
 
     NO = "no"
-    IMPLICIT = "implicit"  # taken apart above autograd: never reaches a backend
-    EXPLICIT = "explicit"  # a kernel for all devices, with a derivative of its own
+    IMPLICIT = "implicit"  # decomposed above autograd: never reaches a backend
+    EXPLICIT = "explicit"  # one kernel for all devices, with its own derivative
     NON_FUNCTIONAL = "non_functional"  # the same, for devices that have memory
 
 
@@ -231,23 +231,23 @@ _INPLACE = re.compile(r"__i\w+__$|\w*[^_]_$")  # `__iadd__`, `add_`; not `__and_
 
 
 class SchemaError(ValueError):
-    """A text that is no schema."""
+    """A text is not a valid schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class LazyIrSchema:
-    """One overload of an op: its schema, and what torch knows of it beside.
+    """One overload of an op: its schema, and other facts that torch knows of it.
 
-    The derived facts are computed once; they take no part in comparisons.
+    Derived facts are computed once, and excluded from comparisons.
     """
 
     namespace: str
     base: str  # `add`, `add_`
-    overload: str  # `Tensor`; empty where the op has none
+    overload: str  # `Tensor`; empty if it has none
     arguments: tuple[LazyArgument, ...]
     returns_: tuple[LazyReturn, ...]
     structured: str = ""  # the `out=` overload whose structured kernel computes sizes: `add.out`
-    inherits: str = ""  # what that kernel is built on: `TensorIteratorBase` if elementwise
+    inherits: str = ""  # that kernel's base class: `TensorIteratorBase` if elementwise
     composite: Composite = Composite.NO
     tags: tuple[str, ...] = ()  # sorted
 
@@ -267,9 +267,9 @@ class LazyIrSchema:
 
     @classmethod
     def parse(cls, text: str) -> LazyIrSchema:
-        """The schema that prints as `text`; without a namespace it is ATen's.
+        """Parse a schema; the default namespace is ATen's.
 
-        Schemas as torch prints them, and those of `native_functions.yaml`, are read too.
+        Also accepts schemas as torch prints them, and those in `native_functions.yaml`.
         """
         return _SchemaParser(text).schema()
 
@@ -280,7 +280,7 @@ class LazyIrSchema:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """What stands in brackets behind the schema."""
+        """The facts in brackets after the schema."""
         shown = {
             "structured": self.structured,
             "inherits": self.inherits,
@@ -296,12 +296,12 @@ class LazyIrSchema:
 
     @property
     def qualified(self) -> str:
-        """`add.Tensor`, or `relu` where there is no overload: as in `native_functions.yaml`."""
+        """`add.Tensor`, or `relu` if there is no overload: as in `native_functions.yaml`."""
         return f"{self.base}.{self.overload}" if self.overload else self.base
 
     @property
     def identifier(self) -> str:
-        """A Python name: `add_Tensor`, `relu`, `add__Tensor` for `add_.Tensor`."""
+        """A Python identifier: `add_Tensor`, `relu`, `add__Tensor` for `add_.Tensor`."""
         return f"{self.base}_{self.overload}" if self.overload else self.base
 
     @property
@@ -322,42 +322,42 @@ class LazyIrSchema:
 
     @property
     def is_view(self) -> bool:
-        """Its result shares memory with an argument, by its schema or in truth (`ops.rules`)."""
+        """Whether a result aliases an argument, by its schema or in fact (`ops.rules`)."""
         return any(r.kind is ReturnKind.VIEW for r in self.returns)
 
     @property
     def is_foreach(self) -> bool:
-        """Does the same to each item of its lists."""
+        """Whether it does the same to each item of its lists."""
         return self.base.startswith("_foreach_")
 
     @property
     def is_elementwise(self) -> bool:
-        """Its sizes, dtype and strides are those of torch's elementwise iterator."""
+        """Whether sizes, dtype and strides come from torch's elementwise iterator."""
         return self.inherits == "TensorIteratorBase"
 
     @property
     def is_core(self) -> bool:
-        """In core ATen, the set every backend should have."""
+        """Whether it is in core ATen, the set that every backend should cover."""
         return "core" in self.tags
 
     @property
     def is_generated(self) -> bool:
-        """torchgen made it of another overload (functional and `out=` forms)."""
+        """Whether torchgen generated it from another overload (functional and `out=` forms)."""
         return "generated" in self.tags
 
     @property
     def may_fail(self) -> bool:
-        """Its kernel may refuse numbers that were not known when it was recorded."""
+        """Whether its kernel may raise for data that was unknown when it was recorded."""
         return self.namespace != "aten" or self.base in rules.MAY_FAIL
 
     @property
     def tensors(self) -> tuple[LazyArgument, ...]:
-        """Arguments that hold tensors, lists of them included."""
+        """Arguments that are tensors, or lists of tensors."""
         return tuple(a for a in self.arguments if a.type.is_tensor)
 
     @property
     def attributes(self) -> tuple[LazyArgument, ...]:
-        """The other arguments: what a node keeps beside its operands."""
+        """The other arguments, which a node stores besides its operands."""
         return tuple(a for a in self.arguments if not a.type.is_tensor)
 
 
@@ -371,7 +371,7 @@ def _marked(argument: LazyArgument, hidden: bool) -> LazyArgument:
 
 
 def _returned(schema: LazyIrSchema, returned: LazyReturn) -> Return:
-    """Where a return comes from."""
+    """Where a return value comes from."""
     is_list = returned.type.is_list
     if not returned.type.is_tensor:
         return Return(ReturnKind.OTHER, is_list, -1)
@@ -404,7 +404,7 @@ def _returns(schema: LazyIrSchema) -> str:
 # -- defaults ----------------------------------------------------------------------------------
 
 _NAMED_DEFAULTS: Final[Mapping[str, int]] = {
-    # names in `native_functions.yaml` for what the running torch tells as numbers
+    # names in `native_functions.yaml` for values that the running torch reports as numbers
     "Mean": 1,
     "contiguous_format": 0,
     "long": 4,
@@ -445,7 +445,7 @@ _COMPOSITES: Final = frozenset(kind.value for kind in Composite)
 
 
 class _SchemaParser:
-    """Reads one schema."""
+    """Parses one schema."""
 
     def __init__(self, text: str) -> None:
         self.text = text.strip()
@@ -484,7 +484,7 @@ class _SchemaParser:
 
 
 def _closing(text: str) -> int:
-    """Where the bracket closes that opens first."""
+    """The position of the bracket that closes the first one."""
     depth = 0
     for position, character in _outside_quotes(text):
         depth += (character == "(") - (character == ")")
@@ -508,7 +508,7 @@ def _outside_quotes(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _parts(text: str) -> list[str]:
-    """`text` split at its commas, but for those in brackets and quotes."""
+    """`text` split at commas outside brackets and quotes."""
     parts, depth, start = [], 0, 0
     for position, character in _outside_quotes(text):
         depth += (character in "([") - (character in ")]")

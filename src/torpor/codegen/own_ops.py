@@ -1,7 +1,7 @@
 """torpor's own generated files: `python -m torpor.codegen.own_ops [--check]`, or `make codegen`.
 
-They are committed under `src/torpor/inference/_generated/`. What they are made of is named at the
-top of each: torch's list of ops, and the modules of the generator.
+They are committed in `src/torpor/inference/_generated/`. The header of each identifies its source,
+torch's list of ops.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FOLDER = Path(__file__).resolve().parent.parent / "inference" / "_generated"
 
 
 def nodes() -> list[LazyIrSchema]:
-    """The overloads that can be nodes: nothing is drawn, read or resized by them."""
+    """The overloads that can be nodes: not random, data-dependent or resizing."""
     return [s for s in schemas().values() if can_be_node(spec_of(target_of(s)))]
 
 
 def recorded() -> list[LazyIrSchema]:
-    """Those of which calls become nodes: torch does not take them apart before."""
+    """Those whose calls become nodes, because torch does not decompose them first."""
     return [schema for schema in nodes() if _stays_whole(schema)]
 
 
@@ -43,7 +43,7 @@ def _stays_whole(schema: LazyIrSchema) -> bool:
 
 
 def files() -> dict[str, str]:
-    """The generated files, by their path in `FOLDER`."""
+    """The generated files, by path in `FOLDER`."""
     header = _header()
     made = {"__init__.py": f'{header}"""Written by `make codegen`; do not edit."""\n'}
     return made | emit_types.emit(nodes(), header)
@@ -54,7 +54,7 @@ def _version() -> str:
 
 
 def is_for_this_torch() -> bool:
-    """The committed files were written with the installed release of torch."""
+    """Whether the committed files were generated with the installed release of torch."""
     head = (FOLDER / "__init__.py").read_text(encoding="utf-8").partition("\n")[0]
     return head.endswith(f" {_version()}")
 
@@ -67,12 +67,12 @@ def _header() -> str:
 
 
 def write(folder: Path = FOLDER) -> list[str]:
-    """Bring the files in `folder` up to date; the paths that changed."""
+    """Update the files in `folder`; returns the paths that changed."""
     return write_changes(folder, _changes(folder, files()))
 
 
 def stale(folder: Path = FOLDER, made: Mapping[str, str] | None = None) -> list[str]:
-    """The paths in `folder` that are missing, too many, or not what would be written now."""
+    """The paths in `folder` that are missing, superfluous or out of date."""
     return list(_changes(folder, files() if made is None else made))
 
 
@@ -82,7 +82,7 @@ def _changes(folder: Path, made: Mapping[str, str]) -> Changes:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files, or say which are stale (`--check`)."""
+    """Write the files, or list the stale ones (`--check`)."""
     if arguments == ["--check"]:
         if not is_for_this_torch():
             sys.stdout.write(f"written with another torch than {_version()}: not compared\n")

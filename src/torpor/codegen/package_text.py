@@ -1,4 +1,4 @@
-"""The texts of a backend's package: generated modules, and what an author begins with."""
+"""The texts of a backend's package: generated modules, and the author's initial files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIRST_LINE = re.compile(
 
 
 def is_generated(content: bytes) -> bool:
-    """A file that `torpor codegen` wrote: its very first line says so."""
+    """Whether `torpor codegen` wrote the file, according to its first line."""
     return _FIRST_LINE.match(content) is not None
 
 
@@ -115,7 +115,7 @@ from {{package}}.type_rules import TYPE_RULES
 """
 
 OWN_TYPES = "tell_types(TYPE_RULES)\n\n"
-"""Here and not in the author's `__init__.py`, which may be older than the backend's own ops."""
+"""Not in the author's `__init__.py`, which may be older than the backend's own ops."""
 
 
 def _table(rows: Mapping[str, str], indent: str = "    ") -> str:
@@ -146,7 +146,7 @@ def ops(file: BackendFile) -> str:
 
 
 _own_class = re.compile(r'^(class |    ")(\w+(?:\(TypedNode\)|": "torpor_))', re.MULTILINE)
-"""Where the name of a node class stands; `OwnCast` cannot be taken for an op of ATen's."""
+"""Matches the names of node classes, to prefix them: `OwnCast` cannot be mistaken for ATen's."""
 
 
 def own_nodes(file: BackendFile) -> dict[str, str]:
@@ -162,7 +162,7 @@ def own_nodes(file: BackendFile) -> dict[str, str]:
 
 
 def tests(file: BackendFile) -> str:
-    """Asks what torpor asks of every backend, and that what is written runs natively."""
+    """Tests that the backend conforms, and runs natively what it overrides."""
     text = f'"""What torpor asks of {file.name}, and what that says of itself."""\n'
     return header(file) + text + _skeleton(file)[f"{FOLDER}/test_declared.py"]
 
@@ -194,11 +194,11 @@ def readme(file: BackendFile) -> str:
     )
 
 
-# -- what an author begins with ----------------------------------------------------------------
+# -- the author's initial files ----------------------------------------------------------------
 
 
 def starters(file: BackendFile) -> dict[str, str]:
-    """The author's files, as they are to begin with."""
+    """The initial contents of the author's files."""
     texts = _skeleton(file)
     wanted = [
         "__init__.py",

@@ -1,4 +1,4 @@
-"""The ops of the installed torch, read from the `native_functions.yaml` in its wheel."""
+"""Reads the ops of the installed torch from the `native_functions.yaml` in its wheel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAGS = "packaged/ATen/native/tags.yaml"
 
 
 class TorchgenMissing(TorporError):
-    """torchgen or PyYAML is not there, so that ATen's list of ops cannot be read."""
+    """torchgen or PyYAML is missing, so ATen's list of ops cannot be read."""
 
 
 def _torchgen(module: str) -> Any:
@@ -33,18 +33,18 @@ def _torchgen(module: str) -> Any:
 
 
 def yaml_file(name: str = YAML) -> Path:
-    """A file that torchgen brings along."""
+    """A file that comes with torchgen."""
     return Path(_torchgen("torchgen").__file__).parent / name
 
 
 def fingerprint() -> str:
-    """Names the list of ops: the SHA-256 of its file."""
+    """The SHA-256 of the file, which identifies the list of ops."""
     return hashlib.sha256(yaml_file().read_bytes()).hexdigest()
 
 
 @functools.cache
 def schemas() -> Mapping[str, LazyIrSchema]:
-    """Every overload of ATen that this torch can call, by its name in the IR, sorted."""
+    """Every ATen overload that this torch can call, by name in the IR, sorted."""
     parsed = _torchgen("torchgen.gen").parse_native_yaml(str(yaml_file()), str(yaml_file(TAGS)))
     functions = {str(f.func.name): f for f in parsed.native_functions}
     found = [_schema(f, functions) for f in functions.values()]
@@ -52,7 +52,7 @@ def schemas() -> Mapping[str, LazyIrSchema]:
 
 
 def _schema(function: Any, functions: Mapping[str, Any]) -> LazyIrSchema:
-    """A function of torchgen's as a schema."""
+    """A torchgen function as a schema."""
     plain = LazyIrSchema.parse(f"{function.namespace}::{function.func}")
     delegate = function.structured_delegate
     out = function if function.structured else functions.get(str(delegate)) if delegate else None

@@ -1,4 +1,4 @@
-"""Reads the file in which a backend says what it covers: LTC's keys, mistakes with their lines.
+"""Reads the YAML file in which a backend declares what it covers, using LTC's keys.
 
     backend: acme
     full_codegen:        # ops with a lowering method
@@ -6,8 +6,8 @@
     non_native:          # ops of the backend's own
       - func: cast(Tensor input, ScalarType dtype) -> Tensor
 
-`read` gives all of it checked against the installed torch, or raises `YamlErrors` with all that is
-wrong: nobody has to run it again to find the second mistake.
+`read` checks everything against the installed torch, and raises one `YamlErrors` with all mistakes
+and their lines, so that they can be fixed at once.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from torpor.errors import TorporError, did_you_mean
 from torpor.ops.typed_node import attribute_name
 
 OP_LISTS: Final = ("full_codegen", "ir_gen", "supported", "autograd")
-"""Lists of ops. An op is in one of them at most."""
+"""Lists of ops. An op may be in at most one of them."""
 
 LISTS: Final = (*OP_LISTS, "symint", "non_native")
 TEXTS: Final = ("backend", "class_name", "cpp_namespace")
 FLAGS: Final = ("use_out_as_primary", "device_guard")
 KEYS: Final = (*TEXTS, "extra_headers", *FLAGS, *LISTS)
 IGNORED: Final = ("cpp_namespace", "extra_headers", *FLAGS)
-"""Keys for C++ that say nothing to torpor."""
+"""Keys for C++, which torpor ignores."""
 
 RESERVED: Final = ("dynamo", "inductor", "pytest", "reference", "torchscript")
 """Names that a backend cannot have: those of torpor's own backends and packages."""
 
 DEEPEST: Final = 20
-"""Lists and mappings within each other; a file needs four."""
+"""The deepest nesting of lists and mappings; a file needs four."""
 
 TAKEN_ARGUMENTS: Final = ("cls", "node", "op", "signature")
-"""What an argument of an own op cannot be called: node classes have these names themselves."""
+"""Names that an argument of an own op cannot have, as node classes use them."""
 
 NON_NATIVE_KEYS: Final = ("func", "opkind", "properties")
 PROPERTIES: Final = (
@@ -58,7 +58,7 @@ class PyYamlMissing(TorporError):
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One mistake: its line (counted from 1), what it is, what was probably meant."""
+    """One mistake: its line (counted from 1), a description, and what was probably meant."""
 
     line: int
     what: str
@@ -69,7 +69,7 @@ class Problem:
 
 
 class YamlErrors(TorporError):
-    """Everything that is wrong with a file."""
+    """All mistakes in a file."""
 
     def __init__(self, path: str, problems: Iterable[Problem], lines: list[str]) -> None:
         self.path = path
@@ -89,14 +89,14 @@ class YamlErrors(TorporError):
 
 @dataclass(frozen=True)
 class DeclaredOp:
-    """One op of a list."""
+    """One op in a list."""
 
     schema: LazyIrSchema
     line: int
 
     @property
     def name(self) -> str:
-        """In the IR: `aten.add.Tensor`."""
+        """The name in the IR: `aten.add.Tensor`."""
         return self.schema.name
 
 
@@ -111,24 +111,24 @@ class OwnOp:
 
     @property
     def name(self) -> str:
-        """In the IR: `torpor_acme.cast.default`."""
+        """The name in the IR: `torpor_acme.cast.default`."""
         return self.schema.name
 
 
 @dataclass(frozen=True)
 class BackendFile:
-    """What a backend says of itself."""
+    """A backend's declaration."""
 
     path: str
-    backend: str  # as it is written
+    backend: str  # as written
     class_name: str = ""
     full_codegen: tuple[DeclaredOp, ...] = ()  # a lowering method and a node class
-    ir_gen: tuple[DeclaredOp, ...] = ()  # the same; LTC makes no kernel for these
-    supported: tuple[DeclaredOp, ...] = ()  # a lowering method alone
-    autograd: tuple[DeclaredOp, ...] = ()  # with derivatives of the backend's own
-    symint: tuple[DeclaredOp, ...] = ()  # whose sizes may be symbols
+    ir_gen: tuple[DeclaredOp, ...] = ()  # the same; for LTC, without a kernel
+    supported: tuple[DeclaredOp, ...] = ()  # only a lowering method
+    autograd: tuple[DeclaredOp, ...] = ()  # with the backend's own derivatives
+    symint: tuple[DeclaredOp, ...] = ()  # whose sizes may be symbolic
     non_native: tuple[OwnOp, ...] = ()
-    ignored: tuple[str, ...] = field(default=(), compare=False)  # keys that say nothing here
+    ignored: tuple[str, ...] = field(default=(), compare=False)  # keys that torpor ignores
 
     @property
     def name(self) -> str:
@@ -156,7 +156,7 @@ class BackendFile:
 
 
 def read(path: Path | str) -> BackendFile:
-    """The file at `path`, checked; raises `YamlErrors`."""
+    """Read and check the file at `path`; raises `YamlErrors`."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -176,14 +176,14 @@ def _yaml() -> Any:
 
 
 class _FileReader:
-    """One file while it is read."""
+    """Reads one file."""
 
     def __init__(self, path: str, text: str) -> None:
         self.path = path
         self.text = text
         self.yaml = _yaml()
         self.problems: list[Problem] = []
-        self.seen: dict[str, tuple[str, int]] = {}  # ops: their list and line
+        self.seen: dict[str, tuple[str, int]] = {}  # op -> its list and line
 
     def read(self) -> BackendFile:
         values = self._values(self._root())
@@ -208,7 +208,7 @@ class _FileReader:
         line = node if isinstance(node, int) else node.start_mark.line + 1
         self.problems.append(Problem(line, what, hint))
 
-    # -- the whole ---------------------------------------------------------------------------------
+    # -- the document ------------------------------------------------------------------------------
 
     def _root(self) -> Any:
         try:
@@ -230,7 +230,7 @@ class _FileReader:
         return root
 
     def _check_depth(self) -> None:
-        """Refuse what is nested too deep to be read by functions that call themselves."""
+        """Reject nesting that recursive functions could not handle."""
         depth = 0
         for event in self.yaml.parse(self.text, Loader=self.yaml.SafeLoader):
             depth += isinstance(event, self.yaml.CollectionStartEvent)
@@ -240,7 +240,7 @@ class _FileReader:
                 raise YamlErrors(self.path, self.problems, self.text.splitlines())
 
     def _values(self, root: Any) -> dict[str, Any]:
-        """The nodes under the known keys."""
+        """The nodes of known keys."""
         values: dict[str, Any] = {}
         lines: dict[str, int] = {}
         for key_node, value in root.value:
@@ -260,7 +260,7 @@ class _FileReader:
         return values
 
     def _check_rest(self, values: Mapping[str, Any]) -> None:
-        """What torpor does not use has to have the right kind all the same."""
+        """Check the types of values that torpor ignores."""
         if "cpp_namespace" in values:
             self._text("cpp_namespace", values["cpp_namespace"], may_be_empty=True)
         for key in FLAGS:
@@ -273,7 +273,7 @@ class _FileReader:
     # -- texts -------------------------------------------------------------------------------------
 
     def _kind(self, node: Any) -> str:
-        """A node's kind, for messages."""
+        """A node's type, for messages."""
         if isinstance(node, self.yaml.SequenceNode):
             return "a list"
         if isinstance(node, self.yaml.MappingNode):
@@ -283,7 +283,7 @@ class _FileReader:
         return names.get(kind, f"a number ({kind})" if kind in ("int", "float") else kind)
 
     def _text(self, key: str, node: Any, may_be_empty: bool = False) -> str:
-        """The text of a node; complains of anything else."""
+        """The text of a node; reports a problem if it is none."""
         if isinstance(node, self.yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str":
             text = str(node.value).strip()
             if not text and not may_be_empty:
@@ -317,7 +317,7 @@ class _FileReader:
     # -- ops ---------------------------------------------------------------------------------------
 
     def _items(self, key: str, node: Any) -> list[Any]:
-        """The items of a list; nothing stands for an empty one."""
+        """The items of a list; null is an empty one."""
         if node is None or node.tag == "tag:yaml.org,2002:null":
             return []
         if isinstance(node, self.yaml.SequenceNode):
@@ -347,7 +347,7 @@ class _FileReader:
         return DeclaredOp(schema, line)
 
     def _by_schema(self, text: str, line: int) -> DeclaredOp | None:
-        """An op that is written with its schema, which has to be the one of this torch."""
+        """An op given by its full schema, which must match this torch's."""
         try:
             given = LazyIrSchema.parse(text)
         except SchemaError as error:
@@ -364,7 +364,7 @@ class _FileReader:
         return DeclaredOp(schema, line)
 
     def _is_first(self, key: str, op: DeclaredOp) -> bool:
-        """The op is in no list yet; complains if it is."""
+        """Whether the op is in no list yet; reports a problem otherwise."""
         text = op.schema.qualified
         if op.name not in self.seen:
             self.seen[op.name] = (key, op.line)
@@ -405,7 +405,7 @@ class _FileReader:
         return tuple(found)
 
     def _is_distinct(self, op: OwnOp, found: list[OwnOp]) -> bool:
-        """No op before has its name, in the file or in Python; complains if one has."""
+        """Whether its name, in the file and in Python, is unique; reports a problem otherwise."""
         new = op.schema
         for other in found:
             old = other.schema
@@ -496,12 +496,12 @@ def _unusable(schema: LazyIrSchema) -> str:
 
 
 def _is_dunder(name: str) -> bool:
-    """A name that Python keeps for itself."""
+    """Whether Python reserves the name."""
     return len(name) > 4 and name.startswith("__") and name.endswith("__")
 
 
 def parameter_name(argument: str) -> str:
-    """The parameter of a lowering method that takes an argument: `self_`, `from_`."""
+    """The parameter of a lowering method for an argument: `self_`, `from_`."""
     taken = argument in ("self", "node") or keyword.iskeyword(argument)
     return f"{argument}_" if taken else argument
 
@@ -514,12 +514,12 @@ _TYPES_HINT: Final = "write it as in native_functions.yaml: `name(Tensor x, int[
 
 @functools.cache
 def _known() -> Mapping[str, LazyIrSchema]:
-    """Every overload of this torch by the name it has in YAML files."""
+    """Every overload of this torch, by its name in YAML files."""
     return {schema.qualified: schema for schema in schemas().values()}
 
 
 def _unknown(text: str) -> tuple[str, str]:
-    """What is wrong with the name of an op that torch does not have, and what was meant."""
+    """The problem of an unknown op name, and a suggestion."""
     known = _known()
     plain = text.removeprefix("aten::").removeprefix("aten.").removesuffix(".default")
     base, _, overload = plain.partition(".")

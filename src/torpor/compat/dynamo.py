@@ -1,8 +1,8 @@
-"""`torch.compile(model, backend="torpor")`: any backend of torpor's behind TorchDynamo.
+"""`torch.compile(model, backend="torpor")`: runs any backend of torpor under TorchDynamo.
 
-TorchDynamo finds the function `torpor` by the entry point `torch_dynamo_backends`. It cuts a
-program into graphs, AOTAutograd makes functional graphs of ATen ops of them, forward and backward,
-and each of those becomes a graph of nodes here, compiled by the backend in use or by the one that
+TorchDynamo finds the function `torpor` by the entry point `torch_dynamo_backends`. It captures a
+program as graphs, AOTAutograd turns those into functional ATen graphs, forward and backward, and
+each of these becomes a graph of nodes here, compiled by the current backend or by the one that
 `options={"backend": name}` names. Nothing is recorded when a compiled graph runs.
 """
 
@@ -47,7 +47,7 @@ aten = torch.ops.aten
 def torpor(
     module: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compile a graph of TorchDynamo's; `options` are the backend's name and its own options."""
+    """Compile a TorchDynamo graph; `options` are the backend's name and its own options."""
     NATIVE_RECORDER.look()
     if NATIVE.at_cut is not None:
         NATIVE.at_cut()
@@ -68,9 +68,9 @@ def torpor(
 
 
 def _decompositions(backend: Backend) -> dict[Any, Callable[..., Any]] | None:
-    """The ops that a backend takes apart anyway: what is kept for backward is chosen among parts.
+    """The backend's decompositions, applied early so that the partitioner sees the parts.
 
-    Random ops stay whole, unless the backend draws: the parts would draw other numbers.
+    Random ops are excluded, unless the backend draws: their parts would draw other numbers.
     """
     table = backend.traced_decompositions() if isinstance(backend, FxBackend) else None
     if table is None or backend.draws:
@@ -80,10 +80,10 @@ def _decompositions(backend: Backend) -> dict[Any, Callable[..., Any]] | None:
 
 
 class CompiledGraph:
-    """A functional graph of ATen ops; compiled anew for every combination of sizes it meets.
+    """A functional ATen graph, compiled separately for every combination of sizes.
 
-    The user sees the first results that are `shown`; the others may have any strides. Those of a
-    forward graph lie in one memory where they do in the graph.
+    The first `shown` results are visible to the user; the others may have any strides. Results of a
+    forward graph alias where they do in the graph.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class CompiledGraph:
         self.fixed = all(map(_is_fixed, module.graph.find_nodes(op="placeholder")))
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        """Compute the results; the list of arguments is cleared, to hold nothing for long."""
+        """Compute the results; the list of arguments is cleared, to free them early."""
         key = () if self.fixed else _sizes(args)
         version = self.versions.get(key)
         if version is None:
@@ -117,7 +117,7 @@ class CompiledGraph:
 
 
 def _is_fixed(node: fx.Node) -> bool:
-    """An input that TorchDynamo has promised the sizes of."""
+    """Whether TorchDynamo guarantees the sizes of an input."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return False
@@ -151,7 +151,7 @@ def with_fixed_sizes(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphMod
 
 
 class OnAnyStrides(fx.Interpreter):
-    """Runs a graph whose inputs need not have the strides that it was traced with."""
+    """Runs a graph on inputs whose strides may differ from those it was traced with."""
 
     def run_node(self, node: fx.Node) -> Any:
         if node.target is aten.view.default:
@@ -174,7 +174,7 @@ def _as_traced(tensor: torch.Tensor, traced: torch.Tensor) -> torch.Tensor:
 
 
 class Version:
-    """A graph for one combination of sizes, as a computation of the backend's."""
+    """A graph for one combination of sizes, as a computation of the backend."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Version:
         where = sorted(devices, key=lambda device: device.type == "cpu")[0]
         self.device: BackendDevice = backend.backend_device(where)
         self.constants = builder.constants
-        self.returned = builder.returned  # what each result is: (kind, which)
+        self.returned = builder.returned  # the source of each result: (kind, index)
         bases = {one.base: one.lies for one in builder.views}
         self.layouts = {
             which: type_ for (kind, which), type_ in bases.items() if kind == "computed"
@@ -202,7 +202,7 @@ class Version:
         self.inputs = builder.inputs
         self.order: list[int] = []
         self.run: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None
-        self.written = builder.written  # inputs that are written to when all has run: (slot, what)
+        self.written = builder.written  # inputs to write to at the end: (slot, source)
         if builder.computed:
             graph = Graph.of(builder.computed).in_order_of(builder.nodes)
             self.order = [builder.slot_of[value] for value in graph.inputs]
@@ -219,15 +219,15 @@ class Version:
         sources = [*self.returned, *(source for _, source in self.written)]
         sources += [one.base for one in builder.views]
         needed = {which for kind, which in sources if kind == "input"}
-        self.kept = sorted(needed | {slot for slot, _ in self.written})  # inputs, till the end
+        self.kept = sorted(needed | {slot for slot, _ in self.written})  # inputs needed to the end
         self.take_kept = item_getter(self.kept)
         self.answer = ReturnValues(self.returned, self.kept, len(computed))
 
     def _donated(self, graph: Graph) -> dict[int, int]:
-        """Inputs that the graph itself writes over: parameters and results, by their places.
+        """Inputs that the graph itself may overwrite: parameter -> result, by position.
 
-        A result that is also returned, or written twice, needs memory of its own; an input that
-        another one is written from is needed till the end.
+        A result that is also returned, or written twice, needs its own memory; an input that is
+        the source of another write is needed until the end.
         """
         places = {slot: place for place, slot in enumerate(self.order)}
         uses = Counter([*self.returned, *(source for _, source in self.written)])
@@ -254,7 +254,7 @@ class Version:
         computed = [] if self.run is None else self.run(given)
         if self.as_computed:
             return computed
-        for place, type_ in self.layouts.items():  # what views are made of
+        for place, type_ in self.layouts.items():  # bases of views
             if computed[place].stride() != type_.stride:
                 computed[place] = with_layout(computed[place], type_)
         if self.written:
@@ -265,14 +265,14 @@ class Version:
         inputs = dict(zip(self.kept, kept, strict=True))
         sources: dict[str, Any] = {"input": inputs, "computed": computed}
         new = [(inputs[slot], sources[kind][which]) for slot, (kind, which) in self.written]
-        if len(new) > 1:  # what is written may be what another one is written from
+        if len(new) > 1:  # a target may be the source of another write
             new = [(tensor, source.clone()) for tensor, source in new]
         for tensor, source in new:
             tensor.copy_(source)
 
 
 class ReturnValues:
-    """What a graph returns: inputs that were kept, what was computed, constants, and views."""
+    """Collects the return values: kept inputs, computed results, constants, and views."""
 
     def __init__(
         self, returned: Sequence[tuple[str, Any]], kept: Sequence[int], computed: int
@@ -304,25 +304,25 @@ class ReturnValues:
 
 @dataclass(frozen=True)
 class SeenAs:
-    """A view that is kept for backward, or returned with others: of a result, or of an input."""
+    """A view of a result or an input, saved for backward or returned with others."""
 
     base: tuple[str, Any]
-    lies: TensorType  # how the base lies in memory
+    lies: TensorType  # the type of the base, for its strides
     size: tuple[int, ...]
     stride: tuple[int, ...]
-    offset: int  # from the base's
+    offset: int  # relative to the base's
 
     def of(self, base: torch.Tensor) -> torch.Tensor:
-        """The view."""
+        """Make the view."""
         return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
 
 
 class _NodeBuilder:
-    """Nodes for the operators of an fx graph.
+    """Builds nodes for the operators of an fx graph.
 
-    With `in_order`, ops that draw on a GPU are compiled with the others, one after the other. The
-    user sees the first results that are `shown`; the others may be views of what is computed, and
-    so are those of a forward graph that lie in one memory.
+    With `in_order`, random ops on a GPU are compiled with the rest, chained to keep their order.
+    The first `shown` results are visible to the user; others may be views of computed tensors, and
+    so may those results of a forward graph that alias each other.
     """
 
     def __init__(
@@ -337,8 +337,8 @@ class _NodeBuilder:
         self.shown = shown
         self.is_forward = is_forward
         self.views: list[SeenAs] = []
-        self.base_of: dict[fx.Node, fx.Node] = {}  # what a view looks at
-        self.drawn: Value | None = None  # what was drawn last
+        self.base_of: dict[fx.Node, fx.Node] = {}  # view -> its base
+        self.drawn: Value | None = None  # a result of the last random op
         self.nodes: list[Node] = []
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[Value] = []
@@ -347,7 +347,7 @@ class _NodeBuilder:
         self._slots: dict[fx.Node, int] = {}
         self.computed: list[Value] = []
         self.returned: list[tuple[str, Any]] = []
-        self.written: list[tuple[int, tuple[str, Any]]] = []  # slot of an input, and what is new
+        self.written: list[tuple[int, tuple[str, Any]]] = []  # input slot, new contents
         self.new: dict[int, Value] = {}  # by slot
         self.old: dict[Value, Value] = {}  # copies of inputs that are written to
         for node in module.graph.nodes:
@@ -410,7 +410,7 @@ class _NodeBuilder:
         return node
 
     def _draw(self, op: Any, bound: list[Any], made: Any) -> list[Any]:
-        """An op that draws, after the one before that does."""
+        """Add a random op, chained to the previous one."""
         if op is aten.native_dropout.default:
             return self._drop_out(bound[0], bound[1], made)
         drawing = draws.ATTENTION_IN_ORDER[op]
@@ -433,9 +433,9 @@ class _NodeBuilder:
         return [product.outputs[0], self.drawn]
 
     def _write(self, target: Any, source: Any) -> None:
-        """An input gets new contents; AOTAutograd writes whole inputs, of the same type.
+        """Record a write to an input; AOTAutograd writes whole inputs, of the same type.
 
-        It does so when all has been read: whoever is said to read the input means what it was.
+        It does so after all reads, so nodes that read the input mean its old contents.
         """
         if target.op != "placeholder" or target.meta["val"].dtype is not source.meta["val"].dtype:
             raise UnsupportedError(f"{target} is written to")
@@ -471,7 +471,7 @@ class _NodeBuilder:
         self.computed = list(places)
 
     def _value(self, node: fx.Node, is_kept: bool) -> Any:
-        """The value of a result; backward gets what an input was before it is written to."""
+        """The value of a result; backward gets the contents of an input before it is written to."""
         value = self.values[node]
         if not is_kept or self.slot_of.get(value) not in self.new:
             return value
@@ -481,9 +481,9 @@ class _NodeBuilder:
         return self.old[value]
 
     def _seen_together(self, items: Sequence[Any]) -> set[fx.Node]:
-        """What several results lie in that the user sees, and inputs that one lies in.
+        """Bases of several visible results, and inputs that a visible result is a view of.
 
-        For the latter AOTAutograd makes views of its own, and looks where in memory ours begin.
+        For the latter AOTAutograd makes its own views, based on the storage offsets of ours.
         """
         if not self.is_forward:
             return set()
@@ -493,7 +493,7 @@ class _NodeBuilder:
 
 
 def _is_part(view: fx.Node, base: fx.Node) -> bool:
-    """A view shows elements of its base as they are."""
+    """Whether a view shows elements of its base unchanged."""
     one, other = view.meta["val"], base.meta["val"]
     plain = not (one.is_conj() or one.is_neg() or other.is_conj() or other.is_neg())
     return plain and one.dtype is other.dtype and _type(other).is_dense and one.numel() > 0
@@ -506,7 +506,7 @@ def _seen_as(view: fx.Node, base: fx.Node, source: tuple[str, Any]) -> SeenAs:
 
 
 def _draws_in_order(module: fx.GraphModule) -> bool:
-    """All that draws in a graph can be compiled with the rest, and the order be kept."""
+    """Whether all random ops in a graph can be compiled with the rest, in order."""
     return all(map(_can_draw_in_order, filter(_draws, module.graph.nodes)))
 
 
@@ -527,20 +527,20 @@ def _can_draw_in_order(node: fx.Node) -> bool:
 
 
 def _is_known(returned: Return, result: Any) -> bool:
-    """A result is computed, or a number that the sizes alone decide."""
+    """Whether a result is a tensor, or a number determined by sizes."""
     if returned.kind is ReturnKind.OTHER:
         return type(result) in (int, float, bool)
     return returned.kind in (ReturnKind.FRESH, ReturnKind.VIEW)
 
 
 def _structure(node: Node, made: Any) -> Any:
-    """The outputs of `node` in the form of what the op returned."""
+    """The outputs of `node` in the structure of the op's results."""
     outputs = iter(node.outputs)
 
     def take(item: Any) -> Any:
         if isinstance(item, (list, tuple)):
             return [take(part) for part in item]
-        if isinstance(item, (int, float)):  # the sizes were fixed: it is a constant
+        if isinstance(item, (int, float)):  # sizes are fixed, so it is a constant
             return item
         return next(outputs)
 

@@ -1,7 +1,7 @@
-"""Ops from outside torch, by what their authors tell of them.
+"""Registration of ops defined outside torch.
 
 An op of `torch.library` with a fake kernel is recorded and run like any other. `register` is for
-the rest: a type rule where there is no fake kernel, and a lowering, which takes the op apart into
+the rest: a type rule if there is no fake kernel, and a lowering, which decomposes the op into
 others before a backend sees it. A lowering is a function on tensors with the op's own arguments; it
 writes to those that the op writes to.
 
@@ -32,14 +32,14 @@ from torpor.ir.types import ScalarType, TensorType, Types
 from torpor.ops.spec import Mode, OpSpec, Return, ReturnKind, read_spec
 
 TypeRule = Callable[..., Any]
-"""Takes the op's arguments, types in the place of tensors; gives the types of what it makes."""
+"""Takes the op's arguments, with types in place of tensors; returns the types of its results."""
 
 Lowering = Callable[..., Any]
-"""Takes the op's arguments, and does to them what the op does."""
+"""Takes the op's arguments, and does what the op does, using other ops."""
 
 
 class Whole:
-    """In the place of a lowering: the backend gets the node itself."""
+    """Instead of a lowering: the backend gets the node itself."""
 
     __slots__ = ()
 
@@ -53,17 +53,17 @@ _RESERVED: Final = ("aten", "prim", "prims", "torpor")
 
 
 def _nothing() -> None:
-    """There is nothing to take away."""
+    """No fake kernel to remove."""
 
 
 @dataclass(slots=True)
 class Custom:
-    """What was told of one op."""
+    """What is registered for one op."""
 
     target: OpOverload
     type_rule: TypeRule | None = None
-    lowerings: dict[str, Lowering | Whole] = field(default_factory=dict)  # by backend; "" is all
-    take_fake: Callable[[], None] = _nothing  # takes away the fake kernel that torpor gave it
+    lowerings: dict[str, Lowering | Whole] = field(default_factory=dict)  # by backend; "" means all
+    take_fake: Callable[[], None] = _nothing  # removes the fake kernel that torpor registered
 
 
 _registered: dict[str, Custom] = {}
@@ -72,25 +72,25 @@ _after_change: list[Callable[[], None]] = []
 
 
 def on_change(before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Call `before` and `after` when what is known of an op changes."""
+    """Call `before` and `after` whenever a registration changes."""
     _before_change.append(before)
     _after_change.append(after)
 
 
-# -- code of somebody's own --------------------------------------------------------------------
+# -- running user code -------------------------------------------------------------------------
 
-_running: dict[int, str] = {}  # what runs on a thread
+_running: dict[int, str] = {}  # thread id -> what runs there
 _watchers: list[Callable[[bool], None]] = []
 
 
 def on_running(watch: Callable[[bool], None]) -> None:
-    """Call `watch(True)` when a type rule or a lowering starts to run, `watch(False)` after."""
+    """Call `watch(True)` before a type rule or a lowering runs, `watch(False)` after."""
     _watchers.append(watch)
 
 
 @contextmanager
 def running(what: str) -> Iterator[None]:
-    """Run a type rule or a lowering, which may use its arguments and nothing that is lazy."""
+    """Run a type rule or a lowering, which may use its arguments but no lazy tensors."""
     thread = threading.get_ident()
     outer = _running.get(thread, "")
     _running[thread] = what
@@ -107,7 +107,7 @@ def running(what: str) -> Iterator[None]:
 
 
 def refuse_inside(what: str) -> None:
-    """Raise if a type rule or a lowering runs on this thread: it did `what`."""
+    """Raise if called from a type rule or a lowering, which did `what`."""
     who = _running.get(threading.get_ident())
     if who is not None:
         raise RegistrationError(f"{who} {what}; it may use its arguments alone")
@@ -119,7 +119,7 @@ _backends: list[Callable[[], Iterable[str]]] = []
 
 
 def on_backends(names: Callable[[], Iterable[str]]) -> None:
-    """Say who knows the names of all backends."""
+    """Register a function that returns the names of all backends."""
     _backends.append(names)
 
 
@@ -131,15 +131,15 @@ def register(
     backend: str | None = None,
     allow_override: bool = False,
 ) -> OpOverload:
-    """Tell torpor what an op of `torch.library` makes, and how it is taken apart.
+    """Register the types of an op of `torch.library`, or its decomposition, or both.
 
-    `op` is a custom op, an overload, a packet of one overload, or a name: "acme::scale".
+    `op` is a custom op, an overload, a packet with one overload, or a name: "acme::scale".
     `type_rule` takes the op's arguments with a `TensorType` for each tensor and returns the type of
-    what the op makes: one, a list for a list, a tuple of those for several returns. Without it the
-    op's fake kernel tells, or else its lowering.
-    `lowering` takes the op's arguments, does what the op does by other ops, and returns what it
-    returns. Every backend runs these ops instead; with `backend` that one alone does. `WHOLE` in
-    its place lets that backend have the node itself.
+    the result: one, a list for a list, a tuple of those for several results. Without it, types come
+    from the op's fake kernel, or else from its lowering.
+    `lowering` takes the op's arguments, does what the op does using other ops, and returns what it
+    returns. Every backend runs those ops instead, or only `backend` if given. With `WHOLE` instead
+    of a lowering, that backend gets the node itself.
     A second registration for the same backend needs `allow_override`.
     """
     refuse_inside("registers an op")
@@ -147,7 +147,7 @@ def register(
     spec = _registrable(target)
     _check_given(type_rule, lowering, backend)
     known = _registered.get(spec.name)
-    if known is None or known.target is not target:  # not told of, or defined anew since
+    if known is None or known.target is not target:  # not registered, or the op was redefined since
         if known is not None:
             known.take_fake()
         known = Custom(target)
@@ -167,7 +167,7 @@ def register(
 
 
 def define(namespace: str, schemas: Iterable[str]) -> Any:
-    """Define those ops of one's own that are not there yet; they live as long as the result."""
+    """Define ops that do not exist yet; they are removed when the returned library is freed."""
     library = torch.library.Library(namespace, "FRAGMENT")
     known = set(_torch.ops_in(namespace))
     for schema in schemas:
@@ -179,7 +179,7 @@ def define(namespace: str, schemas: Iterable[str]) -> Any:
 def tell_types(
     namespace: str, schemas: Iterable[str], rules: dict[str, TypeRule], where: str
 ) -> None:
-    """Register the type rules of ops of one's own; a call of one that has none names `where`."""
+    """Register the type rules of ops; calling an op without one raises an error naming `where`."""
     for schema in schemas:
         name = schema.partition("(")[0]
         target = find(f"{namespace}::{name}")
@@ -201,7 +201,7 @@ def _missing_rule(name: str, where: str) -> TypeRule:
 
 
 def unregister(op: Any) -> None:
-    """Forget all that was registered for an op."""
+    """Remove all registrations of an op."""
     refuse_inside("unregisters an op")
     target = find(op)
     name = str(target)
@@ -211,7 +211,7 @@ def unregister(op: Any) -> None:
 
 
 def find(op: Any) -> OpOverload:
-    """The one overload that `op` stands for."""
+    """The overload that `op` refers to; raises if it is ambiguous."""
     if isinstance(op, str):
         return _by_name(op)
     if isinstance(op, OpOverload):
@@ -280,7 +280,7 @@ def _with(
     backend: str | None,
     allow_override: bool,
 ) -> Custom:
-    """`known` with more told of it."""
+    """`known` with additional registrations."""
     clash = (type_rule is not None and known.type_rule is not None) or (
         lowering is not None and (backend or "") in known.lowerings
     )
@@ -316,9 +316,9 @@ def _check_backend(backend: str) -> None:
 
 
 def _change(name: str, target: OpOverload, custom: Custom | None) -> None:
-    """Put `custom` in place: what was recorded before is computed first, as it was meant.
+    """Apply a change, after computing everything recorded under the old registration.
 
-    What cannot be computed that way may be the reason for the change; it stays pending.
+    If that fails, perhaps for the very reason of the change, it stays pending.
     """
     for act in _before_change:
         with suppress(Exception):
@@ -329,7 +329,7 @@ def _change(name: str, target: OpOverload, custom: Custom | None) -> None:
     else:
         _registered[name] = custom
         _give_fake(custom)
-        if custom.lowerings:  # a lowering is traced with the numbers themselves
+        if custom.lowerings:  # a lowering is traced with constant numbers
             spec = replace(spec, promotable=False)
     _set_rule(name, custom)
     _torch.set_op_attribute(target, "_torpor_spec", spec)
@@ -342,15 +342,15 @@ def _change(name: str, target: OpOverload, custom: Custom | None) -> None:
 
 
 def lowerings() -> bool:
-    """An op with a lowering is registered."""
+    """Whether any op with a lowering is registered."""
     return any(custom.lowerings for custom in _registered.values())
 
 
 def lowering_of(name: str, backend: str) -> Lowering | None:
-    """How `backend` takes the op apart; None if it does not.
+    """The lowering of an op for `backend`, if any.
 
-    Looked for under the backend's name, under its family's ("dynamo" of "dynamo:eager"), and under
-    that of all.
+    Looked up by the backend's name, by its family ("dynamo" for "dynamo:eager"), and as one for all
+    backends.
     """
     custom = _registered.get(name)
     if custom is None:
@@ -373,7 +373,7 @@ def _set_rule(name: str, custom: Custom | None) -> None:
 
 
 def _give_fake(custom: Custom) -> None:
-    """Let torch know the types too, if nobody told it: its compilers ask fake kernels for them."""
+    """Register a fake kernel if there is none, as torch's compilers need one."""
     custom.take_fake()
     custom.take_fake = _nothing
     if _torch.has_fake(custom.target):
@@ -387,7 +387,7 @@ def _give_fake(custom: Custom) -> None:
 
 
 def _fake_by_lowering(lowering: Lowering, spec: OpSpec) -> Callable[..., Any]:
-    """A fake kernel that makes what a lowering makes."""
+    """A fake kernel that infers types by running a lowering."""
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -411,14 +411,14 @@ ASKS_FOR_NUMBERS: Final = "asks for numbers, which nobody has when a graph is co
 
 
 def lowering_failed(spec: OpSpec, error: BaseException) -> str:
-    """What is said of a lowering that raised `error`."""
+    """The message for a lowering that raised `error`."""
     asks = isinstance(error, _torch.data_dependent_errors())
     what = ASKS_FOR_NUMBERS if asks else f"failed: {type(error).__name__}"
     return f"the lowering of {spec.name} {what}: {error}"
 
 
 def returned_by(spec: OpSpec, result: Any) -> list[Any]:
-    """What a lowering returned, one item for each return of the op; a wrong kind is a TypeError."""
+    """The results of a lowering, one item per return of the op; TypeError if they do not match."""
     results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
     if not isinstance(results, (tuple, list)) or len(results) != len(spec.returns):
         raise TypeError(f"it returned a {type(result).__name__} for {len(spec.returns)} results")
@@ -447,7 +447,7 @@ def _unshared(tensor: Any) -> Any:
 
 
 def _fake_by(rule: TypeRule, spec: OpSpec) -> Callable[..., Any]:
-    """A fake kernel that makes what a type rule says."""
+    """A fake kernel that infers types by a type rule."""
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs)
@@ -468,7 +468,7 @@ def _type_of(arg: Any) -> Any:
 
 
 def _blank(type_: Any, returned: Return, bound: list[Any]) -> Any:
-    """A tensor of that type, without numbers."""
+    """An uninitialized tensor of that type."""
     if type_ is None:
         return None
     if returned.is_list:
@@ -489,7 +489,7 @@ def _by_rule(type_rule: TypeRule) -> type_rules.CustomRule:
 
 
 def _types_by_rule(spec: OpSpec, type_rule: TypeRule, bound: list[Any]) -> list[Any]:
-    """What a type rule says of these arguments, one item for each return, checked."""
+    """The types from a type rule, one item per return, checked."""
     positional, keywords = spec.call_arguments(bound)
     try:
         with running(f"the type rule of {spec.name}"):
@@ -500,7 +500,7 @@ def _types_by_rule(spec: OpSpec, type_rule: TypeRule, bound: list[Any]) -> list[
                 f"the type rule of {spec.name} failed: {error}; a TensorType is made of tuples of "
                 "integers, a torch.dtype and a torch.device"
             ) from error
-        error._torpor_refusal = True  # type: ignore[attr-defined]  # a mark: eager is not asked
+        error._torpor_refusal = True  # type: ignore[attr-defined]  # a mark: do not check with eager
         raise
     return _grouped(spec, result)
 
@@ -520,7 +520,7 @@ _MADE: Final = (ReturnKind.FRESH, ReturnKind.VIEW)
 
 
 def _grouped(spec: OpSpec, result: Any) -> list[Any]:
-    """What a rule gave, one item for each return that is not an argument, checked."""
+    """The results of a rule, one item per return that is not an argument, checked."""
     made = [place for place, r in enumerate(spec.returns) if r.kind in _MADE]
     results = [result] if len(made) == 1 else result if made else []
     if not isinstance(results, (list, tuple)) or len(results) != len(made):
@@ -560,7 +560,7 @@ def _checked(spec: OpSpec, type_: Any, place: int) -> TensorType | None:
 
 
 def _wrong_with(type_: TensorType) -> str:
-    """What no tensor is like; nothing if there are such tensors."""
+    """Why no tensor can have that type; empty if one can."""
     for what, sizes in (
         ("shape", type_.shape), ("stride", type_.stride), ("offset", (type_.offset,)),
     ):  # fmt: skip
@@ -574,13 +574,13 @@ def _wrong_with(type_: TensorType) -> str:
 
 
 def _in_own_memory(type_: TensorType) -> TensorType:
-    """The type of a new tensor that is like one of `type_`, as `torch.empty_like` lays it out."""
+    """The type of `torch.empty_like` for a tensor of `type_`."""
     stride = like_strides(type_.shape, type_.stride)
     return TensorType.of(type_.shape, stride, type_.dtype, type_.device)
 
 
 def _written(spec: OpSpec, bound: list[Any]) -> list[TensorType]:
-    """The types of the arguments an op writes to: they stay what they are."""
+    """The types of the arguments an op writes to, which do not change."""
     found = []
     for position in spec.mutated:
         arg = bound[position]

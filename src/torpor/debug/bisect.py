@@ -1,8 +1,8 @@
 """Finds the first node of a graph at which a backend goes wrong.
 
-All values of the graph are made outputs, and compared in the order of the graph. A compiler may
-then fuse less, and a fault that comes from fusing hides: in that case the graph is cut short, and
-the shortest beginning that is still wrong is found by halving.
+All values of the graph are made outputs and compared, in the order of the graph. That may prevent
+fusion, and so hide a fault that fusion causes: then the graph is truncated, and the shortest prefix
+that is still wrong is found by binary search.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torpor.ops.spec import spec_of
 from torpor.text.printer import print_node
 
 WINDOW_BYTES = 1 << 30
-"""Values that are compared at a time: more of them, and the graph is run once more."""
+"""Bytes of values to compare at a time; beyond that, the graph is run again for the rest."""
 
 
 @dataclass(slots=True)
 class FaultyPart:
-    """A part of a graph that goes wrong by itself, and what it takes."""
+    """A part of a graph that is wrong on its own, with its inputs."""
 
     graph: Graph
     arguments: list[Any]
@@ -37,19 +37,19 @@ class FaultyPart:
 class Fault:
     """The first node at which a backend goes wrong."""
 
-    position: int  # among the nodes of the graph
+    position: int  # of the node in the graph
     length: int  # of the graph
     node: Node
     output: int
     gap: Gap
     trusted: Backend
     suspect: Backend
-    hidden: bool  # not to be seen when all values are outputs: the backend fuses wrongly
-    part: FaultyPart | None  # the smallest part that shows it, if one does
+    hidden: bool  # it vanishes if all values are outputs: the backend's fusion is wrong
+    part: FaultyPart | None  # the smallest part that reproduces it, if any
 
     @property
     def exact(self) -> bool:
-        """Every bit has to agree."""
+        """Whether results must be bit-identical."""
         return self.trusted.exact and self.suspect.exact
 
     @property
@@ -80,7 +80,7 @@ class Fault:
         return f"in {size} nodes together, not in fewer"
 
     def to_json(self) -> dict[str, Any]:
-        """What is known, for programs."""
+        """The fault as data for programs."""
         return {
             "node": self.position,
             "nodes": self.length,
@@ -102,7 +102,7 @@ class Fault:
 def bisect(
     graph: Graph, arguments: Sequence[Any], trusted: Backend, suspect: Backend
 ) -> Fault | None:
-    """The first node at which `suspect` goes wrong on these arguments; None if it does not."""
+    """The first node at which `suspect` goes wrong on these arguments; None if there is none."""
     _refuse_random(graph)
     search = _Search(graph, arguments, trusted, suspect)
     return search.run()
@@ -148,7 +148,7 @@ class _Search:
         )  # fmt: skip
 
     def _first_gap(self, graph: Graph) -> tuple[Value, Gap] | None:
-        """The first output of `graph` (a beginning of the whole) that is wrong."""
+        """The first wrong output of `graph`, a prefix of the whole graph."""
         wanted = [v for v in dict.fromkeys(graph.outputs) if v not in set(graph.inputs)]
         if not wanted:
             return None
@@ -162,7 +162,7 @@ class _Search:
         return None
 
     def _reported(self, value: Value, gap: Gap) -> Gap:
-        """The gap against double precision also where a bit was enough to find it."""
+        """The gap in terms of double precision, even if found by comparing bits."""
         if not self.exact:
             return gap
         expected = self.judge.expected([value], exact=False)[value]
@@ -175,14 +175,14 @@ class _Search:
             part = Graph(self.graph.inputs, self.graph.nodes[: last + 1], window)
             try:
                 found = self._first_gap(part)
-            except CompileError:  # not with so many outputs
+            except CompileError:  # fails with so many outputs
                 return None
             if found is not None:
                 return found
         return None
 
     def _windows(self) -> Iterator[tuple[int, list[Value]]]:
-        """All values in order, as many at a time as memory is meant for; and their last node."""
+        """All values in order, in windows that fit in memory, each with its last node."""
         inputs = set(self.graph.inputs)
         window: list[Value] = []
         size = 0
@@ -197,7 +197,7 @@ class _Search:
             yield len(self.graph.nodes) - 1, window
 
     def _by_halving(self, found: tuple[Value, Gap]) -> tuple[Value, Gap]:
-        """The shortest beginning of the graph that is wrong, and the first that is wrong in it."""
+        """The first wrong value in the shortest prefix of the graph that is wrong."""
         right, wrong = 0, len(self.graph.nodes)
         while wrong - right > 1:
             middle = (right + wrong) // 2
@@ -209,7 +209,7 @@ class _Search:
         return found
 
     def _beginning(self, length: int) -> Graph:
-        """The first nodes, with everything that the rest takes from them as outputs."""
+        """A prefix of the graph, with everything that the rest reads from it as outputs."""
         nodes, rest = self.graph.nodes[:length], self.graph.nodes[length:]
         made = {value for node in nodes for value in node.outputs}
         needed = [value for node in rest for value in node.operands if value in made]
@@ -218,15 +218,15 @@ class _Search:
         outputs = sorted(dict.fromkeys(needed), key=lambda v: (order[v], v.index))
         return Graph(self.graph.inputs, nodes, outputs)
 
-    # -- how little of it ----------------------------------------------------------------------
+    # -- minimization --------------------------------------------------------------------------
 
     def _smallest(self, value: Value) -> FaultyPart | None:
-        """The fewest steps back from a value that still show it to be wrong."""
+        """The smallest set of ancestors of a value that reproduces the fault."""
         depth, size = 0, 0
         while True:
             nodes = ancestors(self.graph, value.node, depth)
             if len(nodes) == size:
-                return None  # all there is, and still right: it takes other nodes beside these
+                return None  # all ancestors, and still right: other nodes are involved
             size = len(nodes)
             part = self._part(nodes, value)
             if part is not None:

@@ -1,4 +1,4 @@
-"""Why graphs were made anew: records of the history, grouped by cause, each with its advice."""
+"""Why new graphs were made: records of the history, grouped by cause, with advice."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ TITLES = {
 
 
 def recompiles(records: Sequence[GraphRecord]) -> list[Finding]:
-    """A finding for each cause of new graphs at lines that had one before."""
+    """A finding for each cause of new graphs at cut sites that had one before."""
     groups: dict[tuple[object, ...], list[tuple[GraphRecord, Difference]]] = {}
     for record, found in _differences(records):
         groups.setdefault(_group(record, found), []).append((record, found))
@@ -80,7 +80,7 @@ def recompiles(records: Sequence[GraphRecord]) -> list[Finding]:
 
 
 def _differences(records: Sequence[GraphRecord]) -> list[tuple[GraphRecord, Difference]]:
-    """How each differs; what is no longer known is taken to be as what came after it there."""
+    """The differences of records; a lost one is assumed to equal the next at its cut site."""
     next_: dict[int, Difference] = {}
     result: list[tuple[GraphRecord, Difference]] = []
     for record in reversed(records):
@@ -111,7 +111,7 @@ def failures(records: Iterable[GraphRecord]) -> list[Finding]:
 
 
 def _group(record: GraphRecord, found: Difference) -> tuple[object, ...]:
-    """What differs in one way at one line, and is cut at one line, is told once."""
+    """Differences of one kind at one line, with one cut site, are reported together."""
     then = found.then.line if found.then else ""
     return id(record.cut_site), found.kind, found.line, found.argument, found.dim, then
 
@@ -134,7 +134,7 @@ def _finding(group: list[tuple[GraphRecord, Difference]], settled: bool) -> Find
 
 
 def _lost(record: GraphRecord) -> float:
-    """Seconds that a warm step would not have taken."""
+    """Seconds that a cache hit would have saved."""
     made = record.record_seconds + record.plan_seconds + record.compile_seconds
     return made + record.interpreted_seconds
 
@@ -144,7 +144,7 @@ def _cause(found: Difference) -> str:
 
 
 def _is_loop(found: Difference) -> bool:
-    """Another size, and for that reason other ops."""
+    """Whether the ops differ because a size does."""
     return found.kind == kinds.SHAPE and found.then is not None
 
 
@@ -212,7 +212,7 @@ def _advice(differences: Sequence[Difference], settled: bool) -> str:
 
 
 def _is_last_batch(differences: Sequence[Difference]) -> bool:
-    """Two sizes in all, the later one smaller, in the first dimension."""
+    """Whether there are two sizes in the first dimension, and the later one is smaller."""
     first = differences[0]
     if first.dim != 0 or len(_values(differences)) > FEW_SIZES:
         return False

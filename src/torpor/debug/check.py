@@ -1,4 +1,4 @@
-"""`torpor.check(backend=...)`: every graph that runs is run on the reference backend too."""
+"""`torpor.check(backend=...)`: runs every graph on the reference backend too, and compares."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _CHOICES: Final = ("raise", "warn")
 
 
 class Check:
-    """A check under way: a context manager.
+    """A context manager that checks runs.
 
-    `faults` holds what was found wrong so far, `graphs` how many runs were compared.
+    `faults` has the differences found so far, `graphs` the number of runs compared.
     """
 
     def __init__(self, backend: str | None, on_difference: str, **options: Any) -> None:
@@ -39,7 +39,7 @@ class Check:
         self.on_difference = on_difference
         self.faults: list[Fault] = []
         self.graphs = 0
-        self.left_out = 0  # runs by the reference backend itself, or with random numbers in them
+        self.left_out = 0  # runs by the reference itself, or with random ops
         self._reference = registry.make("reference")
         self._reported: set[Graph] = set()
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class Check:
         self._before = registry.get_backend(), config.compile_after
         if self.name is not None:
             registry.activate(registry.make(self.name, **self.options))
-        config.compile_after = 0  # the backend itself is to be checked, from the first run on
+        config.compile_after = 0  # compile at the first run, to check the backend
         sync.PLANS.clear()
         WATCHERS.append(self._watch)
         return self
@@ -65,7 +65,7 @@ class Check:
         finally:
             WATCHERS.remove(self._watch)
             backend, config.compile_after = self._before
-            with contextlib.suppress(Exception):  # one error is on its way; this is not the time
+            with contextlib.suppress(Exception):  # an error is being raised already
                 sync.cut()
                 sync.wait()
             registry.activate(backend)
@@ -100,7 +100,7 @@ class Check:
         if self._agree(graph, arguments, got, backend):
             return
         fault = bisect(graph, arguments, self._reference, backend)
-        if fault is None:  # run once more it is right: what differs is not the same every time
+        if fault is None:  # right when run again: the fault is nondeterministic
             fault = self._unsteady(graph, arguments, got, backend)
         self._reported.add(graph)
         self.faults.append(fault)
@@ -124,7 +124,7 @@ class Check:
     def _unsteady(
         self, graph: Graph, arguments: list[Any], got: list[torch.Tensor], backend: Backend
     ) -> Fault:
-        """What is known of a difference that a second run does not show."""
+        """A report of a difference that a second run does not reproduce."""
         judge = Judge(graph, arguments, self._reference)
         expected = judge.expected(graph.outputs, exact=backend.exact)
         value, gap = next(
@@ -140,7 +140,7 @@ class Check:
 
 
 def _copy(given: Any, backend: Backend) -> Any:
-    """What a run is given, for a second run; None if there is nothing."""
+    """A copy of an argument for a second run; None if its graph has failed."""
     if not isinstance(given, BackendData):
         return given
     if given.error is not None:

@@ -1,4 +1,4 @@
-"""`torpor.explain()`: why it compiled, where it waited, and what to change, in plain words."""
+"""`torpor.explain()`: why it compiled, where it waited, and what to change."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ IDLE = "idle"
 
 @dataclass(frozen=True, slots=True)
 class NewGraph:
-    """A graph that was not met before, and why it is one."""
+    """A new graph, and why it is new."""
 
     name: str
     line: str  # the line that cut or read
-    why: str  # in words
+    why: str  # as a sentence
     cause: str  # "first time", or a kind of `text.difference`
     nodes: int
     compiled: bool
-    loaded: bool  # it was on disk, compiled
-    seconds: float  # in the compiler, or to load it
-    hits: int  # how often it was met again
+    loaded: bool  # from the disk cache
+    seconds: float  # to compile or load it
+    hits: int  # later cache hits
     runs: int
     run_seconds: float
 
@@ -46,25 +46,25 @@ class NewGraph:
 class Balance:
     """Where the time goes, in seconds; the two per step are medians.
 
-    The last seven are those of the program's own thread: six parts, each moment in one of them, and
-    the wall clock, which they add up to. Where several threads record, theirs are added.
+    The last seven are times of the program's threads: six disjoint parts, and the wall clock, which
+    they add up to. Several recording threads are added up.
     """
 
     traces: int
-    new_traces: int  # those that recorded ops never met before
-    record: float  # per step, on the program's own thread
-    run: float  # per step, on the device's queue or where it was submitted
-    recording: float  # in all: from the first tensor of a trace to its cut, Python between ops too
+    new_traces: int  # those with cache misses
+    record: float  # per step, on the program's thread
+    run: float  # per step, on the device's queue or on the submitting thread
+    recording: float  # total: from a trace's first leaf to its cut, with the Python in between
     planning: float  # finding or making the plan of a graph
-    compiling: float  # or loading from disk what was compiled
-    running: float  # graphs, on the program's own thread
-    waiting: float  # for numbers that the program read, and for a queue that is full
+    compiling: float  # or loading compiled graphs from disk
+    running: float  # graphs, on the program's thread
+    waiting: float  # for results that the program read, or for a full queue
     outside: float  # while no trace was open
     wall: float
 
     @property
     def verdict(self) -> str:
-        """What holds a step up."""
+        """What limits the speed of a step."""
         if not self.traces and not self.run:
             return IDLE
         if self.compiling > self.recording + self.planning + self.running + self.waiting:
@@ -74,30 +74,30 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What torpor did since the process began or `torpor.metrics.reset()` was called."""
+    """What torpor has done since the process began or `torpor.metrics.reset()` was called."""
 
     balance: Balance
-    findings: tuple[Finding, ...]  # what costs most, first
+    findings: tuple[Finding, ...]  # most expensive first
     graphs: tuple[NewGraph, ...]  # in the order in which they were made
-    forgotten: int  # new graphs that are no longer known
-    places: tuple[str, ...] = ()  # of `enable`: how each runs, and why
+    forgotten: int  # new graphs whose records were dropped
+    places: tuple[str, ...] = ()  # model groups of `enable`: how each runs, and why
     regions: tuple[RegionLine, ...] = ()  # what was captured, and what could not be
-    collectives: tuple[GroupTraffic, ...] = ()  # by process group, and what other ranks say
+    collectives: tuple[GroupTraffic, ...] = ()  # by process group, including other ranks
 
     def __str__(self) -> str:
         return text(self)
 
     def to_json(self) -> str:
-        """The same, for a program."""
+        """The same as JSON."""
         content: dict[str, Any] = asdict(self)
         content["verdict"] = self.balance.verdict
         return json.dumps(content, indent=2)
 
 
 def explain() -> Explanation:
-    """Why graphs were compiled, where the program waited, and what to change; dearest first.
+    """Why graphs were compiled, where the program waited, and what to change.
 
-    The answer prints as text, has fields for a program that asks, and `to_json()`.
+    The result prints as text, has fields for programs, and `to_json()`.
     """
     with TRACE.lock:
         records = HISTORY.since_reset()
@@ -139,6 +139,6 @@ def _balance() -> Balance:
     parts["recording"] = record["total"] + open_
     outside = max(0.0, wall - sum(parts.values()))
     medians = record["p50"], run["p50"] * run["count"] / steps if steps else run["p50"]
-    if STEP.began and not steps:  # a program that never ends its first trace
+    if STEP.began and not steps:  # the first trace was never cut
         steps, medians = 1, (open_, run["total"])
     return Balance(steps, new, *medians, **parts, outside=outside, wall=wall)

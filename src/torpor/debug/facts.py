@@ -1,6 +1,6 @@
-"""What is known of a program besides its numbers: what happened when, what became of each graph.
+"""Facts about a run of a program: timed events, and the statistics of each graph.
 
-The same facts come from a running process and from a record file, which keeps them as JSON.
+They come from the current process or from a record file, which stores them as JSON.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torpor.ir.node import Node
 from torpor.observe.events import EVENTS
 from torpor.observe.history import GraphRecord
 
-Scope = tuple[str, str]  # forward, backward or optimizer; and the module's name
+Scope = tuple[str, str]  # forward, backward or optimizer, and the module's name
 
 MAX_CODE: Final = 4 << 20
-"""Characters of generated code that are kept of one graph."""
+"""The most characters of generated code to store per graph."""
 
 _LONGEST: Final = 1000  # of other texts in a file
 _SEVERAL_LINES: Final = ("code", "failure", "why")
@@ -31,19 +31,19 @@ _MOST_EVENTS: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class EventFact:
-    """One event; `start` in seconds on the clock of its process."""
+    """One event; `start` in seconds on its process's clock."""
 
     kind: str
     start: float
     seconds: float
     name: str = ""
     site: str = ""
-    thread: int = 0  # threads are numbered in the order they are met
+    thread: int = 0  # threads are numbered by first occurrence
 
 
 @dataclass(slots=True)
 class GraphFacts:
-    """What became of one graph."""
+    """Statistics of one graph."""
 
     name: str
     site: str = ""  # the line that cut or read
@@ -55,25 +55,25 @@ class GraphFacts:
     record_seconds: float = 0.0
     interpreted_runs: int = 0
     failure: str = ""
-    why: str = ""  # how it differs from the most similar graph made at the line before
+    why: str = ""  # how it differs from the most similar earlier graph
     backend: str = ""
-    code: str = ""  # what the backend made of it
+    code: str = ""  # the backend's code
     scopes: list[Scope | None] = field(default_factory=list)  # of its nodes
 
 
 @dataclass(slots=True)
 class Facts:
-    """All of it; graphs in the order they were met."""
+    """All events and graphs, in order."""
 
     events: list[EventFact] = field(default_factory=list)
     graphs: list[GraphFacts] = field(default_factory=list)
 
 
-# -- of this process ---------------------------------------------------------------------------
+# -- from this process -------------------------------------------------------------------------
 
 
 def events_since(start: float = 0.0) -> list[EventFact]:
-    """What ended after `start`, a reading of `time.perf_counter`; the earliest first."""
+    """Events that ended after `start`, a reading of `time.perf_counter`, in order."""
     threads: dict[int, int] = {}
     found = [
         EventFact(
@@ -86,12 +86,12 @@ def events_since(start: float = 0.0) -> list[EventFact]:
 
 
 def clock() -> float:
-    """A reading of the clock that events are told by."""
+    """A reading of the clock that events use."""
     return time.perf_counter()
 
 
 def facts_of(record: GraphRecord) -> GraphFacts:
-    """What became of a graph so far, without its code and scopes."""
+    """Statistics of a graph so far, without its code and scopes."""
     difference = record.difference
     return GraphFacts(
         record.name,
@@ -109,7 +109,7 @@ def facts_of(record: GraphRecord) -> GraphFacts:
 
 
 def facts_of_plan(plan: Plan, backend: Backend) -> GraphFacts:
-    """What became of the graph of `plan`, which was made for `backend`."""
+    """Statistics of the graph of `plan`, which was made for `backend`."""
     facts = facts_of(plan.record)
     facts.backend, facts.code = backend.name, code_of(plan)
     facts.scopes = scopes_of(plan.graph.nodes)
@@ -117,24 +117,24 @@ def facts_of_plan(plan: Plan, backend: Backend) -> GraphFacts:
 
 
 def code_of(plan: Plan) -> str:
-    """What the backend, or the one that stands in for it, made of a graph."""
+    """The code of a graph, from the backend that runs it."""
     runner = plan.runner if isinstance(plan.runner, Backend) else plan.runner.reference
     try:
         return str(runner.computation_text(plan.computation))[:MAX_CODE]
-    except Exception as error:  # any backend's own code; a picture is not worth a failing step
+    except Exception as error:  # a display must never make a step fail
         return f"{runner.name} cannot show its code: {type(error).__name__}: {error}"
 
 
 def scopes_of(nodes: Sequence[Node]) -> list[Scope | None]:
-    """The modules that recorded them."""
+    """The modules that recorded these nodes."""
     return [node.scope for node in nodes]
 
 
-# -- in files ----------------------------------------------------------------------------------
+# -- record files ------------------------------------------------------------------------------
 
 
 def to_json(facts: Facts) -> dict[str, Any]:
-    """As record files keep it."""
+    """The facts as stored in record files."""
     events = [[getattr(e, f.name) for f in fields(EventFact)] for e in facts.events]
     return {"events": events, "graphs": [_graph_to_json(graph) for graph in facts.graphs]}
 
@@ -146,7 +146,7 @@ def _graph_to_json(graph: GraphFacts) -> dict[str, Any]:
 
 
 def read_facts(reader: Reader, graphs: Sequence[Graph]) -> Facts:
-    """The facts of a file, every field checked; none if it has none."""
+    """The facts in a file, with every field checked; empty if it has none."""
     if "facts" not in reader.manifest:
         return Facts()
     where = "facts"

@@ -1,7 +1,6 @@
-"""Keeps programs that show what could not be compiled, one file for each failure.
+"""Saves standalone programs that reproduce compile failures, one file per failure.
 
-They lie in `config.failures_dir`, the oldest are removed when there are many, and `failure_program`
-says what is in one.
+They are saved in `config.failures_dir`, up to a limit; `failure_program` describes their contents.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from torpor.text.printer import print_graph
 
 MAX_KEPT: Final = 200
 MAX_BYTES: Final = 256 << 20
-"""Programs that are kept, and how long they may be together; the oldest go first."""
+"""The most programs to keep, and their total size; the oldest are removed first."""
 
 _OURS: Final = re.compile(r"torpor-[\w.-]+-[0-9a-f]{16}\.py")
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
 
 
 def write(failure: CompileFailure) -> Path:
-    """Write the program that shows `failure`; the same failure again has the same file."""
+    """Write a program that reproduces `failure`; equal failures share a file."""
     graph = failure.graph
     graph = graph_at(graph, failure.sizes) if graph.symbols else graph
     where = directory()
@@ -44,7 +43,7 @@ def write(failure: CompileFailure) -> Path:
 
 
 def directory() -> Path:
-    """Where programs are written now."""
+    """The current directory for such programs."""
     if config.failures_dir:
         return Path(config.failures_dir).expanduser().absolute()
     return default_directory().with_name("torpor-failures")
@@ -53,14 +52,14 @@ def directory() -> Path:
 def _name(failure: CompileFailure, graph: Graph) -> str:
     backend = failure.backend
     identity = repr((backend.name, backend.options, reason_of(failure.reason), print_graph(graph)))
-    identity = _ADDRESS.sub("0x", identity)  # where something lies by chance
+    identity = _ADDRESS.sub("0x", identity)  # addresses are arbitrary
     digest = hashlib.sha256(identity.encode(errors="backslashreplace")).hexdigest()
     named = re.sub(r"[^\w.-]", "_", backend.name)[:60]
     return f"torpor-{named}-{digest[:16]}.py"
 
 
 def _trim(where: Path) -> None:
-    """Remove the oldest programs, if there are too many; never the last one."""
+    """Remove the oldest programs, if there are too many; never the newest."""
     found = []
     for path in where.iterdir():
         if _OURS.fullmatch(path.name):

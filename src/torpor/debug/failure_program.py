@@ -1,7 +1,7 @@
-"""The text of a program that shows what a backend could not compile.
+"""The text of a program that reproduces a compile failure.
 
-It holds the graph alone, compiles it on that backend, and ends with status 1 while that fails, 0
-once it is compiled, 2 where it cannot be tried: a backend or an op is not there.
+It contains the graph, compiles it on the backend, and exits with status 1 while that fails, 0 once
+it succeeds, and 2 if it cannot be tried because a backend or an op is missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torpor.ir.types import ScalarType, TensorType
 from torpor.text.printer import print_graph
 
 _OF_TORCH: Final = ("aten", "prim", "prims", "quantized", "torpor")
-"""Namespaces of ops that are there when torpor is."""
+"""Namespaces of ops that torch or torpor defines."""
 
 _LONGEST_TRACEBACK: Final = 60  # lines
 
@@ -119,7 +119,7 @@ if __name__ == "__main__":
 
 
 def program_of(failure: CompileFailure, graph: Graph) -> str:
-    """The program that compiles `graph`, which is the failure's for the sizes it failed at."""
+    """The program that compiles `graph`: the failure's, at the sizes at which it failed."""
     backend = failure.backend
     needs = _Needs(backend, graph)
     chosen = settings()
@@ -128,7 +128,7 @@ def program_of(failure: CompileFailure, graph: Graph) -> str:
         story="\n".join(map(_comment, _story(failure, graph, needs))),
         backend=backend.name,
         options=_options(backend.options),
-        reason=reason_of(failure.reason).splitlines()[0],  # what follows may name other files
+        reason=reason_of(failure.reason).splitlines()[0],  # later lines may name other files
         modules=needs.modules,
         paths=_paths() if needs.modules else [],
         register=_registration(backend, needs),
@@ -142,15 +142,15 @@ def program_of(failure: CompileFailure, graph: Graph) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error by its type and its message."""
+    """An error's type and message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-# -- for who reads it --------------------------------------------------------------------------
+# -- the comment at the top --------------------------------------------------------------------
 
 
 def _comment(line: str) -> str:
-    """A line of a comment, whatever is in it."""
+    """A line as a comment, with unprintable characters escaped."""
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line.expandtabs())
     return f"# {shown}".rstrip()
 
@@ -177,11 +177,11 @@ def _traceback(error: BaseException) -> list[str]:
     return lines if left_out <= 0 else [f"... {left_out} lines ...", *lines[left_out:]]
 
 
-# -- what it is made of ------------------------------------------------------------------------
+# -- the code ----------------------------------------------------------------------------------
 
 
 def _options(options: Mapping[str, Any]) -> str:
-    """Options as Python; those that cannot be written so as a comment."""
+    """Options as Python source; as a comment if they are not literals."""
     lines = []
     for name, option in options.items():
         text = f"    {name!r}: {option!r},"
@@ -211,11 +211,11 @@ def _tensor(type_: TensorType) -> str:
     return text + ", conj=True" * type_.conj + ", neg=True" * type_.neg + ")"
 
 
-# -- what it needs -----------------------------------------------------------------------------
+# -- dependencies ------------------------------------------------------------------------------
 
 
 class _Needs:
-    """The modules that define a backend, and the ops of a graph, that torpor does not bring."""
+    """The modules, besides torpor's, that define the backend and the ops of the graph."""
 
     def __init__(self, backend: Backend, graph: Graph) -> None:
         self.modules: list[str] = []
@@ -253,13 +253,13 @@ class _Needs:
 
 
 def _paths() -> list[str]:
-    """Where this process finds modules that are not installed."""
+    """Where this process imports modules from that are not installed."""
     folders = (os.path.abspath(path) for path in sys.path)
     return [path for path in folders if not path.startswith((sys.prefix, sys.base_prefix))]
 
 
 def _is_installed(name: str) -> bool:
-    """A package brings the backend, wherever it is installed."""
+    """Whether an installed package provides the backend."""
     return any(point.name == name for point in entry_points(group=registry.ENTRY_POINT_GROUP))
 
 
@@ -268,7 +268,7 @@ def _file_of(module: Any) -> str | None:
 
 
 def _registration(backend: Backend, needs: _Needs) -> str:
-    """A statement that registers a backend which nobody registered."""
+    """A statement that registers the backend, if nothing else does."""
     kind = type(backend)
     if needs.factory is not None or kind.__module__ not in needs.modules:
         return ""

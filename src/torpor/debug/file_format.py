@@ -1,14 +1,14 @@
-"""Record files: a container of checked byte blobs and one JSON manifest. Nothing in it is code.
+"""Record files: checksummed binary blobs and a JSON manifest. They contain no code.
 
-    "torpor record 1\\n"                            16 bytes: what it is, and the version
-    blob, blob, ...                                raw bytes, each at a multiple of 64
+    "torpor record 1\\n"                            16 bytes: file type and version
+    blob, blob, ...                                raw bytes, each aligned to 64
     manifest                                       JSON, UTF-8
     offset, length, SHA-256 of the manifest        8 + 8 + 32 bytes, little-endian
-    "the end\\n"                                    8 bytes: nothing was cut off
+    "the end\\n"                                    8 bytes: the file is complete
 
 The manifest lists the blobs (offset, length, SHA-256) and refers to them by number. A reader checks
-every length against the size of the file before it reads, every sum before it believes, and every
-field before it is used; whatever is wrong is a `RecordFileError` that says what and where.
+every length against the file size before reading, every checksum and every field before use;
+problems are reported as `RecordFileError`, with what and where.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MAX_MANIFEST: Final = 256 << 20
 MAX_TEXT: Final = 256 << 20
 _DEEPEST_JSON: Final = 12
 _LARGEST_INT: Final = 1 << 62
-_MANIFEST: Final = object()  # what is looked into unless something else is given
+_MANIFEST: Final = object()  # the default of `within`
 
 
 class Writer:
-    """Writes a record file: blobs as they come, the manifest at the end, the name last of all.
+    """Writes a record file: blobs first, then the manifest, then the rename.
 
-    Until `close` the contents are in a temporary file beside the target, so that a file of that
-    name is always a whole one. Blobs with equal contents are stored once.
+    Until `close` the contents are in a temporary file next to the target, so that the target is
+    always complete. Blobs with equal contents are stored once.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -56,7 +56,7 @@ class Writer:
         self._known: dict[bytes, int] = {}
 
     def add(self, contents: bytes | memoryview) -> int:
-        """Store a blob; its number."""
+        """Store a blob; returns its number."""
         digest = hashlib.sha256(contents).digest()
         number = self._known.get(digest)
         if number is None:
@@ -74,7 +74,7 @@ class Writer:
         self.size += len(contents)
 
     def close(self, manifest: dict[str, Any]) -> None:
-        """Write the manifest and give the file its name."""
+        """Write the manifest and rename the file to its target."""
         whole = {**manifest, "blobs": self.parts}
         text = json.dumps(whole, allow_nan=False, separators=(",", ":")).encode()
         offset, digest = self.size, hashlib.sha256(text).digest()
@@ -84,17 +84,17 @@ class Writer:
         self._file.close()
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(self._temporary, 0o666 & ~umask)  # a temporary file is for its owner alone
+        os.chmod(self._temporary, 0o666 & ~umask)  # temporary files are private to their owner
         os.replace(self._temporary, self.path)
 
     def discard(self) -> None:
-        """Leave no file behind."""
+        """Close without leaving a file."""
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 
 class Reader:
-    """An open record file: its manifest, and its blobs on request."""
+    """An open record file: its manifest, and its blobs on demand."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -136,7 +136,7 @@ class Reader:
         return found
 
     def _read_trailer(self) -> int:
-        """Check both ends of the file; where its last 56 bytes begin."""
+        """Check both ends of the file; returns the position of the trailer (its last 56 bytes)."""
         start = self._file.read(len(MAGIC))
         if start != MAGIC:
             if start.startswith(_FAMILY):
@@ -157,7 +157,7 @@ class Reader:
             self.fail(f"the manifest is {length} bytes long; {MAX_MANIFEST} are allowed")
         if offset < len(MAGIC) or offset + length != self._end:
             self.fail(f"the manifest cannot be {length} bytes at {offset}")
-        self._end = offset  # of the blobs
+        self._end = offset  # of the blobs, from here on
         text = self._at(offset, length, "the manifest")
         if hashlib.sha256(text).digest() != digest:
             self.fail(f"the manifest at {offset} is damaged: its SHA-256 is another")
@@ -192,7 +192,7 @@ class Reader:
     # -- checked access ------------------------------------------------------------------------
 
     def blob(self, number: Any, where: str, length: int | None = None) -> bytes:
-        """A blob, its sum checked; of `length` bytes if that is given."""
+        """A blob, after checking its checksum, and its length if given."""
         offset, size, digest = self._parts[self._number(number, len(self._parts), where)]
         if length is not None and size != length:
             self.fail(f"{where}: blob {number} has {size} bytes where {length} belong")
@@ -202,7 +202,7 @@ class Reader:
         return contents
 
     def text(self, number: Any, where: str) -> str:
-        """A blob that is text."""
+        """A blob as text."""
         place = self._number(number, len(self._parts), where)
         if self._parts[place][1] > MAX_TEXT:
             self.fail(f"{where}: a text of {self._parts[place][1]} bytes is too long")
@@ -212,7 +212,7 @@ class Reader:
             self.fail(f"{where}: blob {number} is not UTF-8")
 
     def json(self, number: Any, where: str) -> Any:
-        """A blob that is JSON, an object."""
+        """A blob as a JSON object."""
         return self._decoded(self.text(number, where).encode())
 
     def _number(self, number: Any, count: int, where: str) -> int:
@@ -222,27 +222,27 @@ class Reader:
         return place
 
     def integer(self, found: Any, where: str) -> int:
-        """`found`, if it is an integer from 0 up."""
+        """`found`, checked to be a nonnegative integer."""
         if type(found) is not int or not 0 <= found < _LARGEST_INT:
             self.fail(f"{where}: expected an integer from 0 up, found {_short(found)}")
         return found
 
     def integers(self, found: Any, where: str, longest: int = 64) -> tuple[int, ...]:
-        """`found`, if it is a short list of integers."""
+        """`found`, checked to be a short list of integers."""
         if not isinstance(found, list) or len(found) > longest:
             self.fail(f"{where}: expected at most {longest} integers, found {_short(found)}")
         return tuple(self.integer(item, where) for item in found)
 
     def index(self, found: Any, among: Sequence[Any], where: str) -> int:
-        """`found`, if it is the number of one of `among`."""
+        """`found`, checked to be an index into `among`."""
         return self._number(found, len(among), where)
 
     def list_of(self, name: str, within: Any = _MANIFEST, where: str = "manifest") -> list[Any]:
-        """The list under `name`."""
+        """The list named `name`."""
         return self.field(name, list, within, where)  # type: ignore[no-any-return]  # checked there
 
     def field(self, name: str, kind: type, within: Any = _MANIFEST, where: str = "manifest") -> Any:
-        """What stands under `name`, if it is a `kind`."""
+        """The field named `name`, checked to be a `kind`."""
         within = self.manifest if within is _MANIFEST else within
         if not isinstance(within, dict):
             self.fail(f"{where}: expected an object, found {_short(within)}")
@@ -262,7 +262,7 @@ _STRING_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL
 
 
 def _depth(text: bytes) -> int:
-    """How deep the lists and objects of a JSON text are nested."""
+    """The nesting depth of lists and objects in a JSON text."""
     deepest = depth = 0
     for found in _STRING_OR_BRACKET.finditer(text):
         mark = found[0]

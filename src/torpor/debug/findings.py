@@ -1,4 +1,4 @@
-"""One thing that costs time: what, whose line, how often, how long, and what to do about it."""
+"""Findings of `explain`: one thing that costs time, with its line, count, seconds and advice."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Finding:
     details: tuple[str, ...] = ()
     count: int = 1
     seconds: float = 0.0
-    over: bool = False  # it cost time, and will not any more
-    branch: str = ""  # the line of a branch on a tensor that came just before
+    over: bool = False  # it cost time in the past, but no longer
+    branch: str = ""  # the line of a branch on a tensor shortly before
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What goes on comes before what is over; what cost more comes first."""
+        """The sort key: ongoing ones first, then by cost."""
         return self.over, -self.seconds

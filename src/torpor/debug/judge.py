@@ -1,10 +1,9 @@
-"""Which of two numbers is wrong: both against the same graph computed in double precision.
+"""Decides whether a result is wrong, by comparison with the same graph in double precision.
 
-One backend is trusted. How far another may be from it is not a matter of taste: the graph is
-computed once more in double precision, and once with every intermediate value off by as much as
-rounding would make it. By what a value moves then, and by what the trusted backend itself is off,
-a right backend may be off as well, and a little more. Between two backends that run eager's kernels
-every bit has to agree.
+One backend is trusted. The tolerance for another is derived, not chosen: the graph is computed in
+double precision, and again with every intermediate value perturbed by as much as rounding would.
+A correct backend may be off by the larger of the resulting change and the trusted backend's own
+error, times a margin. Two backends that run eager's kernels must agree bit for bit.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from torpor.ir.types import ScalarType, TensorType
 from torpor.ops.spec import Mode, spec_of
 from torpor.overrides.storage_ops import window
 
-_FACTOR: Final = 8.0  # times what rounding does
-_ULPS: Final = 16.0  # and units in the last place of the largest number
+_FACTOR: Final = 8.0  # margin on the effect of rounding
+_ULPS: Final = 16.0  # plus units in the last place of the largest magnitude
 _BITCASTS: Final = frozenset(
-    # what they compute depends on the bits of their operands, not on the numbers
+    # ops whose result depends on the bits of operands
     {"aten.view.dtype", "torpor.storage_scatter.default", "aten.nextafter.default"}
 )  # fmt: skip
 
@@ -43,7 +42,7 @@ _BITCASTS: Final = frozenset(
 
 
 def placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on `device`, memory and all: strides, holes and offset stay."""
+    """A copy on `device` of a tensor's whole memory: preserves strides, holes and offset."""
     size = tensor.untyped_storage().nbytes()
     memory = window(tensor, torch.uint8, (size,), (1,), 0).to(device, copy=True)
     return window(
@@ -55,7 +54,7 @@ def placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def run_graph(
     graph: Graph, arguments: Sequence[Any], backend: Backend, name: str = "replayed"
 ) -> list[torch.Tensor]:
-    """What `backend` makes of a graph on tensors and numbers, which it gets copies of."""
+    """Compile and run a graph by `backend`, on copies of tensors and numbers."""
     computation = compile_graph(graph, name, backend, device_of(graph, backend))
     return run_compiled(computation, graph, arguments, backend)
 
@@ -63,7 +62,7 @@ def run_graph(
 def run_compiled(
     computation: Computation, graph: Graph, arguments: Sequence[Any], backend: Backend
 ) -> list[torch.Tensor]:
-    """What a compiled graph makes of tensors and numbers, which it gets copies of."""
+    """Run a compiled graph on copies of tensors and numbers."""
     device = device_of(graph, backend)
     data = [
         _data(argument, value.type, backend, device)
@@ -95,7 +94,7 @@ Compute = Callable[[Node, Mapping[Value, Any], BackendDevice], list[Any]]
 def walk(
     graph: Graph, env: Env, device: BackendDevice, step: Compute, kept: set[Value]
 ) -> Iterator[None]:
-    """Compute a graph node by node into `env`; what nobody needs any more is dropped."""
+    """Compute a graph node by node into `env`, dropping dead values."""
     last = {value: i for i, node in enumerate(graph.nodes) for value in node.operands}
     for position, node in enumerate(graph.nodes):
         env.update(zip(node.outputs, step(node, env, device), strict=True))
@@ -106,7 +105,7 @@ def walk(
 
 
 def _widened(tensor: Any, type_: Any) -> Any:
-    """A floating-point tensor in double precision, laid out as before; anything else as it is."""
+    """A floating-point tensor in double precision, same layout; anything else unchanged."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
     if tensor.is_complex() or tensor.is_floating_point():
@@ -122,9 +121,9 @@ def _narrowed(tensor: Any, type_: Any) -> Any:
 
 
 def wide_node(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> list[Any]:
-    """One node in double precision; in its own where its op depends on bits or has no other."""
+    """A node in double precision; in its own dtype if it depends on bits or has no other kernel."""
     if node.op.name not in _BITCASTS:
-        with contextlib.suppress(Exception):  # no such kernel: then as it was recorded
+        with contextlib.suppress(Exception):  # no such kernel: fall back to the recorded dtype
             return _in_doubles(node, env, device)
     narrow = {operand: _narrowed(env[operand], operand.type) for operand in node.operands}
     outputs = run_node(node, narrow, device)
@@ -155,7 +154,7 @@ def _wide_dtype(arg: Any) -> Any:
 
 
 class _Noise:
-    """Computes nodes in double precision, each result off by what its own dtype would round."""
+    """Computes nodes in double precision, perturbing results by their own dtype's rounding."""
 
     def __init__(self) -> None:
         self.generators: dict[torch.device, torch.Generator] = {}
@@ -184,17 +183,17 @@ def _eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
-# -- judging -----------------------------------------------------------------------------------
+# -- comparing ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How a value differs from what it should be."""
+    """How a value differs from the expected one."""
 
-    off: float  # from double precision
-    trusted_off: float  # what the trusted backend is off by
+    off: float  # distance from double precision
+    trusted_off: float  # the same for the trusted backend
     allowed: float
-    place: tuple[int, ...]  # where it is furthest off
+    place: tuple[int, ...]  # the index with the largest error
     got: Any
     expected: Any
 
@@ -208,13 +207,13 @@ class Gap:
 
 @dataclass(slots=True)
 class Expected:
-    """What a value should be, and how far off it may be."""
+    """The expected value, and the tolerance."""
 
     trusted: torch.Tensor
     best: torch.Tensor  # in double precision
-    noisy: torch.Tensor  # and with rounding made up
+    noisy: torch.Tensor  # and with simulated rounding
     eps: float
-    exact: bool  # every bit has to agree
+    exact: bool  # must be bit-identical
 
     def gap(self, got: torch.Tensor) -> Gap | None:
         """How `got` differs; None if it is right."""
@@ -236,13 +235,13 @@ class Expected:
 
     @property
     def allowed(self) -> float:
-        """What a right value may be off by."""
+        """The largest error of a correct value."""
         other, best, noisy = (wide(t).reshape(-1) for t in (self.trusted, self.best, self.noisy))
         return self._allowed(other, best, noisy) if best.numel() else 0.0
 
     @property
     def trusted_off(self) -> float:
-        """What the trusted backend is off by."""
+        """The error of the trusted backend."""
         distance = _distance(wide(self.trusted), wide(self.best))
         return float(_finite(distance).max().item()) if distance.numel() else 0.0
 
@@ -257,9 +256,9 @@ class Expected:
     def _off(
         self, got: torch.Tensor, other: torch.Tensor, best: torch.Tensor, noisy: torch.Tensor
     ) -> tuple[torch.Tensor, float]:
-        """How far each element is off, and how far it may be."""
+        """The error of each element, and the tolerance."""
         allowed = self._allowed(other, best, noisy)
-        if not self.eps:  # integers and truth values: off, unless rounding could have decided them
+        if not self.eps:  # integers and booleans: wrong, unless rounding could have decided them
             settled = (other == best) & (other == noisy)
             return torch.where(settled, (got - best).abs(), 0.0), 0.0
         odd = ~(got.isfinite() & best.isfinite())
@@ -277,7 +276,7 @@ def _finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _same_odd(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Both not a number, or the same infinity."""
+    """Whether both are NaN, or the same infinity."""
     return (one.isnan() & other.isnan()) | (one == other)
 
 
@@ -290,7 +289,7 @@ def _place(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Judge:
-    """Knows what the values of one graph on given arguments should be."""
+    """Computes the expected values of one graph on given arguments."""
 
     def __init__(self, graph: Graph, arguments: Sequence[Any], trusted: Backend) -> None:
         self.graph = graph
@@ -307,7 +306,7 @@ class Judge:
         return self._evaluate(run_node, self._env(), wanted)
 
     def expected(self, wanted: Sequence[Value], exact: bool) -> dict[Value, Expected]:
-        """What values should be; to the last bit if `exact`, which also saves the doubles."""
+        """The expected values; if `exact`, to the last bit, which needs no double precision."""
         trusted = self.values(wanted)
         if exact:
             return {v: Expected(t, t, t, 0.0, True) for v, t in trusted.items()}

@@ -1,8 +1,8 @@
-"""Record files read back: graphs of private nodes, tensors, and what the file says of a run.
+"""Reads record files: graphs of private nodes, tensors, and the recorded facts of runs.
 
-Reading runs nothing. An op that does more than compute tensors from tensors is refused, and so is
-one that this torch does not have. A graph that is to be run is checked first
-(`torpor.debug.trust`). Text of a file is shown without control characters.
+Reading executes nothing. Ops with effects other than computing tensors from tensors are refused,
+and so are ops that this torch lacks. A graph is checked before it is run (`torpor.debug.trust`).
+Text from a file is shown without control characters.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from torpor.ops.spec import Mode, OpSpec
 from torpor.text import torch_parser as ir_text
 
 NAMESPACES: Final = frozenset({"aten", "torpor"})
-"""Ops of these may be in any file; those of others have to be allowed."""
+"""Namespaces of ops that are always allowed in files; others must be allowed explicitly."""
 
-_EFFECTFUL: Final = frozenset({"from_file"})  # opens, and may make, the file it is told of
+_EFFECTFUL: Final = frozenset({"from_file"})  # opens or creates a file
 _MODES: Final = (Mode.RECORD, Mode.VIEW, Mode.RANDOM)
 _MOST_INPUTS: Final = 1_000_000
 
 
 def available_device(device: torch.device) -> torch.device:
-    """`device` if this machine has it, else the nearest thing."""
+    """`device` if this machine has it, else the closest equivalent."""
     if device.type in ("cpu", "lazy"):
         return device
     if device.type == "cuda" and torch.cuda.is_available():
@@ -57,7 +57,7 @@ def available_device(device: torch.device) -> torch.device:
 
 @dataclass(slots=True)
 class RecordedOutput:
-    """What a file says of one result."""
+    """What a file contains about one result."""
 
     type: TensorType | None  # None: the run failed
     failed: str = ""
@@ -69,7 +69,7 @@ class RecordedOutput:
 
 @dataclass(slots=True)
 class RecordedRun:
-    """One run of one graph, as far as the manifest tells; tensors are read when asked for."""
+    """One run of one graph, from the manifest; tensors are read on demand."""
 
     number: int
     graph: int
@@ -77,7 +77,7 @@ class RecordedRun:
     options: dict[str, str]
     device: str
     interpreted: bool
-    exact: bool  # it ran on a backend with eager's kernels
+    exact: bool  # whether it ran on a backend with eager's kernels
     entry: dict[str, Any]
 
     @property
@@ -86,7 +86,7 @@ class RecordedRun:
 
 
 class Record:
-    """A record file, open."""
+    """An open record file."""
 
     def __init__(
         self, path: str | os.PathLike[str], allow: Collection[str] = (), trust: bool = False
@@ -122,7 +122,7 @@ class Record:
         self.rank, self.groups = self._ranks()
 
     def _ranks(self) -> tuple[int | None, dict[str, tuple[int, ...]]]:
-        """Which of several ranks wrote it, and who was in its groups."""
+        """The rank that wrote it, if one of several, and the members of its groups."""
         reader, where = self.reader, "ranks"
         if where not in reader.manifest:
             return None, {}
@@ -135,7 +135,7 @@ class Record:
         return rank, members
 
     def _settings(self) -> dict[str, Any]:
-        """Switches of torch, each one that torch has."""
+        """Settings of torch, checked to be valid."""
         reader, where = self.reader, "settings"
         found = reader.field("settings", dict)
         choices = {
@@ -174,7 +174,7 @@ class Record:
     # -- graphs --------------------------------------------------------------------------------
 
     def graph(self, run: RecordedRun) -> Graph:
-        """The graph of a run, on devices this machine has, with the lines that recorded it."""
+        """The graph of a run, on devices of this machine, with its source lines."""
         graph, sites = self._graph(run.graph)
         try:
             check_graph(graph, self.trust)
@@ -183,11 +183,11 @@ class Record:
         return moved(graph, available_device, sites)
 
     def graphs(self) -> list[Graph]:
-        """Every graph of the file as it was recorded, for tools that run nothing."""
+        """Every graph in the file as recorded, for tools that run nothing."""
         found = [self._graph(number) for number in range(len(self._graphs))]
         for graph, sites in found:
             for node, site in zip(graph.nodes, sites, strict=True):
-                node.site = site  # the nodes of a file are nobody else's
+                node.site = site  # nodes from a file are not shared
         return [graph for graph, _ in found]
 
     def _graph(self, number: int) -> tuple[Graph, list[str | None]]:
@@ -236,10 +236,10 @@ class Record:
             reader.fail(f"{where}: {len(places)} for {len(graph.nodes)} nodes")
         return [None if p is None else lines[reader.index(p, lines, where)] for p in places]
 
-    # -- numbers -------------------------------------------------------------------------------
+    # -- data ----------------------------------------------------------------------------------
 
     def arguments(self, run: RecordedRun, graph: Graph, made_up: bool = False) -> list[Any]:
-        """CPU tensors and numbers that a run takes; made up from statistics if asked to be."""
+        """The arguments of a run: CPU tensors and numbers, optionally `made_up` from statistics."""
         entries = run.entry["inputs"]
         if len(entries) != len(graph.inputs):
             self.reader.fail(
@@ -289,7 +289,7 @@ class Record:
             self.reader.fail(f"{where}: no tensor of {type_!r} can be made: {error}")
 
     def outputs(self, run: RecordedRun, graph: Graph) -> list[RecordedOutput]:
-        """What the file says of the results of a run; nothing if it never ended."""
+        """What the file contains about the results of a run; empty if it never completed."""
         entries = run.entry["outputs"]
         if not entries:
             return []
@@ -322,7 +322,7 @@ class Record:
         return from_bytes(self.reader.blob(number, f"{where}: probes", byte_length(made)), made)
 
     def result(self, run: RecordedRun, output: RecordedOutput, number: int) -> torch.Tensor | None:
-        """The recorded result itself, if the file has it."""
+        """The recorded result itself, if the file contains it."""
         if output.blob is None or output.type is None:
             return None
         where = f"{run.where}: result {number}"
@@ -337,8 +337,8 @@ def _facts(tensor: torch.Tensor) -> dict[str, float]:
 def open_record(
     path: str | os.PathLike[str], allow: Collection[str] = (), trust: bool = False
 ) -> Record:
-    """Open a record file; `RecordFileError` says what is wrong with one that is not whole.
+    """Open a record file; raises `RecordFileError` if it is damaged.
 
-    With `trust` its graphs may hold ops that do not check what they are given.
+    With `trust` its graphs may contain ops that do not validate their arguments.
     """
     return Record(path, allow, trust)

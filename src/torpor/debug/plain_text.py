@@ -1,17 +1,17 @@
-"""Text of strangers on a terminal: what is not printable is shown as an escape, never obeyed."""
+"""Untrusted text for terminals: unprintable characters are escaped, so that none take effect."""
 
 from __future__ import annotations
 
 
 def one_line(text: str) -> str:
-    """`text` with every control character, line ends too, as Python would write it."""
+    """`text` with control characters, including line breaks, escaped like in Python."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
 def printable(text: str) -> str:
-    """`text` with every control character but ends of lines as Python would write it."""
+    """`text` with control characters, except line breaks, escaped like in Python."""
     return "\n".join(map(one_line, text.replace("\t", "    ").split("\n")))
 
 

@@ -1,4 +1,4 @@
-"""Who waited for whom: the part of `torpor.explain()` on collectives."""
+"""Stragglers: the part of `torpor.explain()` on collectives."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torpor.errors import TorporError
 from torpor.observe.traffic import TRAFFIC
 
 HELD_UP: Final = 0.05
-"""The part of its time that the others wait for a rank which is called a straggler."""
+"""The fraction of time for which others wait for a rank that counts as a straggler."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankTraffic:
-    """All collectives of one rank, as far as it has said."""
+    """All collectives of one rank, as last reported by it."""
 
     rank: int
     count: int
@@ -31,8 +31,8 @@ class GroupTraffic:
     """Collectives of one process group."""
 
     group: str
-    rank: int  # this one's, in the group
-    ops: tuple[tuple[str, int, int, float], ...]  # op, how often, bytes, seconds: of this rank
+    rank: int  # this process's rank in the group
+    ops: tuple[tuple[str, int, int, float], ...]  # op, count, bytes, seconds of this rank
     ranks: tuple[RankTraffic, ...]
     straggler: int | None  # the rank that the others wait for
 
@@ -49,7 +49,7 @@ class GroupTraffic:
 
 
 def straggler_of(ranks: tuple[RankTraffic, ...], seconds: float) -> int | None:
-    """The rank that waits least, if the others wait for it; they ran for so many seconds."""
+    """The rank that waits least, if others wait for it; `seconds` is the length of the run."""
     if len(ranks) < 2:
         return None
     least, *others = sorted(ranks, key=lambda one: one.waited)
@@ -59,7 +59,7 @@ def straggler_of(ranks: tuple[RankTraffic, ...], seconds: float) -> int | None:
 
 
 def traffic(seconds: float) -> tuple[GroupTraffic, ...]:
-    """Of each group this rank has run collectives in, within so many seconds."""
+    """Traffic of each group in which this rank ran collectives, in a run of that length."""
     found = []
     for group, by_op in list(TRAFFIC.items()):
         ops = tuple((op, t.count, t.bytes, t.waited) for op, t in sorted(by_op.items()))
@@ -69,7 +69,7 @@ def traffic(seconds: float) -> tuple[GroupTraffic, ...]:
 
 
 def _ranks(group: str) -> tuple[int, tuple[RankTraffic, ...]]:
-    """This rank, and what all have said; nobody is waited for."""
+    """This rank, and the last reports of all ranks; does not wait for any."""
     try:
         stream = stream_of(group) if _torch.is_distributed() else None
         known = {} if stream is None else stream.traffic_of_ranks()

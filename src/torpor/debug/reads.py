@@ -1,4 +1,4 @@
-"""Where the program waited for numbers, and where ops were not recorded: by line."""
+"""Findings on where the program waited for results, and where ops were not recorded, by line."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ OTHER_ADVICE = "Read it after the step has been cut, or less often."
 
 
 def syncs() -> list[Finding]:
-    """A finding for each line that waited for numbers."""
+    """A finding for each line that waited for a result."""
     fallback_lines = {line for name in _fallback_names() for line in metrics.lines(name)}
     found = [_sync(line, asked) for line, asked in _waits().items()]
     return [one for one in found if one.line not in fallback_lines or _reasons(one.line)]
 
 
 def _waits() -> dict[str, str]:
-    """Every line that waited, and what Python asked for there ("" where it was no conversion)."""
+    """Every line that waited, with the Python conversion it was for ("" if none)."""
     waits: dict[str, str] = {}
     for name in metrics.line_names():
         if name == "Wait" or name.startswith("Wait::"):
@@ -70,7 +70,7 @@ def _sync(line: str, asked: str) -> Finding:
 
 
 def _reasons(line: str) -> list[str]:
-    """The syncs that a line counted."""
+    """The syncs counted at a line."""
     return [
         name.removeprefix("Sync::")
         for name in metrics.line_names()
@@ -79,7 +79,7 @@ def _reasons(line: str) -> list[str]:
 
 
 def fallbacks() -> list[Finding]:
-    """A finding for each op and line that eager ran, because no node could be made of it."""
+    """A finding for each op and line that eager ran because it could not be recorded."""
     found = []
     seconds = metrics.line_seconds("FallbackTime")
     for name in _fallback_names():
@@ -92,7 +92,7 @@ def fallbacks() -> list[Finding]:
 
 
 def _fallback_names() -> Iterable[str]:
-    """`aten::op`: what eager runs is counted under the op's own name, with the line."""
+    """`aten::op`: fallbacks are counted under the op's own name, by line."""
     other = ("Sync::", "Wait::", "fallback::", "decomposed::")
     return [n for n in metrics.line_names() if "::" in n and not n.startswith(other)]
 
@@ -114,7 +114,7 @@ def _times(count: int) -> str:
 
 
 def with_branches(reads: list[Finding], compiles: list[Finding]) -> list[Finding]:
-    """All of them; what a branch on a tensor made compile is told with that branch."""
+    """All findings; recompiles caused by a branch on a tensor are merged into the branch's."""
     by_line = {one.line: one for one in reads if one.cause == BRANCH_ON_TENSOR}
     rest = []
     for one in compiles:

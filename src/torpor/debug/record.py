@@ -1,11 +1,11 @@
-"""`torpor.record(path)`: every graph that runs, with the numbers it runs on, in one file.
+"""`torpor.record(path)`: saves every graph that runs, with its input data, to one file.
 
     with torpor.record("step.torpor"):
         loss = step(batch)
 
-The file holds, for each run, the graph as text, the user's lines, the contents of its leaves (or
-their statistics), its run-time numbers, and checksums and probes of its results; for the whole, the
-versions of everything and the state of the random generators at the start. See `file_format`.
+For each run, the file contains the graph as text, the user's lines, the contents of its leaves (or
+their statistics), its run-time numbers, and checksums and probes of its results; besides those, the
+versions of everything and the initial state of the random generators. See `file_format`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ VERSION: Final = 1
 
 
 class RecordingSession:
-    """A recording under way: a context manager, or `start` and `stop` by hand.
+    """A recording: a context manager, or `start` and `stop` explicitly.
 
-    Work that is pending when it starts is finished first, and what is pending when it stops is
-    run, so that the file holds what was recorded in between. Of several ranks each writes a file of
-    its own, with `.rank0` and so on at its end.
+    Pending work is finished when it starts, and run when it stops, so that the file contains what
+    was recorded in between. Each of several ranks writes its own file, with the suffix `.rank0` and
+    so on.
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class RecordingSession:
         self.results = results
         self.max_bytes = max_bytes
         self.runs: list[dict[str, Any]] = []
-        self.left_out = 0  # runs for which there was no room
-        self.error: BaseException | None = None  # the first of the recording itself
-        self.ranks: dict[str, Any] = {}  # which one this is, and who is in its groups
-        self._graphs: dict[Graph, int] = {}  # keeps them alive, and with them their identity
+        self.left_out = 0  # runs skipped because of `max_bytes`
+        self.error: BaseException | None = None  # the first error of the recording itself
+        self.ranks: dict[str, Any] = {}  # this rank, and the members of its groups
+        self._graphs: dict[Graph, int] = {}  # keeps the graphs alive, and so their identity
         self._entries: list[dict[str, int]] = []
-        self._plans: list[tuple[Plan, Backend]] = []  # the last of each graph
+        self._plans: list[tuple[Plan, Backend]] = []  # the last plan of each graph
         self._began = 0.0
         self._lock = threading.Lock()
         self._writer: Writer | None = None
         self._start: dict[str, Any] = {}
 
     def start(self) -> RecordingSession:
-        """Begin: graphs that are submitted from now on are recorded."""
+        """Start: graphs submitted from now on are recorded."""
         if self._writer is not None:
             raise RuntimeError("this recording was started before")
         sync.cut()
@@ -103,7 +103,7 @@ class RecordingSession:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.stop()
-        else:  # the error that ends the body is the one to tell; the file is written all the same
+        else:  # report the body's error; the file is still written
             with contextlib.suppress(Exception):
                 self.stop()
 
@@ -121,7 +121,7 @@ class RecordingSession:
             raise RuntimeError("this recording was not started")
         return self._writer
 
-    # -- what is known of the whole ------------------------------------------------------------
+    # -- the whole recording -------------------------------------------------------------------
 
     def _manifest(self, writer: Writer) -> dict[str, Any]:
         return {
@@ -138,7 +138,7 @@ class RecordingSession:
         }
 
     def _facts(self, writer: Writer) -> dict[str, int]:
-        """What `torpor view` shows besides; a file without it can be replayed all the same."""
+        """Additional data for `torpor view`; replaying a file does not need it."""
         try:
             facts = Facts(events_since(self._began), [facts_of_plan(*plan) for plan in self._plans])
             return {"facts": writer.add(json.dumps(to_json(facts), allow_nan=False).encode())}
@@ -161,7 +161,7 @@ class RecordingSession:
     # -- one run -------------------------------------------------------------------------------
 
     def _watch(self, run: Run) -> After | None:
-        """Note what is known before a run; an error here is the recording's, not the step's."""
+        """Record the start of a run; errors here must not fail the step."""
         with self._lock:
             try:
                 return self._before(run)
@@ -200,7 +200,7 @@ class RecordingSession:
         return after
 
     def _size(self, run: Run) -> int:
-        """Bytes that a run may add to the file."""
+        """The bytes that a run may add to the file."""
         if not self.data:
             return 0
         return sum(a.type.nbytes for a in run.arguments if isinstance(a, BackendData))
@@ -247,7 +247,7 @@ class RecordingSession:
 
 
 def _lines(graph: Graph) -> dict[str, Any]:
-    """The user's lines, each once, and for every node the number of its own."""
+    """The distinct user lines, and for every node the index of its line."""
     numbers: dict[str, int] = {}
     places = [
         None if node.site is None else numbers.setdefault(str(node.site), len(numbers))
@@ -257,7 +257,7 @@ def _lines(graph: Graph) -> dict[str, Any]:
 
 
 def settings() -> dict[str, Any]:
-    """Switches of torch that change numbers."""
+    """Settings of torch that affect results."""
     return {
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "matmul_precision": torch.get_float32_matmul_precision(),
@@ -267,7 +267,7 @@ def settings() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of all that may matter to a number."""
+    """Versions of everything that may affect results."""
     found = {
         "torpor": __version__,
         "torch": str(torch.__version__),

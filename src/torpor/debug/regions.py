@@ -1,4 +1,4 @@
-"""What was captured, and what was not: the part of `torpor.explain()` on regions."""
+"""Captured regions: the part of `torpor.explain()` on what was captured, and what was not."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class RegionLine:
     """Graphs captured at one line, or the reason why none was."""
 
     line: str
-    graphs: int  # forward and backward, each time they were captured
-    lookups: int = 0  # calls like one before
-    misses: int = 0  # calls that were recorded op by op, and remembered
-    seconds: float = 0.0  # that those took
+    graphs: int  # forward and backward, over all captures
+    lookups: int = 0  # cache hits
+    misses: int = 0  # cache misses, recorded op by op
+    seconds: float = 0.0  # spent on those
     why_not: str = ""
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class RegionLine:
 
 
 def regions() -> list[RegionLine]:
-    """All lines of the program that were captured, then those that could not be."""
+    """All lines that were captured, then those that could not be."""
     found, missed = metrics.lines("RegionLookups"), metrics.lines("RegionMisses")
     seconds = metrics.line_seconds("RegionMisses")
     captured = [

@@ -1,4 +1,4 @@
-"""`torpor.replay(path)`: run what a record file holds, on any backend, and compare the numbers."""
+"""`torpor.replay(path)`: runs the contents of a record file on any backend, and compares."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ SAME, CLOSE, DIFFERENT, UNKNOWN = "same bits", "close", "different", "not compar
 Advance = Callable[[str], None]
 
 MOST_BYTES: Final = 1 << 36
-"""That a run may need where nobody knows how many are free."""
+"""The memory limit of a run if the free memory is unknown."""
 
 _OF_THE_BITS: Final = ("torch", "machine", "platform", "gpu")
-"""Versions that have to agree before the bits of eager's kernels do."""
+"""Versions that must be equal for eager's kernels to be bit-identical."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one result compares with what it should be."""
+    """How one result compares with the expected one."""
 
     kind: str
     detail: str = ""
@@ -48,14 +48,14 @@ class Verdict:
 
 @dataclass(slots=True)
 class Replayed:
-    """One run, replayed."""
+    """One replayed run."""
 
     number: int
     graph: Graph
     verdicts: list[Verdict]
     results: list[torch.Tensor]
     seconds: float
-    against: str  # what the results were compared with
+    against: str  # the baseline of the comparison
 
     @property
     def kind(self) -> str:
@@ -75,7 +75,7 @@ class Replayed:
         return text + "".join(wrong)
 
     def to_json(self) -> dict[str, Any]:
-        """What is known, for programs."""
+        """The run as data for programs."""
         return {
             "run": self.number,
             "nodes": len(self.graph),
@@ -88,7 +88,7 @@ class Replayed:
 
 @dataclass(slots=True)
 class Replay:
-    """A record file, replayed."""
+    """A replayed record file."""
 
     path: str
     backend: str
@@ -98,7 +98,7 @@ class Replay:
 
     @property
     def ok(self) -> bool:
-        """No result differs from what it should be."""
+        """Whether no result differs from the expected one."""
         return all(run.kind != DIFFERENT for run in self.runs)
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class Replay:
         return "\n".join([head, *(f"  {note}" for note in self.notes), *map(str, self.runs)])
 
     def to_json(self) -> dict[str, Any]:
-        """What is known, for programs."""
+        """The replay as data for programs."""
         return {
             "file": self.path,
             "backend": self.backend,
@@ -121,7 +121,7 @@ class Replay:
 
 
 def backend_named(name: str) -> Backend:
-    """A backend by name, or `package.module:factory`; never a name from a file."""
+    """A backend by name or as `package.module:factory`; the name must not come from a file."""
     module, colon, factory = name.partition(":")
     known = registry.backends()
     if colon and name not in known and f"{module}:NAME" not in known:
@@ -133,13 +133,13 @@ def backend_named(name: str) -> Backend:
 
 
 def run_text(text: str, arguments: Sequence[Any], backend: str) -> list[torch.Tensor]:
-    """What a backend makes of a graph in text form: what reproductions call."""
+    """Run a graph in text form on a backend; called by reproduction scripts."""
     with _torch.without_modes():
         return run_graph(ir_text.parse(text), arguments, backend_named(backend))
 
 
 def recorded_backend(runs: Sequence[RecordedRun], notes: list[str]) -> str:
-    """The backend that made the file, if it is one of this installation's; else the active one."""
+    """The backend that made the file, if installed here; else the active one."""
     if not runs:
         return "reference"
     run = runs[0]
@@ -161,7 +161,7 @@ def replay_record(
     data: bool = True,
     advance: Advance | None = None,
 ) -> Replay:
-    """Run some of the graphs of an open record file; `advance` is called after each."""
+    """Replay some runs of an open record file; `advance` is called after each."""
     notes: list[str] = []
     name = backend or recorded_backend(runs, notes)
     report = Replay(str(record.reader.path), name, record.versions, notes)
@@ -177,7 +177,7 @@ def replay_record(
 
 @contextmanager
 def as_recorded(record: Record) -> Iterator[None]:
-    """Run the body with torch set as it was, no modes, and generators that nobody else uses."""
+    """Restore torch's recorded settings in the body, without modes, and with forked generators."""
     before, there = settings(), record.settings
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with _torch.without_modes(), torch.random.fork_rng(gpus):
@@ -207,7 +207,7 @@ def chosen(record: Record, graph: int | None) -> list[RecordedRun]:
 
 
 def notes_on(record: Record, runs: Sequence[RecordedRun], data: bool) -> list[str]:
-    """What is to be known of a replay besides its verdicts."""
+    """Caveats about a replay."""
     notes = []
     here = versions()
     other = [
@@ -252,7 +252,7 @@ def compared(
     results: Sequence[torch.Tensor],
     outputs: Sequence[RecordedOutput],
 ) -> list[Verdict]:
-    """How results compare with those that were recorded, if there are some."""
+    """How results compare with the recorded ones, if there are any."""
     exact = _bits_must_agree(record, run, backend)
     return [
         _compared(result, output, record.result(run, output, i), exact)
@@ -263,7 +263,7 @@ def compared(
 def failed(
     run: RecordedRun, graph: Graph, outputs: Sequence[RecordedOutput], error: Exception
 ) -> Replayed:
-    """A run that raised: as it did when it was recorded, or otherwise than then."""
+    """The report of a run that raised, compared with whether it did when recorded."""
     before = next((output.failed for output in outputs if output.type is None), "")
     text = f"{type(error).__name__}: {error}"
     verdict = Verdict(UNKNOWN if before else DIFFERENT, text)
@@ -276,7 +276,7 @@ def _worse(recorded: Verdict, judged: Verdict) -> Verdict:
 
 
 def prepared(record: Record, run: RecordedRun, data: bool) -> tuple[Graph, list[Any]]:
-    """The graph of a run and its arguments; refused if it cannot fit in memory."""
+    """The graph of a run and its arguments; raises if they would not fit in memory."""
     graph = record.graph(run)
     backend = registry.make("reference")
     free = free_bytes(backend, device_of(graph, backend))
@@ -292,12 +292,12 @@ def prepared(record: Record, run: RecordedRun, data: bool) -> tuple[Graph, list[
 
 
 def _expanded(type_: Any) -> int:
-    """The bytes of an input once its numbers stand side by side, as comparing lets them."""
+    """The bytes of an input when expanded, as comparing it may do."""
     return type_.numel * type_.dtype.itemsize if isinstance(type_, TensorType) else 0
 
 
 def _bits_must_agree(record: Record, run: RecordedRun, backend: Backend) -> bool:
-    """Both runs were by eager's kernels, of the same torch on the same kind of machine."""
+    """Whether both runs used eager's kernels, of the same torch on the same kind of machine."""
     here = versions()
     alike = all(record.versions.get(name) == here.get(name) for name in _OF_THE_BITS)
     return alike and backend.exact and (run.interpreted or run.exact)
@@ -320,7 +320,7 @@ def _compared(
 
 
 def _far(got: torch.Tensor, output: RecordedOutput, recorded: torch.Tensor | None) -> str:
-    """In what way a result is further from the recorded one than its dtype excuses; or nothing."""
+    """How a result differs from the recorded one beyond the tolerance; empty if it does not."""
     if got.dtype not in TOLERANCES:
         return f"{got.dtype} must be equal; {_statistics_text(got, output)}"
     relative, absolute = TOLERANCES[got.dtype]
@@ -360,7 +360,7 @@ def _statistics_text(got: torch.Tensor, output: RecordedOutput) -> str:
 def _judged(
     graph: Graph, arguments: list[Any], results: list[torch.Tensor], backend: Backend
 ) -> list[Verdict]:
-    """Results against the reference's, where none were recorded for these numbers."""
+    """Compare results with the reference's, as none were recorded for these inputs."""
     node = drawing(graph)
     if node is not None:
         return [Verdict(UNKNOWN, f"{node.op.name} draws random numbers")] * len(results)

@@ -1,7 +1,7 @@
-"""Record files of several ranks, replayed together in one process: a thread plays each rank.
+"""Replays the record files of several ranks together in one process, one thread per rank.
 
-Their collectives run on gloo, in groups of these threads, so that sums over ranks are those of a
-gloo run to the last bit. Before anything runs, the ranks' sequences of collectives are compared.
+Their collectives run on gloo, in groups of these threads, so that reductions are bit-identical to a
+gloo run. Before anything runs, the ranks' sequences of collectives are compared.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from torpor.distributed.ops import RUNNING, collectives_in, forget
 from torpor.errors import DivergenceError, RecordFileError
 
 SECONDS: Any = 60.0
-"""That one rank waits for the others."""
+"""How long one rank waits for the others."""
 
 
 def replay_ranks(
     records: Sequence[Record], backend: str | None = None, advance: Advance | None = None
 ) -> list[Replay]:
-    """Run what each rank recorded, all together, and compare the results with the recorded ones."""
+    """Run what each rank recorded, all together, and compare with the recorded results."""
     ranks = _in_order(records)
     _compare_sequences(ranks)
     reports = []
@@ -60,7 +60,7 @@ def replay_ranks(
 
 
 def _in_order(records: Sequence[Record]) -> list[Record]:
-    """The files by rank, if they are of the same ranks and none is missing."""
+    """The files by rank; raises if they are of different jobs, or some are missing."""
     by_rank: dict[int, Record] = {}
     for record in records:
         if record.rank is None or not record.has_data:
@@ -80,7 +80,7 @@ def _refused(record: Record, why: str) -> RecordFileError:
 
 
 def _compare_sequences(records: Sequence[Record]) -> None:
-    """Raise where ranks of one group have run other collectives."""
+    """Raise if ranks in one group ran different collectives."""
     first: dict[tuple[int, ...], tuple[int, list[Entry]]] = {}
     for record in records:
         sequences: dict[str, list[Entry]] = {}
@@ -94,7 +94,7 @@ def _compare_sequences(records: Sequence[Record]) -> None:
 
 
 def compare(theirs: list[Entry], first: int, mine: list[Entry], rank: int) -> None:
-    """Raise where two ranks' sequences of collectives differ first."""
+    """Raise at the first difference between two ranks' sequences of collectives."""
     nothing = ("nothing", "the end of its record")
     for place in range(max(len(theirs), len(mine))):
         a = theirs[place] if place < len(theirs) else nothing

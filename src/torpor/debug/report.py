@@ -1,4 +1,4 @@
-"""An explanation as text."""
+"""Formats an explanation as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERDICTS = {
 
 
 def text(explanation: Explanation) -> str:
-    """All of it, for a person."""
+    """The whole explanation as text."""
     lines = [*_head(explanation), ""]
     if explanation.findings:
         lines.append("What costs time, most first:")
@@ -73,7 +73,7 @@ _PARTS = {
 
 
 def _parts(balance: Balance) -> str:
-    """What the wall clock is made of; the largest first."""
+    """The parts of the wall clock, largest first."""
     spent = {words: getattr(balance, name) for name, words in _PARTS.items()}
     shown = [
         f"{words} {time_(seconds)} ({seconds / balance.wall:.0%})"
@@ -116,7 +116,7 @@ def _what_was_done(graph: NewGraph) -> str:
 
 
 def time_(seconds: float) -> str:
-    """A time with three digits, or so."""
+    """A time with about three digits."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,7 +1,7 @@
-"""Writes a Python program that shows a wrong node by itself: no record file, no model.
+"""Writes a standalone Python program that reproduces a wrong node, without record file or model.
 
-What the backend should compute is written out in plain torch calls; what it does compute is asked
-for through torpor. The program ends with status 1 while the backend is wrong, 0 once it is right.
+The expected result is computed by plain torch calls, the actual one through torpor. The program
+exits with status 1 while the backend is wrong, 0 once it is right.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torpor.ops.spec import OpSpec, ReturnKind, spec_of
 from torpor.text.printer import print_graph
 
 LARGEST_INSIDE: Final = 4 << 20
-"""Bytes of data that are written into the program itself; more go to a file beside it."""
+"""Bytes of data to embed in the program; more goes to a file next to it."""
 
 _TEMPLATE: Final = '''\
 """{title}
@@ -115,7 +115,7 @@ if __name__ == "__main__":
 
 
 def write_reproduction(fault: Fault, path: Path) -> bool:
-    """Write the program for what was found; False if no part of the graph shows it alone."""
+    """Write a program that reproduces a fault; False if no part of the graph does on its own."""
     if fault.part is None:
         return False
     path.write_text(_program(fault, fault.part, path), encoding="utf-8")
@@ -139,7 +139,7 @@ def _program(fault: Fault, part: FaultyPart, path: Path) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text as it stands between triple quotes."""
+    """Text escaped for triple quotes."""
     return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
 
 
@@ -180,7 +180,7 @@ def _data(contents: bytes, path: Path) -> str:
     return "DATA = zlib.decompress(base64.b64decode(\n" + "\n".join(lines) + "\n))\n"
 
 
-# -- what is right -----------------------------------------------------------------------------
+# -- the expected result -----------------------------------------------------------------------
 
 
 def _through_torpor(trusted: str) -> str:
@@ -192,7 +192,7 @@ def _through_torpor(trusted: str) -> str:
 
 
 def _plain_torch(part: FaultyPart, trusted: Backend) -> str:
-    """A function of plain torch calls, one line a node."""
+    """A function of plain torch calls, one line per node."""
     graph = part.graph
     names = {value: f"x{i}" for i, value in enumerate(graph.inputs)}
     lines = [f"def right({', '.join(names.values())}):"]
@@ -224,7 +224,7 @@ def _with_layout(node: Node, outputs: list[Any]) -> list[Any]:
 
 
 def _strides(node: Node, outputs: list[Any], names: dict[Value, str]) -> Iterator[str]:
-    """Lines that give outputs the strides that were promised, where eager has others."""
+    """Lines that give outputs the recorded strides, where eager's differ."""
     for value, output in zip(node.outputs, outputs, strict=True):
         type_ = value.type
         if not isinstance(type_, TensorType) or output.numel() < 2:
@@ -236,7 +236,7 @@ def _strides(node: Node, outputs: list[Any], names: dict[Value, str]) -> Iterato
 def _node_lines(
     node: Node, spec: OpSpec, names: dict[Value, str], device: BackendDevice
 ) -> Iterator[str]:
-    """One call, and names for what it returns and what it writes."""
+    """One call, and assignments of its results and of what it writes."""
     args = [_argument(arg, names, device) for arg in node.args]
     written = [p for p in spec.mutated if node.args[p] is not None]
     for place in written:
@@ -266,7 +266,7 @@ def _call(spec: OpSpec, node: Node, args: list[str]) -> str:
 def _targets(
     spec: OpSpec, node: Node, values: Iterator[Value], names: dict[Value, str]
 ) -> tuple[str, bool]:
-    """What the returned tensors are called; and whether any of them is of use."""
+    """The targets of the assignment of a call, and whether any of them is used."""
     fresh = [r.kind in (ReturnKind.FRESH, ReturnKind.VIEW) for r in spec.returns]
     if not any(fresh):
         return "_", False

@@ -1,6 +1,6 @@
-"""Graphs of nodes that are in no intern table: read from files, cut out of others, moved.
+"""Graphs of nodes outside the intern table: parsed from files, extracted from others, moved.
 
-What is made here is nobody else's: a file that lies about a type cannot teach it to recorders.
+They are private, so that a file with wrong types cannot affect recording.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Move = Callable[[torch.device], torch.device]
 
 
 def moved(graph: Graph, move: Move, sites: Sequence[Any]) -> Graph:
-    """The same graph on other devices, its nodes with these lines."""
+    """The graph on other devices, with these source lines."""
     copier = _Moved(move)
     for value in graph.inputs:
         copier.value(value)
@@ -32,7 +32,7 @@ def moved(graph: Graph, move: Move, sites: Sequence[Any]) -> Graph:
 
 
 def cut_out(nodes: Iterable[Node], outputs: Sequence[Value]) -> tuple[Graph, list[Value]]:
-    """The graph of `nodes` alone; and the values that it takes as its inputs, in order."""
+    """The graph of `nodes` alone, and the values that its inputs stand for, in order."""
     copier = _Moved(lambda device: device)
     copier.run(nodes)
     return copier.graph(outputs), copier.read
@@ -56,7 +56,7 @@ class _Moved(Copier):
 
 
 def ancestors(graph: Graph, node: Node, depth: int) -> list[Node]:
-    """`node` and what it needs, as many steps back as `depth`, in the order of the graph."""
+    """`node` and its ancestors up to a distance of `depth`, in the order of the graph."""
     inside = {node}
     border = {node}
     own = set(graph.nodes)
@@ -65,5 +65,5 @@ def ancestors(graph: Graph, node: Node, depth: int) -> list[Node]:
         if not border:
             break
         inside |= border
-    inputs = set(graph.inputs)  # an input may be an output of a node that stands in the graph too
+    inputs = set(graph.inputs)  # an input may also be an output of a node in the graph
     return [n for n in graph.nodes if n in inside and not inputs.issuperset(n.outputs)]

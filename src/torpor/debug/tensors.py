@@ -1,4 +1,4 @@
-"""Tensors as bytes, as statistics, and back: what record files hold of them."""
+"""Serializes tensors for record files: as bytes, or as statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torpor.ir.types import TensorType
 from torpor.overrides.storage_ops import window
 
 PROBES = 256
-"""Means that are noted of a result beside its checksum, each of as many neighbours."""
+"""The most means to store of a result besides its checksum, each over equally many elements."""
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -43,7 +43,7 @@ def layout(tensor: torch.Tensor) -> Json:
 
 
 def read_layout(reader: Reader, entry: Any, where: str) -> TensorType:
-    """The layout in `entry`, every number of it checked."""
+    """Parse a layout, checking every number."""
     name = reader.field("dtype", str, entry, where)
     if name not in DTYPES:
         reader.fail(f"{where}: this torch knows no dtype {name[:60]!r}")
@@ -61,7 +61,7 @@ def read_layout(reader: Reader, entry: Any, where: str) -> TensorType:
 
 def to_bytes(tensor: torch.Tensor) -> bytes:
     """The memory of a tensor from the start of its storage to its last element, little-endian."""
-    flat = _flat(tensor.detach()).cpu()  # first: a copy of the tensor may be laid out otherwise
+    flat = _flat(tensor.detach()).cpu()  # before copying, which may change the layout
     return ctypes.string_at(flat.data_ptr(), flat.numel()) if flat.numel() else b""
 
 
@@ -73,7 +73,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _little(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes of numbers in the order of a little-endian machine, or back."""
+    """Convert between native and little-endian byte order."""
     if sys.byteorder == "little":
         return memory
     size = dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
@@ -81,7 +81,7 @@ def _little(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def from_bytes(contents: bytes, type_: TensorType) -> torch.Tensor:
-    """A CPU tensor of that type in memory of its own that holds `contents`."""
+    """A CPU tensor of that type, in its own memory with these `contents`."""
     memory = torch.empty(len(contents), dtype=torch.uint8)
     if contents:
         memory.copy_(_little(torch.frombuffer(bytearray(contents), dtype=torch.uint8), type_.dtype))
@@ -94,12 +94,12 @@ def from_bytes(contents: bytes, type_: TensorType) -> torch.Tensor:
 
 
 def byte_length(type_: TensorType) -> int:
-    """The bytes that `to_bytes` makes of a tensor of this type."""
+    """The length of `to_bytes` for a tensor of this type."""
     return type_.nbytes if type_.numel else 0
 
 
 def checksum(tensor: torch.Tensor) -> str:
-    """SHA-256 of the numbers in the order of their indices, however they lie in memory."""
+    """SHA-256 of the elements in index order, independent of strides."""
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     dense = dense if dense.storage_offset() == 0 else dense.clone()
     return hashlib.sha256(to_bytes(dense)).hexdigest()
@@ -109,14 +109,14 @@ def checksum(tensor: torch.Tensor) -> str:
 
 
 def number_entry(number: Any) -> list[str]:
-    """A Python number as JSON that keeps its type and every bit."""
+    """A Python number as JSON that preserves its type and every bit."""
     if isinstance(number, complex):
         return ["complex", repr(number.real), repr(number.imag)]
     return [type(number).__name__, repr(number)]
 
 
 def read_number(reader: Reader, entry: Any, where: str) -> Any:
-    """The number that `number_entry` wrote."""
+    """Parse the result of `number_entry`."""
     if not isinstance(entry, list) or not all(isinstance(item, str) for item in entry):
         reader.fail(f"{where}: expected a number")
     try:
@@ -138,13 +138,13 @@ def read_number(reader: Reader, entry: Any, where: str) -> Any:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain CPU copy in the widest dtype of its kind; integers and truth values as doubles."""
+    """A plain CPU copy in the widest dtype of its kind; integers and booleans as doubles."""
     dense = tensor.detach().cpu().resolve_conj().resolve_neg()
     return dense.to(torch.complex128 if dense.is_complex() else torch.float64)
 
 
 def statistics(tensor: torch.Tensor) -> Json:
-    """Range, mean, deviation and odd values of a tensor, as JSON; complex by real parts."""
+    """Range, mean, deviation, and counts of NaN and infinities, as JSON; of complex parts."""
     numbers = wide(tensor).reshape(-1)
     parts = torch.view_as_real(numbers).reshape(-1) if numbers.is_complex() else numbers
     finite = parts[parts.isfinite()]
@@ -161,7 +161,7 @@ def statistics(tensor: torch.Tensor) -> Json:
 
 
 def read_statistics(reader: Reader, entry: Any, where: str) -> dict[str, float]:
-    """The statistics in `entry`, checked."""
+    """Parse and check statistics."""
     found = {name: float(reader.integer(entry.get(name), where)) for name in ("nan", "inf")}
     for name in ("min", "max", "mean", "std"):
         word = reader.field(name, str, entry, where)
@@ -175,7 +175,7 @@ def read_statistics(reader: Reader, entry: Any, where: str) -> dict[str, float]:
 
 
 def synthetic(type_: TensorType, facts: dict[str, float], seed: int) -> torch.Tensor:
-    """A tensor of that type whose numbers have these statistics, the same for the same seed."""
+    """A random tensor of that type with these statistics, determined by the seed."""
     generator = torch.Generator().manual_seed(seed)
     memory = byte_length(type_) // type_.dtype.itemsize
     parts = 2 * memory if type_.dtype.is_complex else memory
@@ -202,7 +202,7 @@ def synthetic(type_: TensorType, facts: dict[str, float], seed: int) -> torch.Te
 
 
 def _spoil(numbers: torch.Tensor, facts: dict[str, float], generator: torch.Generator) -> None:
-    """Put NaN and infinities in random places."""
+    """Put NaN and infinities at random positions."""
     odd = min(int(facts["nan"] + facts["inf"]), numbers.numel())
     places = torch.randperm(numbers.numel(), generator=generator)[:odd]
     nans = int(facts["nan"])
@@ -211,7 +211,7 @@ def _spoil(numbers: torch.Tensor, facts: dict[str, float], generator: torch.Gene
 
 
 def probes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a small tensor in double precision, or means of parts of a large one."""
+    """The elements of a small tensor in double precision, or means over parts of a large one."""
     numbers = wide(tensor).reshape(-1)
     length = _neighbours(numbers.numel())
     if length == 1:
@@ -222,12 +222,12 @@ def probes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _neighbours(count: int) -> int:
-    """How many elements each mean is of, so that there are no more than `PROBES` means."""
+    """Elements per mean, such that there are at most `PROBES` means."""
     return max(1, -(-count // PROBES))
 
 
 def probes_type(type_: TensorType) -> TensorType:
-    """The type of what `probes` makes of a tensor of this type."""
+    """The type of `probes` for a tensor of this type."""
     count = -(-type_.numel // _neighbours(type_.numel))
     kind = torch.complex128 if type_.dtype.is_complex else torch.float64
     return TensorType.contiguous((count,), kind, torch.device("cpu"))

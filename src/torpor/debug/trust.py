@@ -1,10 +1,10 @@
-"""Which graphs of a stranger's file may be run: kernels that check what they are given.
+"""Decides which graphs from untrusted files may be run: those whose kernels check their arguments.
 
-Many of torch's kernels believe their callers: fused optimizers read gradients as long as the
-parameters are, backward ops index by what their forward saved. In a file anybody may write anything
-there. So a file's ops are run only if they are known to check sizes and indices themselves
-(`CHECKED`, ops on single elements, views), or if the same graph computes what they rely on
-(`FORWARDS`). All others need `trust`, which is for files of one's own.
+Many of torch's kernels trust their callers: fused optimizers assume that gradients are as long as
+parameters, backward ops use indices that their forward saved. A file may contain anything there. So
+its ops are only run if they are known to check sizes and indices themselves (`CHECKED`, elementwise
+ops, views), or if the same graph computes what they rely on (`FORWARDS`). All others need `trust`,
+which is for the user's own files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torpor.ir.types import TensorType
 from torpor.ops.spec import Mode, OpSpec, ReturnKind, spec_of
 
 MOST_ELEMENTS: Final = 1 << 32
-"""Of one tensor, however little memory its strides let it claim."""
+"""The most elements of a tensor, even if its strides need little memory."""
 
 CHECKED: Final = frozenset(
     """
@@ -64,7 +64,7 @@ CHECKED: Final = frozenset(
     linalg_matrix_exp cholesky linalg_lu_factor_ex
     """.split()
 )
-"""Ops by name, their in-place forms too, whose kernels check sizes and indices themselves."""
+"""Ops, including in-place variants, whose kernels check sizes and indices themselves."""
 
 Condition = Callable[[Mapping[str, Any]], bool]
 
@@ -96,17 +96,17 @@ CONDITIONS: Final[dict[str, Condition]] = {
     "native_group_norm": _group_norm,
     "_fft_c2r": _real_fft,
 }
-"""Ops that check what they are given, if their arguments are such."""
+"""Ops that check their arguments under a condition on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What a backward op relies on: results of its forward, of the same arguments."""
+    """What a backward op relies on: results of its forward, on the same arguments."""
 
     names: tuple[str, ...]  # of forward ops
-    saved: Mapping[str, int]  # arguments of the backward -> results of the forward
-    same: tuple[str, ...]  # arguments of both
-    gradient: str | None = None  # argument that has the type of the forward's first result
+    saved: Mapping[str, int]  # backward argument -> index of the forward's result
+    same: tuple[str, ...]  # arguments common to both
+    gradient: str | None = None  # the argument with the type of the forward's first result
 
 
 _POOL: Final = ("self", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
@@ -151,7 +151,7 @@ FORWARDS: Final = {
 
 
 def check_graph(graph: Graph, trust: bool) -> None:
-    """Raise `GraphError` for what must not be run; with `trust`, only for what is never right."""
+    """Raise `GraphError` for ops that must not run; with `trust`, only if they are invalid."""
     for value in (*graph.inputs, *(output for node in graph.nodes for output in node.outputs)):
         _check_size(value, trust)
     memory: dict[Value, int] = {}
@@ -184,9 +184,9 @@ def _named(node: Node, spec: OpSpec) -> dict[str, Any]:
 def _may_run(node: Node, spec: OpSpec, forwards: Mapping[str, list[Node]]) -> bool:
     name = _name(spec)
     if spec.target.namespace not in ("aten", "torpor"):
-        return True  # allowed by name, or it would not have been read
+        return True  # explicitly allowed, or it would not have been parsed
     if name.startswith(("_unsafe", "_reshape_alias", "_fused")):
-        return name == "_unsafe_view"  # it is a view
+        return name == "_unsafe_view"  # which is a view
     if name in CONDITIONS:
         return CONDITIONS[name](_named(node, spec))
     if name in FORWARDS:
@@ -196,7 +196,7 @@ def _may_run(node: Node, spec: OpSpec, forwards: Mapping[str, list[Node]]) -> bo
 
 
 def _on_elements(name: str) -> bool:
-    """An op on lists whose twin on tensors computes each element by itself."""
+    """Whether it is an op on lists whose single-tensor variant is elementwise."""
     packet = getattr(torch.ops.aten, name.removeprefix("_foreach_"), None)
     if not name.startswith("_foreach_") or packet is None:
         return False
@@ -211,7 +211,7 @@ def _is_view(spec: OpSpec) -> bool:
 def _has_forward(
     node: Node, spec: OpSpec, forward: Forward, forwards: Mapping[str, list[Node]]
 ) -> bool:
-    """The graph computes what a backward op relies on, from what it says it was computed from."""
+    """Whether the graph computes what a backward op relies on, from the same arguments."""
     given = _named(node, spec)
     made = (one for name in forward.names for one in forwards.get(name, ()))
     return any(_belongs(given, forward, one) for one in made)
@@ -230,7 +230,7 @@ def _belongs(given: Mapping[str, Any], forward: Forward, node: Node) -> bool:
 
 
 def _check_window(node: Node, spec: OpSpec, memory: dict[Value, int]) -> None:
-    """A view by sizes, strides and an offset stays in the memory of its tensor."""
+    """Check that a view by sizes, strides and offset stays within its tensor's memory."""
     views = [r.argument for r in spec.returns if r.kind is ReturnKind.VIEW]
     source = node.args[views[0]] if views and views[0] is not None else None
     for output in node.outputs:

@@ -1,4 +1,4 @@
-"""The functions users call to cut a trace, wait for it, and ask about tensors."""
+"""User-facing functions to cut a trace, wait for results, and inspect tensors."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from torpor.transactions import closures  # register themselves
 
 
 def sync(*tensors: Any, wait: bool = False, device: Any = None) -> None:
-    """Cut the trace and start computing all that is alive, or compute only `tensors`.
+    """Cut the trace and start computing everything live, or compute only `tensors`.
 
-    With `wait=True` it returns when the numbers are there. An error of an earlier step that
-    nobody was told of yet is raised here, when this one is on its way.
+    With `wait=True` it returns when the results are available. An error of an earlier step that has
+    not been raised yet is raised here, after this step has been launched.
     """
     where = None if device is None else lazy_device(device)
     if tensors:
@@ -55,12 +55,12 @@ def _sync_tensors(tensors: list[LazyTensor], wait: bool) -> None:
 
 
 def wait(device: Any = None) -> None:
-    """Block until the device queue (every queue) is empty; raise what went wrong on it."""
+    """Block until the device's queue (or all queues) is empty; raise errors that occurred on it."""
     _sync.wait(None if device is None else lazy_device(device))
 
 
 def is_pending(tensor: torch.Tensor) -> bool:
-    """`tensor` is recorded and nothing has been asked to compute it yet."""
+    """Whether `tensor` is recorded, and nothing has triggered its computation."""
     part = _torch.local_part(tensor)
     return isinstance(part, LazyTensor) and part._lazy_storage.data is None
 
@@ -77,10 +77,10 @@ def using(name: str, **options: Any) -> Iterator[Backend]:
 
 
 def pad(tensor: torch.Tensor, *dims: int, value: float = 0) -> torch.Tensor:
-    """`tensor` with `value` after its last elements along `dims`, up to the sizes of few graphs.
+    """Pad `tensor` with `value` at the end of `dims`, to the backend's bucket sizes.
 
-    For backends without dynamic shapes, which compile a graph for every size: they say to which
-    sizes (`Backend.bucket_sizes`). What must not see the padding needs a mask, as in any batch.
+    For backends without dynamic shapes, which compile a graph per size: the buckets
+    (`Backend.bucket_sizes`) limit the number of graphs. Mask the padding where it matters.
     """
     wanted = get_backend().bucket_sizes([tensor.shape[dim] for dim in dims])
     amounts = [0] * (2 * tensor.dim())
@@ -90,9 +90,9 @@ def pad(tensor: torch.Tensor, *dims: int, value: float = 0) -> torch.Tensor:
 
 
 def mark_dynamic(tensor: torch.Tensor, *dims: int) -> None:
-    """Say that sizes of a lazy tensor change from step to step: they are symbols from the start.
+    """Declare sizes of a lazy tensor as dynamic: they are symbolic from the start.
 
-    Without it they become symbols when a graph comes back with others (`config.dynamic`).
+    Otherwise a size becomes symbolic when a graph recurs with another one (`config.dynamic`).
     """
     if not isinstance(tensor, LazyTensor) or tensor._lazy_view is not None:
         raise ValueError("mark_dynamic takes a lazy tensor that is no view of another")
@@ -126,9 +126,9 @@ def memory(device: Any = None) -> MemoryInfo:
 
 
 def graph(tensor: torch.Tensor, format: str = "text") -> str:
-    """The graph that will compute `tensor`: as IR text, as Graphviz, or as the backend's text.
+    """The graph that would compute `tensor`: as IR text, as Graphviz, or as the backend's text.
 
-    `format="memory"` shows what it will need at the worst moment, and for which tensors.
+    `format="memory"` shows its estimated peak memory, and the tensors that make it up.
     """
     tensor = _torch.local_part(tensor)
     if not isinstance(tensor, LazyTensor):

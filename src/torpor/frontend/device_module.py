@@ -1,4 +1,4 @@
-"""The namespace `torch.lazy`: what torch asks a device for, such as the state of its generator."""
+"""The module `torch.lazy`: what torch requires of a device, such as its generator's state."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from torpor.frontend.devices import lazy_device
 
 
 def is_available() -> bool:
-    """The device is there wherever torpor is."""
+    """True: the device is available wherever torpor is."""
     return True
 
 
 def is_initialized() -> bool:
-    """Nothing needs starting."""
+    """True: the device needs no initialization."""
     return True
 
 
 def device_count() -> int:
-    """How many lazy devices the backend has."""
+    """The number of lazy devices of the backend."""
     return get_backend().device_count()
 
 
 def current_device() -> int:
-    """The number of the device behind `lazy`."""
+    """The index of the default lazy device."""
     return get_backend().default_device_ordinal
 
 
 def set_device(device: Any) -> None:
-    """Choose the device behind `lazy`."""
+    """Set the default lazy device."""
     get_backend().default_device_ordinal = lazy_device(device).index
 
 
 @contextmanager
 def device(index: Any) -> Iterator[None]:
-    """Choose the device behind `lazy` inside the body."""
+    """Set the default lazy device within a `with` block."""
     before = current_device()
     set_device(torch.device("lazy", index) if isinstance(index, int) else index)
     try:
@@ -52,43 +52,43 @@ def device(index: Any) -> Iterator[None]:
 
 
 def synchronize(device: Any = None) -> None:
-    """Compute what is recorded and wait for it."""
+    """Compute everything recorded and wait for it."""
     sync.cut()
     sync.wait(None if device is None else lazy_device(device))
 
 
-# -- streams: a lazy device runs what it is given in the program's order ---------------------------
+# -- streams: a lazy device executes in program order, so these are mostly no-ops ------------------
 
 
 class Stream:
-    """A name for the device's one queue: what others have recorded before runs before."""
+    """A handle on the device's only queue, which runs work in the order it was recorded."""
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         self.device = lazy_device("lazy" if device is None else device)
         self.priority = priority
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for: the queue keeps the program's order."""
+        """No-op: the queue keeps program order."""
 
     def wait_event(self, event: Any) -> None:
-        """Nothing to wait for: the queue keeps the program's order."""
+        """No-op: the queue keeps program order."""
 
     def record_event(self, event: Event | None = None) -> Event:
         """A point in the program."""
         return event or Event()
 
     def query(self) -> bool:
-        """Start computing what is recorded; whether it is all done."""
+        """Start computing everything recorded; whether all of it is done."""
         sync.cut()
         return all(queue.is_idle() for queue in queues())
 
     def synchronize(self) -> None:
-        """Compute what is recorded and wait for it."""
+        """Compute everything recorded and wait for it."""
         synchronize(self.device)
 
 
 class Event:
-    """A point in the program; whoever waits for it waits for all that was recorded."""
+    """A point in the program; waiting for it waits for everything recorded."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         if enable_timing:
@@ -98,17 +98,17 @@ class Event:
             )
 
     def record(self, stream: Any = None) -> None:
-        """Nothing to note: the queue keeps the program's order."""
+        """No-op: the queue keeps program order."""
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for: the queue keeps the program's order."""
+        """No-op: the queue keeps program order."""
 
     def query(self) -> bool:
-        """Start computing what is recorded; whether it is all done."""
+        """Start computing everything recorded; whether all of it is done."""
         return current_stream().query()
 
     def synchronize(self) -> None:
-        """Compute what is recorded and wait for it."""
+        """Compute everything recorded and wait for it."""
         synchronize()
 
 
@@ -121,12 +121,12 @@ default_stream = current_stream
 
 
 def set_stream(stream: Any) -> None:
-    """Nothing to choose: a device has one queue."""
+    """No-op: a device has one queue."""
 
 
 @contextmanager
 def stream(stream: Stream | None) -> Iterator[None]:
-    """The body is recorded like everything else: a device has one queue."""
+    """No-op: a device has one queue."""
     yield
 
 
@@ -156,7 +156,7 @@ def manual_seed(seed: int) -> None:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seed the generators of every lazy device."""
+    """Seed the generators of all lazy devices."""
     manual_seed(seed)
 
 

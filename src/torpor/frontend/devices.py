@@ -1,4 +1,4 @@
-"""The virtual device `lazy`: torch's factories make lazy tensors on it."""
+"""The virtual device `lazy`, on which torch's factories make lazy tensors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _library = torch.library.Library("aten", "IMPL")
 
 
 def lazy_device(device: Any = None) -> torch.device:
-    """`device` as a numbered lazy device."""
+    """`device` with an index, if it is a lazy device; other devices unchanged."""
     asked = torch.device("lazy") if device is None else torch.device(device)
     if asked.type != "lazy":
         return asked
-    index = get_backend().backend_device(asked).ordinal  # refuses a number that is not there
+    index = get_backend().backend_device(asked).ordinal  # raises for an invalid index
     return torch.device("lazy", index)
 
 
@@ -41,12 +41,12 @@ def _factory(op: Any) -> Any:
 
 
 def _is_transfer(op: Any, kwargs: dict[str, Any]) -> bool:
-    """The call torch makes for `plain.to("lazy")`: everything about the tensor is spelled out."""
+    """Whether this is the call torch makes for `plain.to("lazy")`, which specifies everything."""
     return op is torch.ops.aten.empty.memory_format and kwargs.get("memory_format") is not None
 
 
 def register_device() -> None:
-    """Give the dispatch key `Lazy` its kernels."""
+    """Register kernels for the dispatch key `Lazy`."""
     for op in _torch.factory_ops():
         _library.impl(op, _factory(op), "Lazy")
     _library.impl("_copy_from", copy_from, "Lazy")
@@ -56,7 +56,7 @@ def register_device() -> None:
 
 
 def _recorded(op: Any) -> Any:
-    """A kernel for `Lazy`: with one present, torch no longer takes the op apart for this device."""
+    """A kernel for `Lazy`, which prevents torch from decomposing the op on this device."""
 
     def record(*args: Any, **kwargs: Any) -> Any:
         return LazyTensor.__torch_dispatch__(op, (), args, kwargs)

@@ -1,7 +1,7 @@
 """`torpor.enable`: laziness starts at parameters.
 
-A module's parameters and buffers become lazy in place when it is called by no other module, an
-optimizer's parameters when it gets them. What is computed from them is lazy; data stay plain.
+A module's parameters and buffers become lazy in place at an outermost call of it, an optimizer's
+parameters when they are added to it. What is computed from them is lazy; input data stay plain.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_CHANGES: Final = 10_000
 
 
 class _Known:
-    """A module that was called: when it was looked at, and when to look again."""
+    """A module that was called: when it was last inspected, and when to inspect it again."""
 
     __slots__ = (
         "calls", "module", "next", "parts", "place", "position", "stamp",
@@ -34,26 +34,26 @@ class _Known:
     def __init__(self, module: ref[torch.nn.Module]) -> None:
         self.module = module
         self.stamp = -1
-        self.position = 0  # in the list of modules that have changed
+        self.position = 0  # in the list of changed modules
         self.parts: frozenset[int] = frozenset()  # its modules, itself included, by identity
-        self.calls = 0  # since something of it stayed plain that may become lazy yet
+        self.calls = 0  # since an inspection that left tensors plain for now
         self.next = 0
-        self.place: ModelGroup | None = None  # None: it has no tensors, as far as was seen
+        self.place: ModelGroup | None = None  # None: no tensors found so far
 
 
 class Laziness:
-    """Where laziness starts while it is enabled."""
+    """Converts tensors of modules and optimizers to lazy ones while `enable` is on."""
 
     def __init__(self) -> None:
         self.on = False
-        self.stamp = 0  # with another one every module is looked at again
-        self.changed: list[int] = []  # modules that got a plain tensor or a module, by identity
+        self.stamp = 0  # incremented to invalidate all inspections
+        self.changed: list[int] = []  # ids of modules that got a plain tensor or a submodule
         self.modules: dict[int, _Known] = {}
         self.left: dict[int, ref[torch.nn.Module]] = {}  # modules that `torch.compile` runs
         self.lock = threading.RLock()
 
     def before_call(self, module: torch.nn.Module) -> bool:
-        """No other module call surrounds one of `module`, which begins now; False: it is eager."""
+        """Called before an outermost module call; False: it shall run eagerly."""
         known = self.modules.get(id(module))
         if known is None:
             known = self._meet(module)
@@ -71,7 +71,7 @@ class Laziness:
         return True
 
     def _is_recorded(self, module: torch.nn.Module, known: _Known) -> bool:
-        """The place of a module, which is called now, is recorded: it does not run eagerly."""
+        """Whether the model group of a module being called is recorded, not run eagerly."""
         place = known.place
         if place is None:
             if known.stamp == self.stamp and not self._has_changed(known):
@@ -91,7 +91,7 @@ class Laziness:
         return self.modules.setdefault(number, known)
 
     def _has_changed(self, known: _Known) -> bool:
-        """A module of it got something since it was looked at."""
+        """Whether one of its modules has changed since the last inspection."""
         if known.position == len(self.changed):
             return False
         if not known.parts.isdisjoint(self.changed[known.position :]):
@@ -100,7 +100,7 @@ class Laziness:
         return False
 
     def _look_at(self, module: torch.nn.Module, known: _Known) -> None:
-        """Make its tensors lazy; what has to wait is looked at ever more seldom."""
+        """Make its tensors lazy; those that cannot be yet are retried with exponential backoff."""
         stamp, position = self.stamp, len(self.changed)
         parts = list(parts_of(module))
         waits = convert_parts(parts)
@@ -111,7 +111,7 @@ class Laziness:
         known.stamp, known.position = stamp, position
 
     def registered(self, module: torch.nn.Module, name: str, value: Any) -> None:
-        """A module gets a parameter, a buffer or a module."""
+        """Called when a module gets a parameter, a buffer or a submodule."""
         if not self.on or value is None or type(value) is LazyTensor:
             return
         if len(self.changed) > _MOST_CHANGES:
@@ -121,18 +121,18 @@ class Laziness:
             self.compiled(value)
 
     def look_again(self) -> None:
-        """Look at every module when it is called next."""
+        """Inspect every module again at its next call."""
         with self.lock:
             self.stamp += 1
             self.changed = []
 
     def compiled(self, module: torch.nn.Module) -> None:
-        """`torch.compile` will run the module: its parameters stay plain."""
+        """Called when `torch.compile` takes over the module: its parameters stay plain."""
         number = id(module)
         self.left[number] = ref(module, lambda _: self.left.pop(number, None))
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """State that came from a file, or was made without looking at the parameter, follows it."""
+        """Convert state loaded from a file, or created without following its parameter's type."""
         if not self.on or (BOUND.is_on() and not BOUND.is_recorded(optimizer)):
             return
         if _has_plain_state(optimizer):
@@ -140,7 +140,7 @@ class Laziness:
                 convert_state(optimizer, lazy_copy, of=LazyTensor)
 
     def got_parameters(self, optimizer: Any, tensors: Iterable[Any]) -> None:
-        """An optimizer got parameters."""
+        """Called when an optimizer gets parameters."""
         BOUND.got_parameters(optimizer)
         if BOUND.is_on() and not BOUND.is_recorded(optimizer):
             return
@@ -161,7 +161,7 @@ LAZINESS = Laziness()
 
 
 def _has_plain_state(optimizer: Any) -> bool:
-    """One look: the state of the first lazy parameter that has some."""
+    """Whether there is plain state, judging by the first lazy parameter that has any."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter) if type(parameter) is LazyTensor else None
@@ -187,7 +187,7 @@ def _around_groups(original: Any) -> Any:
 
 @functools.cache
 def _install() -> None:
-    """Let torch tell us of modules and optimizers."""
+    """Register hooks on modules and optimizers."""
     _torch.on_registration(LAZINESS.registered)
     _torch.on_compile(LAZINESS.compiled)
     _torch.on_parameter_groups(_around_groups)
@@ -195,12 +195,12 @@ def _install() -> None:
 
 
 def enable() -> None:
-    """Make parameters, buffers, optimizer state and what is computed from them lazy from now on."""
+    """From now on, make parameters, buffers, optimizer state and what depends on them lazy."""
     _install()
     LAZINESS.look_again()
     LAZINESS.on = True
 
 
 def disable() -> None:
-    """Undo `enable`; tensors that are lazy stay lazy."""
+    """Undo `enable`; lazy tensors stay lazy."""
     LAZINESS.on = False

@@ -1,8 +1,8 @@
-"""A tensor becomes another one and stays the object that it is.
+"""Converts tensors in place: the object stays the same, its contents become another tensor's.
 
-Whoever holds it, an optimizer for one, holds the new one; hooks, attributes and gradients stay. All
-conversions between plain and lazy tensors in place are made here: modules that move, `torpor.lazy`,
-`torpor.enable`.
+References to it, such as an optimizer's, see the new tensor; hooks, attributes and gradients are
+kept. Used for all in-place conversions between plain and lazy tensors: modules that move,
+`torpor.lazy`, `torpor.enable`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torpor.trace.wrap import plain_copy, wrap_data
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
 _OWN = ("_lazy_storage", "_lazy_view", "_is_param")
-"""Attributes that say what a lazy tensor is; all others are the user's."""
+"""Attributes of a lazy tensor's own; all others are the user's."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -32,13 +32,13 @@ _OLD_GRAPH = (
 
 
 class HeldElsewhere(RuntimeError):
-    """A graph of autograd or torch itself holds the tensor: it cannot become another one now."""
+    """An autograd graph, or torch, holds the tensor: it cannot be converted in place now."""
 
 
 def exchange(held: torch.Tensor, new: torch.Tensor) -> None:
-    """Let `held` be what `new` is, which nobody else holds; `HeldElsewhere` if it cannot.
+    """Turn `held` into `new`, to which there is no other reference; `HeldElsewhere` if impossible.
 
-    A graph that was recorded before goes on giving it gradients, unless the device is another one.
+    A graph recorded earlier keeps accumulating gradients into it, unless the device changes.
     """
     if held.device == new.device and _torch.may_change(held):
         _torch.pass_gradients_on(held, _matching)
@@ -53,7 +53,7 @@ def exchange(held: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def _matching(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """A gradient of a tensor that has become another one since."""
+    """A gradient converted to match its tensor, which has been converted since."""
     if isinstance(tensor, LazyTensor):
         return lazy_copy(gradient)
     return plain_copy(gradient) if isinstance(gradient, LazyTensor) else gradient
@@ -72,17 +72,17 @@ def _swap(held: torch.Tensor, new: torch.Tensor) -> None:
     _torch.swap(held, new)
     held.__class__, held.__dict__ = cls, attributes
     new.__class__, new.__dict__ = torch.Tensor, {}
-    if was_plain and _torch.is_held(new):  # by an old graph, which needs no contents
+    if was_plain and _torch.is_held(new):  # by an old graph, which does not read it
         _torch.set_metadata(new, torch.empty((0,), dtype=new.dtype, device=new.device))
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor on the same memory, for the very one may be somebody else's."""
+    """Another tensor on the same memory, as `tensor` itself may be referenced elsewhere."""
     return same_storage(tensor) if isinstance(tensor, LazyTensor) else tensor.detach()
 
 
 def replace(held: torch.Tensor, new: torch.Tensor) -> None:
-    """Let `held` be what `new` is: one of them is lazy, or both."""
+    """Turn `held` into `new`; at least one of them is lazy."""
     if new is held:
         return
     both_lazy = isinstance(held, LazyTensor) and isinstance(new, LazyTensor)
@@ -93,7 +93,7 @@ def replace(held: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def move(tensor: torch.Tensor, new: torch.Tensor, convert: Convert) -> None:
-    """Let a parameter be what `new` is, and its gradient what `convert` makes of it."""
+    """Turn a parameter into `new`, and convert its gradient with `convert`."""
     grad = tensor.grad
     if grad is None:
         replace(tensor, new)
@@ -109,7 +109,7 @@ def move(tensor: torch.Tensor, new: torch.Tensor, convert: Convert) -> None:
 
 
 def _moved(grad: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """`grad` as `new`: the same object where nothing else holds the tensor behind it."""
+    """`grad` turned into `new`: the same object, unless something else holds the tensor."""
     if new is grad:
         return grad
     any_lazy = isinstance(grad, LazyTensor) or isinstance(new, LazyTensor)
@@ -120,14 +120,14 @@ def _moved(grad: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 
 def lazy_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A lazy tensor with the numbers of `tensor` as they are now."""
+    """A lazy tensor with a copy of the current contents of `tensor`."""
     if isinstance(tensor, LazyTensor):
         return tensor
     return wrap_data(tensor.detach().clone(), tensor.device)
 
 
 def _become(tensor: torch.Tensor, new: LazyTensor) -> torch.Tensor | None:
-    """`tensor.data = new` of a plain tensor: it becomes lazy too, if nothing holds it."""
+    """`tensor.data = new` for a plain tensor: it becomes lazy too, unless something holds it."""
     with _torch.without_modes(), torch.no_grad():
         if type(tensor) not in _PLAIN or _torch.is_held(tensor):
             return plain_copy(new)
@@ -139,7 +139,7 @@ def _become(tensor: torch.Tensor, new: LazyTensor) -> torch.Tensor | None:
 
 
 class _Moves:
-    """A conversion of the tensors of a module that remembers what it has made of parameters."""
+    """A conversion of a module's tensors that remembers its results for parameters."""
 
     def __init__(self, convert: Convert) -> None:
         self.convert = convert
@@ -150,7 +150,7 @@ class _Moves:
         return self.convert(tensor) if made is None else made
 
     def is_ours(self, parameter: torch.Tensor | None) -> bool:
-        """The parameter was or becomes a lazy one, and has been moved; else it is torch's."""
+        """Move a parameter that is or becomes lazy; False leaves it to torch."""
         if parameter is None:
             return False
         new = self.convert(parameter)
@@ -185,6 +185,6 @@ def _around_apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Let modules that move, and `tensor.data = other`, keep identities where one is lazy."""
+    """Preserve identities when a module moves, or `.data` is set, and lazy tensors are involved."""
     _torch.on_move(_around_apply)
     _torch.on_set_data(LazyTensor, _become)

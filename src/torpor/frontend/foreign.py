@@ -1,8 +1,8 @@
-"""Parts of torch that do not work by ops: they get plain tensors, and one warning says so.
+"""Entry points of torch that bypass the dispatcher get plain tensors, with one warning.
 
-`torch.export`, `torch.jit.trace`, `torch.cond` and their kin trace a function or look at memory
-themselves. `ENTRIES` names them; what they are given is made plain by `Plainly`, and tensors that
-they return are lazy again. Gradients pass in both directions.
+`torch.export`, `torch.jit.trace`, `torch.cond` and the like trace a function or access memory
+directly. `ENTRIES` lists them; `Plainly` converts their arguments to plain tensors, and the tensors
+they return are made lazy again. Gradients flow in both directions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torpor.trace.wrap import is_traceable, plain_copy
 
 
 def in_mode() -> bool:
-    """Everything made on this thread now is lazy."""
+    """Whether `LazyMode` is active on this thread."""
     return any(isinstance(mode, LazyMode) for mode in _torch.modes())
 
 
@@ -34,7 +34,7 @@ def in_mode() -> bool:
 
 
 class _Leave(torch.autograd.Function):
-    """A lazy tensor becomes plain; its gradient becomes lazy again."""
+    """Lazy to plain in forward; its gradient plain to lazy."""
 
     @staticmethod
     def forward(ctx: Any, tensor: LazyTensor) -> Any:
@@ -47,7 +47,7 @@ class _Leave(torch.autograd.Function):
 
 
 class _LazyAgain(torch.autograd.Function):
-    """A plain tensor becomes lazy; its gradient becomes plain again."""
+    """Plain to lazy in forward; its gradient lazy to plain."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, device: torch.device) -> Any:
@@ -63,7 +63,7 @@ _enter: Callable[[torch.Tensor, torch.device], torch.Tensor] = _LazyAgain.apply
 
 
 def as_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain copy of a lazy tensor that autograd knows to come from it."""
+    """A plain copy of a lazy tensor, differentiable."""
     if not isinstance(tensor, LazyTensor):
         return tensor
     with _torch.without_modes():
@@ -73,7 +73,7 @@ def as_plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_lazy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A lazy tensor on `device` of a plain one that autograd knows to come from it."""
+    """A lazy tensor on `device` from a plain one, differentiable."""
     if isinstance(tensor, LazyTensor) or not is_traceable(tensor):
         return tensor
     with _torch.without_modes():
@@ -82,11 +82,11 @@ def as_lazy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return wrap_result(tensor.detach(), device)
 
 
-# -- what is made of tensors ---------------------------------------------------------------------
+# -- finding tensors in values -------------------------------------------------------------------
 
 
 def lazy_tensors(thing: Any, depth: int = 4) -> Iterator[LazyTensor]:
-    """The lazy tensors that a value leads to: containers, modules, what functions close over."""
+    """The lazy tensors reachable from a value: in containers, modules, closures."""
     for leaf in _torch.tree_leaves(thing):
         if isinstance(leaf, torch.Tensor):
             if isinstance(leaf, LazyTensor):
@@ -97,7 +97,7 @@ def lazy_tensors(thing: Any, depth: int = 4) -> Iterator[LazyTensor]:
 
 
 def _parts(thing: Any) -> list[Any]:
-    """What is behind a value that is neither a tensor nor a container."""
+    """The values inside one that is neither a tensor nor a container."""
     if isinstance(thing, torch.nn.Module):
         return [table[name] for table, name in tensors_of(thing)]
     if isinstance(thing, functools.partial):
@@ -110,9 +110,9 @@ def _parts(thing: Any) -> list[Any]:
 
 
 def tensors_of(module: torch.nn.Module) -> Iterator[tuple[MutableMapping[str, Any], str]]:
-    """Where a module and those in it keep tensors: parameters, buffers, attributes.
+    """Where a module and its submodules keep tensors: parameters, buffers, attributes.
 
-    It may be about to be made: nothing is taken to be there. TorchScript's have no such places.
+    Expects nothing of `__init__`, which may still be running. Nothing for TorchScript modules.
     """
     waiting, met = [module], {id(module)}
     while waiting:
@@ -134,33 +134,33 @@ def _cells(function: FunctionType) -> dict[str, Any]:
 
 def _is_set(cell: CellType) -> bool:
     try:
-        cell.cell_contents  # noqa: B018  # asks for it
+        cell.cell_contents  # noqa: B018  # raises if empty
     except ValueError:
         return False
     return True
 
 
 def _globals(function: FunctionType) -> dict[str, LazyTensor]:
-    """Lazy tensors that a function finds under global names."""
+    """Lazy tensors that a function refers to by global names."""
     found = ((name, function.__globals__.get(name)) for name in function.__code__.co_names)
     return {name: value for name, value in found if isinstance(value, LazyTensor)}
 
 
 def _is_torchs_own(thing: Any) -> bool:
-    """An object such as the mask of a block-sparse attention."""
+    """Whether it is an object of torch.nn, such as a block mask of flex attention."""
     return type(thing).__module__.startswith("torch.nn.") and hasattr(thing, "__dict__")
 
 
 class Plainly:
-    """Makes what a function is given plain, and modules for as long as a `with` block lasts.
+    """Converts arguments to plain ones, and the tensors of modules for the duration of a block.
 
-    A lazy tensor is read once. With `copies`, a parameter stays a parameter: what is made of the
-    module keeps it. Otherwise gradients pass.
+    Each lazy tensor is read once. With `copies`, parameters stay parameters, as the result will
+    hold them. Otherwise the conversion is differentiable.
     """
 
     def __init__(self, copies: bool = False) -> None:
         self.copies = copies
-        self.known: dict[int, tuple[Any, Any]] = {}  # by identity; keeps what has it alive
+        self.known: dict[int, tuple[Any, Any]] = {}  # by id; keeps the objects alive
         self.swapped: list[tuple[MutableMapping[str, Any], str, Any]] = []
 
     def __enter__(self) -> Plainly:
@@ -171,7 +171,7 @@ class Plainly:
             table[name] = tensor
 
     def __call__(self, thing: Any) -> Any:
-        """`thing` with plain tensors in the place of lazy ones."""
+        """`thing` with lazy tensors replaced by plain ones."""
         return _torch.tree_map(self._leaf, thing)
 
     def _leaf(self, leaf: Any) -> Any:
@@ -209,7 +209,7 @@ class Plainly:
         return module
 
     def _function(self, function: FunctionType) -> FunctionType:
-        """The same function with other contents in its closure."""
+        """The same function with a converted closure, globals and defaults."""
         cells = [
             CellType(self(cell.cell_contents)) if _is_set(cell) else cell
             for cell in function.__closure__ or ()
@@ -232,11 +232,11 @@ class Plainly:
 
 
 class ForeignFunction(NamedTuple):
-    """A function of torch that gets plain tensors in the place of lazy ones."""
+    """A function of torch that gets plain tensors instead of lazy ones."""
 
     name: str  # where torch defines it
-    advice: str | None  # what to do about it; None where plain numbers are what is asked for
-    makes: bool = False  # something to keep, such as a traced module: it holds copies
+    advice: str | None  # for the warning; None if plain tensors are what the user wants
+    makes: bool = False  # whether it makes something that holds copies, such as a traced module
 
 
 _PLAIN_FIRST = "its result holds plain copies of lazy parameters. To choose when they are made, "
@@ -264,12 +264,12 @@ ENTRIES = (
     ForeignFunction("torch.jit._serialization.load", None, makes=True),
     ForeignFunction("torch.utils.dlpack.to_dlpack", None, makes=True),
 )
-"""All of them."""
+"""All entry points that get plain tensors."""
 
 
 def fall_back_to_plain(entry: ForeignFunction, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, with plain tensors where it is given lazy ones."""
-    is_compiling = torch.compiler.is_dynamo_compiling  # TorchDynamo knows the answer
+    """`function`, called with plain tensors where it is given lazy ones."""
+    is_compiling = torch.compiler.is_dynamo_compiling  # TorchDynamo treats it as a constant
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -287,7 +287,7 @@ def fall_back_to_plain(entry: ForeignFunction, function: Callable[..., Any]) -> 
 
 
 def tell_fallback(name: str, advice: str) -> None:
-    """Count that something reads tensors that it was given, and warn of it the first time."""
+    """Count a sync of the function's arguments, and warn the first time."""
     metrics.count_line(f"Sync::{name}", str(site()))
     warn_once(name, f"{name}: lazy tensors are computed and given to it as plain ones; {advice}")
 
@@ -299,7 +299,7 @@ def run_plainly(
     device: torch.device,
     makes: bool = False,
 ) -> Any:
-    """Call `function` with plain tensors; those it returns are lazy, unless it `makes` something.
+    """Call `function` with plain tensors; returned tensors are made lazy, unless it `makes`.
 
     `device` is that of a lazy tensor among the arguments.
     """
@@ -311,7 +311,7 @@ def run_plainly(
 
 
 def lazily(result: Any, device: torch.device) -> Any:
-    """`result` with lazy tensors: on the device `lazy` if `device` is that, or on their own."""
+    """`result` with lazy tensors: on `device` if that is `lazy`, else on their own devices."""
 
     def convert(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -322,12 +322,12 @@ def lazily(result: Any, device: torch.device) -> Any:
 
 
 def _before_ops(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-    """Higher-order ops that are called as such, by backward passes for one."""
+    """For higher-order ops that are called directly, for example by backward passes."""
 
     @functools.wraps(dispatch)
     def call(op: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
         modes = _torch.modes()
-        if modes and not isinstance(modes[-1], LazyMode):  # somebody traces
+        if modes and not isinstance(modes[-1], LazyMode):  # someone is tracing
             return dispatch(op, key, *args, **kwargs)
         lazy = next(lazy_tensors((args, kwargs)), None)
         if lazy is None and not modes:
@@ -339,11 +339,11 @@ def _before_ops(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# -- ops that are parts of others in eager -------------------------------------------------------
+# -- ops that eager decomposes -------------------------------------------------------------------
 
 
 def _count_flops(counter: Any) -> None:
-    """Tell `torch.utils.flop_counter` of gradients that torpor records whole."""
+    """Register FLOP formulas for backward ops that torpor records undecomposed."""
 
     def flops(result: tuple[int, ...], inner: int, mask: Sequence[bool]) -> int:
         return 2 * math.prod(result) * inner * sum(mask[:2]) if len(result) > 1 else 0
@@ -358,7 +358,7 @@ def _count_flops(counter: Any) -> None:
 
 
 def install() -> None:
-    """Stand in front of the functions, those of modules to be imported included."""
+    """Wrap the entry points, including those of modules not imported yet."""
     for entry in ENTRIES:
         _torch.replace_function(entry.name, functools.partial(fall_back_to_plain, entry))
     _torch.on_higher_order_op(_before_ops)

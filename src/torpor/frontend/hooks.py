@@ -1,9 +1,8 @@
-"""Cuts that happen by themselves: after an optimizer's step, and after a module call without
-gradients that no other module call surrounds.
+"""Automatic cuts: after an optimizer's step, and after an outermost module call without gradients.
 
-Where the backend asks for it (`Backend.cuts_at_zero_grad`), the cut after an optimizer's step waits
-until `zero_grad` or the next module call, and at most until something is read: gradients that are
-gone by then are no results of the step."""
+If the backend requests it (`Backend.cuts_at_zero_grad`), the cut after an optimizer's step is
+deferred until `zero_grad`, the next module call or the next read: gradients dropped by then are not
+outputs of the step."""
 
 from __future__ import annotations
 
@@ -64,11 +63,11 @@ class _Calls(threading.local):
 _calls = _Calls()
 
 MODULE_CALLS: list[_torch.ModuleCall] = []
-"""How modules are called, once that is installed."""
+"""How modules are called, once the hook is installed."""
 
 
 def _outermost(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A module call that no other one surrounds."""
+    """Wraps outermost module calls."""
     is_grad_enabled = torch.is_grad_enabled
     is_compiling = torch.compiler.is_compiling
 
@@ -96,7 +95,7 @@ def _outermost(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_lazy(passed: Any, module: torch.nn.Module) -> bool:
-    """A module call had to do with lazy tensors: what went in or came out, or what it holds."""
+    """Whether lazy tensors are among a module call's arguments, results, parameters or buffers."""
     if any(type(_torch.local_part(leaf)) is LazyTensor for leaf in _torch.tree_leaves(passed)):
         return True
     held = itertools.chain(module.parameters(), module.buffers())
@@ -104,12 +103,12 @@ def _has_lazy(passed: Any, module: torch.nn.Module) -> bool:
 
 
 def _is_users() -> bool:
-    """This thread is none of torpor's own, which call the modules of compilers."""
+    """Whether this is not a thread of torpor's, which may call compilers' modules."""
     return not threading.current_thread().name.startswith("torpor-")
 
 
 def install() -> None:
-    """Let torch tell us when a step ends."""
+    """Register the hooks at the ends of steps."""
     _torch.register_step_pre_hook(_before_step)
     _torch.after_zero_grad(_cut_if_due)
     _torch.register_step_hook(_after_step)

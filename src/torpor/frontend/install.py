@@ -1,4 +1,4 @@
-"""Puts lazy tensors in their place: the device, kernels, hooks and methods, in this order."""
+"""Installs lazy tensors in torch: the device, kernels, hooks and methods, in this order."""
 
 from torpor import _torch
 from torpor.backend.registry import backends

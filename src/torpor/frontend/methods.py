@@ -1,4 +1,4 @@
-"""What a lazy tensor can do besides operations: leave as numbers, be copied, saved, printed."""
+"""Methods of lazy tensors that are not ops: to numbers, copying, saving, printing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torpor.trace.wrap import make_wrapper, plain, plain_copy, wrap_data
 
 
 def method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `function` a method of LazyTensor, in whose body plain tensors stay plain."""
+    """Make `function` a method of LazyTensor; plain tensors stay plain in its body."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -35,27 +35,27 @@ def method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read(tensor: LazyTensor, what: str) -> torch.Tensor:
-    """The numbers of `tensor`, counted as a sync caused by `what`."""
+    """The data of `tensor`, counted as a sync caused by `what`."""
     metrics.count_line(f"Sync::{what}", str(site()))
     real = plain(tensor)
     sync.rest()
     return real
 
 
-# -- tensors made like this one, by torch's oldest functions: they look at dispatch keys -----------
+# -- `new_*`: torch implements them by dispatch key, so they need wrappers -------------------------
 
 
 @method
 def new_tensor(
     self: LazyTensor, data: Any, *, dtype: Any = None, device: Any = None, **options: Any
 ) -> Any:
-    """A lazy tensor with the numbers of `data`, on this tensor's device unless told."""
+    """A lazy tensor from `data`, on this tensor's device by default."""
     return _made_like(self, torch.Tensor.new_tensor, data, dtype=dtype, device=device, **options)
 
 
 @method
 def new(self: LazyTensor, *args: Any, device: Any = None) -> Any:
-    """A lazy tensor of this one's dtype and device, as `torch.Tensor.new` makes it."""
+    """A lazy tensor of this one's dtype and device, like `torch.Tensor.new`."""
     return _made_like(self, torch.Tensor.new, *args, device=device)
 
 
@@ -71,15 +71,15 @@ def _made_like(self: LazyTensor, make: Any, *args: Any, device: Any, **options: 
     return wrap_data(make(like, *args, **options), chosen).requires_grad_(requires_grad)
 
 
-# -- numbers leave -----------------------------------------------------------------------------
+# -- conversions to Python and NumPy -----------------------------------------------------------
 
 
 @method
 def numpy(self: LazyTensor, *, force: bool = False) -> Any:
-    """A NumPy copy of the numbers.
+    """A NumPy copy of the contents.
 
-    On a concrete device the array is read-only: eager's array shares its memory with the tensor,
-    this one cannot, and a write that the tensor never sees must not pass in silence.
+    On a concrete device the array is read-only: in eager it shares memory with the tensor, here it
+    cannot, and a write that the tensor never sees must not go unnoticed.
     """
     if self.requires_grad and not force:
         raise RuntimeError(
@@ -100,12 +100,12 @@ def __array__(self: LazyTensor, dtype: Any = None, copy: Any = None) -> Any:
 
 @method
 def tolist(self: LazyTensor) -> Any:
-    """The numbers as nested lists."""
+    """The contents as nested lists."""
     return _read(self, "tolist").tolist()
 
 
 def _asked(name: str) -> None:
-    """Let a conversion ask the tensor even where torch goes straight to the memory it lacks."""
+    """Let a conversion read the tensor, where torch would access its nonexistent memory."""
     original = getattr(torch.Tensor, name)
     what = name.strip("_")
 
@@ -149,14 +149,14 @@ def __repr__(self: LazyTensor, *, tensor_contents: Any = None) -> str:
 
 @method
 def data_ptr(self: LazyTensor) -> int:
-    """The address of the numbers, which are computed for it; good until the next write."""
+    """The address of the data, computed on demand; valid until the next write."""
     own_buffer(self._lazy_storage)
     return _read(self, "data_ptr").data_ptr()
 
 
 @method
 def untyped_storage(self: LazyTensor) -> torch.UntypedStorage:
-    """The memory of the numbers, which are computed for it; good until the next write.
+    """The storage of the data, computed on demand; valid until the next write.
 
     `set_` to it shares memory with this tensor, whenever it is called.
     """
@@ -166,7 +166,7 @@ def untyped_storage(self: LazyTensor) -> torch.UntypedStorage:
 
 @method
 def set_(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
-    """`set_` to memory of lazy tensors, or to memory that no plain tensor is on."""
+    """`set_` to the memory of lazy tensors, or to memory that no plain tensor uses."""
     source = args[0] if args else kwargs.get("source")
     if source is not None and not isinstance(source, LazyTensor):
         refuse_shared(self, source)
@@ -175,7 +175,7 @@ def set_(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
 
 @method
 def __dlpack__(self: LazyTensor, **options: Any) -> Any:
-    """Numbers for another framework, in memory of their own."""
+    """Export a copy of the data to another framework."""
     if self.requires_grad:
         raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
     return plain_copy(self).__dlpack__(**options)
@@ -188,7 +188,7 @@ def __dlpack_device__(self: LazyTensor) -> Any:
 
 @method
 def is_shared(self: LazyTensor) -> bool:
-    """A lazy tensor's memory belongs to one process."""
+    """False: a lazy tensor's memory belongs to one process."""
     return False
 
 
@@ -204,7 +204,7 @@ def share_memory_(self: LazyTensor) -> LazyTensor:
 
 
 def same_storage(tensor: LazyTensor) -> LazyTensor:
-    """Another tensor on the same storage, unknown to autograd."""
+    """Another tensor on the same storage, detached from autograd."""
     value = make_wrapper(
         LazyTensor, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), None,
         tensor.dtype, torch.strided, tensor.device, *_torch.lazy_keys(tensor.device.type),
@@ -221,7 +221,7 @@ def _get_data(self: LazyTensor) -> LazyTensor:
 
 
 def _set_data(self: LazyTensor, other: torch.Tensor) -> None:
-    """`x.data = y`: `x` becomes another look at what `y` looks at."""
+    """`x.data = y`: `x` becomes an alias of `y`."""
     if not isinstance(other, LazyTensor):
         if other.device != self.device:
             raise UnsupportedError(
@@ -272,20 +272,20 @@ def __deepcopy__(self: LazyTensor, memo: dict[int, Any]) -> LazyTensor:
 
 
 def _copy_storage(storage: LazyStorage, memo: dict[int, Any]) -> LazyStorage:
-    """A storage with the same contents: contents never change, so none are copied."""
+    """A storage with the same contents, shared: values and buffers are never modified."""
     known = memo.get(id(storage))
     if known is None:
         with TRACE.lock:
             known = LazyStorage(storage.type, storage.value, storage.data)
             TRACE.enlist(known)
         memo[id(storage)] = known
-        memo.setdefault(id(memo), []).append(storage)  # an id names one object while it lives
+        memo.setdefault(id(memo), []).append(storage)  # keeps the id valid
     return known
 
 
 @method
 def __reduce_ex__(self: LazyTensor, protocol: Any) -> Any:
-    """Saved like the plain tensor it stands for, with `lazy:N` as the location of its storage."""
+    """Pickle like a plain tensor, with `lazy:N` as the location of its storage."""
     real = _read(self, "pickle").detach()
     if self.device.type == "lazy":
         setattr(real.untyped_storage(), LOCATION, str(self.device))
@@ -300,7 +300,7 @@ def __reduce_ex__(self: LazyTensor, protocol: Any) -> Any:
 
 
 class _Rebuilt:
-    """Stands for the tensor inside a pickled parameter."""
+    """Pickles as the tensor inside a parameter."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
         self.args = args
@@ -309,12 +309,12 @@ class _Rebuilt:
         return _torch.rebuild_tensor, self.args
 
 
-# -- parameters keep their identity when a module moves ------------------------------------------
+# -- TorchDynamo ---------------------------------------------------------------------------------
 
 
 class _Flatten:
-    """The method `__tensor_flatten__`, which TorchDynamo does not see while it captures: it is to
-    look at types, and never at a plain tensor inside."""
+    """The method `__tensor_flatten__`, hidden from TorchDynamo during capture, where it must see
+    types only, and never the plain tensor inside."""
 
     def __get__(self, tensor: LazyTensor | None, owner: type) -> Callable[..., Any]:
         if _torch.CAPTURING.on:

@@ -1,4 +1,4 @@
-"""Making things lazy on their own device: single tensors, modules, a block, the whole process."""
+"""Laziness on concrete devices: for single tensors, modules, a block, or the whole process."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def lazy(thing: Any) -> Any:
-    """`thing` on its own device, lazily.
+    """A lazy version of `thing`, on the device it is on.
 
-    A tensor gives a lazy copy of it; a module or an optimizer is changed in place and returned,
-    its parameters keep their identity; lists, tuples and dicts are looked into.
+    Returns a lazy copy of a tensor; changes a module or an optimizer in place and returns it, with
+    parameters keeping their identity; recurses into lists, tuples and dicts.
     """
     ASKED.explicitly = True
     adoption = Adoption(copy=True)
@@ -41,9 +41,9 @@ def lazy(thing: Any) -> Any:
 
 
 def eager(thing: Any) -> Any:
-    """The way back: `thing` with plain tensors, computed now.
+    """The inverse of `torpor.lazy`: `thing` with plain tensors, computed now.
 
-    A tensor on the device `lazy` comes to the physical device behind it.
+    A tensor on the device `lazy` moves to the physical device behind it.
     """
     return _convert(thing, _plain_tensor)
 
@@ -51,7 +51,7 @@ def eager(thing: Any) -> Any:
 def _convert(thing: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     with _torch.without_modes():
         if isinstance(thing, torch.nn.Module):
-            return thing._apply(convert)  # whoever holds a parameter holds the new one
+            return thing._apply(convert)  # references to parameters stay valid
         if isinstance(thing, torch.optim.Optimizer):
             return convert_state(thing, convert)
         if not isinstance(thing, (torch.Tensor, list, tuple, dict)):
@@ -65,7 +65,7 @@ def _convert(thing: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any
 
 
 class _BecomeLazy(torch.autograd.Function):
-    """A tensor with a history becomes lazy; its gradient comes back plain."""
+    """Plain to lazy in forward, differentiable; its gradient is plain."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, adoption: Adoption) -> Any:
@@ -116,9 +116,9 @@ def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def convert_state(
     optimizer: torch.optim.Optimizer, convert: Convert, of: type[torch.Tensor] = torch.Tensor
 ) -> torch.optim.Optimizer:
-    """Convert the state that has the shape of a parameter; counters stay what they are.
+    """Convert state with the shape of its parameter; others, such as step counters, stay.
 
-    Only that of parameters which are tensors `of` that class.
+    Only for parameters that are tensors `of` that class.
     """
     for parameter, state in optimizer.state.items():
         if not isinstance(parameter, of) or not isinstance(state, dict):
@@ -133,12 +133,11 @@ def convert_state(
 
 
 class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not annotate it
-    """Everything made inside is lazy on its own device.
+    """Everything created inside is lazy on its own device.
 
-    Plain tensors from outside are read as they are at that moment; writes to them and views of
-    them stay eager, so that whoever holds them sees what eager would show. So are tensors on
-    memory that is somebody else's, tensors without elements, and all that a worker of a
-    `DataLoader` makes.
+    Plain tensors from outside are read with their contents at that moment; writes to them and views
+    of them stay eager, so that other references see what eager would show. Tensors on borrowed
+    memory, tensors without elements, and tensors made by `DataLoader` workers stay plain too.
     """
 
     def __torch_dispatch__(
@@ -154,10 +153,10 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
         return dispatch(LazyTensor, func, types, args, kwargs)
 
     def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What `torch.tensor` has just made, and nobody else holds.
+        """Make a result of `torch.tensor`, to which there is no other reference, lazy.
 
-        Memory that is borrowed, from NumPy for one, has an owner who may write to it: a tensor on
-        it stays plain. So does an optimizer's counter of steps: it is read at every step.
+        A tensor on borrowed memory (for example NumPy's) stays plain, as its owner may write to it.
+        So does an optimizer's step counter, which is read at every step.
         """
         plain = (
             not _is_traceable(tensor)
@@ -169,7 +168,7 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
         return tensor if plain else wrap_data(tensor, tensor.device)
 
     def _traces(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """The op makes new tensors from nothing or from plain ones that torpor can read."""
+        """Whether the op makes new tensors, from nothing or from tensors that torpor can read."""
         spec = spec_of(func)
         if spec.mode not in (Mode.RECORD, Mode.RANDOM) or spec.mutated:
             return False
@@ -181,7 +180,7 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
         return bool(tensors) or (self._takes_device(spec, kwargs) and not _is_empty(args))
 
     def _takes_device(self, spec: Any, kwargs: dict[str, Any]) -> bool:
-        """A factory; it is told its device, which the graph has to know."""
+        """Whether the op is a factory; passes its device explicitly, which the graph needs."""
         if not any(a.name == "device" for a in spec.arguments):
             return False
         if kwargs.get("layout") not in (None, torch.strided) or kwargs.get("pin_memory"):
@@ -194,16 +193,16 @@ class LazyMode(_torch.DispatchMode):  # type: ignore[misc]  # torch does not ann
 
 
 def _is_empty(args: tuple[Any, ...]) -> bool:
-    """A factory is asked for no element: torch puts such tensors on memory that is somebody's.
+    """Whether a factory is asked for an empty tensor, which torch then moves to other memory.
 
-    `torch.empty(0).set_(storage)` is how torch reads files, shares memory between processes and
-    copies storages, in C++ too.
+    `torch.empty(0).set_(storage)` is how torch, in C++ too, reads files, shares memory between
+    processes and copies storages.
     """
     return bool(args) and isinstance(args[0], (list, tuple)) and 0 in args[0]
 
 
 def _in_optimizer() -> bool:
-    """The code that made the tensor is one of torch's optimizers."""
+    """Whether the calling code is one of torch's optimizers."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
@@ -221,7 +220,7 @@ def _is_traceable(tensor: torch.Tensor) -> bool:
 
 @contextmanager
 def mode() -> Iterator[None]:
-    """Everything created inside is lazy on its concrete device."""
+    """Everything created inside is lazy, on its concrete device."""
     ASKED.explicitly = True
     with LazyMode():
         yield

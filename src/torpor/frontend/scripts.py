@@ -1,9 +1,8 @@
 """TorchScript and lazy tensors.
 
-A scripted function, or a module that was scripted with lazy parameters, is recorded op by op: the
-interpreter runs it as it is drawn, since fused code would look at memory. A module with plain
-tensors inside, as `torch.jit.load` and `torch.jit.trace` make them, gets plain inputs. Files hold
-plain tensors.
+A scripted function, or a module scripted with lazy parameters, is recorded op by op: it runs in the
+interpreter, unfused, since fused code would access memory. A module with plain tensors inside, as
+made by `torch.jit.load` and `torch.jit.trace`, gets plain inputs. Files contain plain tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _has_constants: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 class _Scripted:
-    """Whether any module of this process was scripted with lazy parameters."""
+    """Whether any module in this process was scripted with lazy parameters."""
 
     any = False
 
@@ -39,7 +38,7 @@ def _first_lazy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazyTensor | N
 
 
 def _call(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of a function or a method of TorchScript."""
+    """Wraps calls of TorchScript functions and methods."""
 
     @functools.wraps(call)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +62,7 @@ def _call(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_recorded(called: Any) -> bool:
-    """No plain tensor is inside: the interpreter's ops on lazy tensors make lazy tensors."""
+    """Whether it contains no plain tensors, so that its ops on lazy tensors make lazy ones."""
     owner = _torch.script_owner(called)
     if owner is not None:
         return any(isinstance(t, LazyTensor) for _, _, t in _torch.script_tensors(owner))
@@ -73,11 +72,11 @@ def _is_recorded(called: Any) -> bool:
 
 
 def _script(script: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.jit.script`, which takes over the tensors of a module."""
+    """Wraps `torch.jit.script`, which takes over a module's tensors."""
 
     @functools.wraps(script)
     def call(obj: Any, *args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
-        if not args:  # it looks for names in the frame that calls it
+        if not args:  # it resolves names in its caller's frame
             kwargs["_frames_up"] = _frames_up + 1
         made = script(obj, *args, **kwargs)
         if isinstance(made, torch.jit.ScriptModule):
@@ -88,17 +87,17 @@ def _script(script: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# -- files: what writes them looks at memory -----------------------------------------------------
+# -- saving: the writers access memory -----------------------------------------------------------
 
 
 @contextmanager
 def _with_plain_tensors(module: Any) -> Iterator[None]:
-    """A module of TorchScript has plain tensors in the place of lazy ones inside the block."""
+    """Replace a TorchScript module's lazy tensors by plain ones within a block."""
     tensors = _torch.script_tensors(module)
     found = [(owner, name, t) for owner, name, t in tensors if isinstance(t, LazyTensor)]
     try:
         with _torch.without_dispatch_modes():
-            copies = {id(t): plain_copy(t) for _, _, t in found}  # shared ones stay shared
+            copies = {id(t): plain_copy(t) for _, _, t in found}  # preserves sharing
             for owner, name, tensor in found:
                 owner.setattr(name, copies[id(tensor)].requires_grad_(tensor.requires_grad))
             yield
@@ -117,7 +116,7 @@ def _save(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _freeze(freeze: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.jit.freeze`: tensors become constants of the code."""
+    """Wraps `torch.jit.freeze`, which turns tensors into constants."""
 
     @functools.wraps(freeze)
     def call(mod: Any, *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +127,7 @@ def _freeze(freeze: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _apply(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Moving a module of TorchScript; its tensors cannot be swapped for lazy ones."""
+    """Wraps moves of TorchScript modules, whose tensors cannot be swapped for lazy ones."""
 
     @functools.wraps(apply)
     def call(self: Any, fn: Callable[[torch.Tensor], torch.Tensor], *rest: Any, **kw: Any) -> Any:
@@ -147,7 +146,7 @@ def _apply(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Stand in front of TorchScript."""
+    """Wrap TorchScript's entry points."""
     _torch.on_script_call(_call)
     _torch.on_script_save(_save)
     _torch.on_script_move(_apply)

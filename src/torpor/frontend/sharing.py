@@ -1,7 +1,7 @@
-"""Lazy tensors from plain ones that share memory: they go on sharing it.
+"""Adopts plain tensors as lazy ones, preserving memory sharing among them.
 
 Plain tensors on one storage become lazy tensors on one lazy storage, as long as that still holds
-the very memory it was made from.
+the memory it was made from.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torpor.trace.wrap import data_storage, wrap_window
 
 
 class Adoption:
-    """Turns plain tensors into lazy ones; remembers which storages it has met."""
+    """Turns plain tensors into lazy ones; remembers the storages it has adopted."""
 
     def __init__(self, copy: bool) -> None:
         self.copy = copy
@@ -40,7 +40,7 @@ class Adoption:
         return wrap_window(storage, TensorType.of_tensor(tensor, device))
 
     def _root(self, tensor: torch.Tensor, memory: torch.UntypedStorage) -> torch.Tensor:
-        """All of the memory behind `tensor`, in the shape of `tensor` if that is all of it."""
+        """A tensor of the whole memory of `tensor`, in the shape of `tensor` if that covers it."""
         type_ = TensorType.of_tensor(tensor)
         if type_.offset == 0 and type_.is_dense and type_.nbytes == memory.nbytes():
             return tensor.clone() if self.copy else tensor
@@ -51,22 +51,22 @@ class Adoption:
 
 
 def _holds(storage: LazyStorage, memory: torch.UntypedStorage) -> bool:
-    """`storage` still has the contents it took from `memory`, which is therefore alive."""
+    """Whether `storage` still holds the contents taken from `memory`, which is then alive."""
     data = storage.data
     return data is not None and data.info is not None and data.info._cdata == memory._cdata
 
 
-# -- files -------------------------------------------------------------------------------------
+# -- saving and loading ------------------------------------------------------------------------
 
 LOCATION = "_torpor_location"
-"""Attribute of a plain storage: the lazy device its contents belong to."""
+"""An attribute of a plain storage: the lazy device it will be loaded to."""
 
 
 class LoadedStorage(torch.UntypedStorage):
-    """A plain storage read from a file, on its way to a lazy device.
+    """A plain storage read from a file, to be moved to a lazy device.
 
     torch rebuilds a tensor as `torch.empty(0, device=storage.device).set_(storage, ...)`; the
-    device given here makes that a lazy tensor.
+    `device` reported here makes that a lazy tensor.
     """
 
     @property
@@ -87,7 +87,7 @@ def _place(storage: Any, location: str) -> Any:
 
 
 def register_location() -> None:
-    """Teach `torch.save` and `torch.load` the location `lazy`."""
+    """Register the location `lazy` with `torch.save` and `torch.load`."""
     torch.serialization.register_package(5, _tag, _place)
 
 

@@ -1,9 +1,9 @@
-"""The memory of lazy tensors as torch's storage objects, and the way back from these.
+"""torch's storage objects for the memory of lazy tensors, and the reverse.
 
-`y.untyped_storage()` is a storage object on the buffer that `y` has now. It knows whose memory that
-is: `x.set_(y.untyped_storage(), ...)` makes `x` another look at the same lazy storage. It owns
-nothing: buffers are replaced by every write, and the object must not keep one from being donated
-longer than its user holds it.
+`y.untyped_storage()` is a storage object on the current buffer of `y`. It refers back to the lazy
+storage: `x.set_(y.untyped_storage(), ...)` makes `x` an alias of it. It does not own the buffer:
+every write replaces buffers, and the object must not prevent one from being donated for longer
+than the user holds it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from torpor.trace.tensor import LazyTensor
 from torpor.trace.wrap import wrap_storage, wrap_window
 
 _OWNER = "_torpor_storage"
-"""Attribute of a storage object: the lazy storage whose memory it is."""
+"""An attribute of a storage object: the lazy storage it belongs to."""
 
 _objects: WeakKeyDictionary[LazyStorage, tuple[ref[BackendData], ref[Any]]] = WeakKeyDictionary()
 _owners: WeakKeyDictionary[BackendData, ref[LazyStorage]] = WeakKeyDictionary()
 
 
 def storage_object(tensor: LazyTensor) -> torch.UntypedStorage:
-    """torch's object for the memory of `tensor`: the same as long as the buffer is the same."""
+    """torch's storage object for `tensor`: the same one until the buffer is replaced."""
     storage = memory_of(tensor)
     data = own_buffer(storage)
     buffer, made = _objects.get(storage, (None, None))
@@ -54,10 +54,10 @@ def _object_on(storage: LazyStorage, data: BackendData) -> torch.UntypedStorage:
 
 
 def own_buffer(storage: LazyStorage) -> BackendData:
-    """The buffer of `storage`, computed; no other storage has it from now on.
+    """The buffer of `storage`, computed, and shared with no other storage.
 
-    A deep copy shares a buffer until one of the two is written to. Who asks for addresses wants to
-    know what shares memory in eager.
+    A deep copy shares a buffer until either is written to. But code that compares addresses expects
+    only tensors that share memory in eager to have the same one.
     """
     data: BackendData = sync.read(storage)
     owner = _owners.get(data)
@@ -74,10 +74,10 @@ def own_buffer(storage: LazyStorage) -> BackendData:
 def on_storage(
     tensor: torch.Tensor, memory: Any, offset: int, size: Any, stride: Any
 ) -> LazyTensor:
-    """A tensor like `tensor` on the memory of a storage object; grows it if it must, as eager does.
+    """A tensor like `tensor` on the memory of a storage object, which grows if needed, as in eager.
 
-    Memory that is not a lazy tensor's is taken as it is now (see `refuse_shared`): lazy tensors on
-    it share it with each other.
+    Memory of no lazy tensor is adopted with its current contents (see `refuse_shared`); lazy
+    tensors on it share memory with each other.
     """
     real = _judged(tensor, memory, offset, size, stride)
     type_ = TensorType.of_tensor(real, tensor.device)
@@ -93,10 +93,10 @@ def on_storage(
 
 
 def refuse_shared(tensor: torch.Tensor, source: Any) -> None:
-    """Refuse to put `tensor` on memory that plain tensors are on.
+    """Raise if `tensor` would share memory with plain tensors.
 
-    What they write there would not be seen, nor would they see what lazy tensors write. Memory that
-    only storage objects hold is somebody's gift: `torch.load` and pickles give it.
+    Neither would see writes to the other. Memory held only by storage objects is fine: `torch.load`
+    and unpickling create it.
     """
     memory = source.untyped_storage() if isinstance(source, torch.Tensor) else source
     memory = _torch.untyped(memory)
@@ -112,10 +112,7 @@ def refuse_shared(tensor: torch.Tensor, source: Any) -> None:
 
 
 def _judged(tensor: torch.Tensor, memory: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
-    """A plain tensor that was set as `tensor` is to be: eager says which sizes and strides it has.
-
-    And refuses what it refuses, on memory of the same size that nobody else has.
-    """
+    """Run `set_` on a plain tensor of the same size, for eager's sizes, strides and errors."""
     dtype = tensor.dtype
     shape = (memory.nbytes() // dtype.itemsize,) if size is None else tuple(size)
     strides = tuple(stride) if stride or not shape else contiguous_strides(shape)

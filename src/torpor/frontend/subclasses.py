@@ -1,8 +1,8 @@
-"""Tensor subclasses of others made from lazy tensors: they hold plain tensors.
+"""Other tensor subclasses made from lazy tensors: they get plain tensors.
 
-Torch gives a tensor one Python object. A lazy tensor has one, so `as_subclass` cannot give it a
-second of another class. A subclass that is made of lazy tensors by `__torch_dispatch__`, as masked
-and nested tensors are, is not concerned.
+A torch tensor has exactly one Python object. A lazy tensor has its own, so `as_subclass` cannot
+give it a second one of another class. Subclasses that wrap tensors using `__torch_dispatch__`, such
+as masked and nested tensors, are not affected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torpor.trace.tensor import LazyTensor
 
 
 def _made_plainly(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of torch that makes a tensor of another class: `make(cls, tensor, ...)`."""
+    """Wraps torch's functions that make a subclass instance: `make(cls, tensor, ...)`."""
 
     @functools.wraps(make)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -47,7 +47,7 @@ def _plain_for(tensor: LazyTensor, cls: type) -> torch.Tensor:
     return made
 
 
-# -- kernels of Triton: they get addresses, and write to them -----------------------------------
+# -- Triton kernels: they get addresses, and write to them ---------------------------------------
 
 
 def _address(data_ptr: Callable[[LazyTensor], int]) -> Callable[[LazyTensor], int]:
@@ -65,6 +65,6 @@ def _address(data_ptr: Callable[[LazyTensor], int]) -> Callable[[LazyTensor], in
 
 
 def install() -> None:
-    """Stand in front of what makes tensors of other classes."""
+    """Wrap the functions that make instances of other subclasses."""
     _torch.on_subclass(_made_plainly)
     LazyTensor.data_ptr = _address(LazyTensor.data_ptr)  # type: ignore[assignment,method-assign]  # the purpose

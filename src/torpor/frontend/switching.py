@@ -1,8 +1,8 @@
-"""Plain tensors become lazy ones in place, and lazy ones plain: those of modules and optimizers.
+"""Converts the tensors of modules and optimizers between plain and lazy, in place.
 
-What stays the same is the object: see `exchange`. To lazy, each group of tensors on one memory goes
-by itself, and what has to wait stays plain. To plain, all tensors go or none does: a lazy parameter
-among plain ones would make everything lazy again.
+Objects keep their identity (see `exchange`). To lazy, tensors are converted per storage, and those
+that cannot be converted yet stay plain. To plain, all are converted or none: one remaining lazy
+parameter would make every result lazy again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _VIRTUAL: Final = ("lazy", "meta")
 
 
 class _Asked:
-    """Whether the user has asked for lazy tensors in words, besides `enable`."""
+    """Whether the user has requested lazy tensors explicitly, other than by `enable`."""
 
     explicitly = False
 
@@ -48,7 +48,7 @@ Part = tuple[torch.nn.Module, bool]
 
 
 def parts_of(module: torch.nn.Module) -> Iterator[Part]:
-    """Its modules, itself included, but for those of TorchScript."""
+    """The modules in it, itself included, except those of TorchScript."""
     seen: set[int] = set()
     parts = [(module, False)]
     while parts:
@@ -62,7 +62,7 @@ def parts_of(module: torch.nn.Module) -> Iterator[Part]:
 
 
 def convert_parts(parts: list[Part], running: bool = False) -> bool:
-    """Make parameters and buffers of modules lazy; whether some of them may become so later."""
+    """Make parameters and buffers of modules lazy; whether to retry later for some of them."""
     tensors: list[torch.Tensor] = []
     compiled: set[int] = set()
     for part, is_compiled in parts:
@@ -78,12 +78,12 @@ def convert_parts(parts: list[Part], running: bool = False) -> bool:
 
 
 def _is_own(tensor: torch.Tensor) -> bool:
-    """What stands in the place of a parameter is one."""
+    """Whether it really is a parameter."""
     return isinstance(tensor, torch.nn.Parameter)
 
 
 def state_of(optimizer: Any) -> Iterator[torch.Tensor]:
-    """All tensors that an optimizer keeps, but for its parameters."""
+    """All tensors in an optimizer's state, except its parameters."""
     kept = (optimizer.state, [{**g, "params": None} for g in optimizer.param_groups])
     for leaf in _torch.tree_leaves((list(kept[0].values()), kept[1])):
         if isinstance(leaf, torch.Tensor):
@@ -94,9 +94,9 @@ def state_of(optimizer: Any) -> Iterator[torch.Tensor]:
 
 
 def convert(tensors: Iterable[Any], running: bool = False) -> bool:
-    """Make plain tensors lazy in place; whether some of them may become so later.
+    """Make plain tensors lazy in place; whether to retry later for some of them.
 
-    `running`: between two steps of a program, whose last loss may be there still.
+    `running`: called between two steps of a program, when the last loss may still be alive.
     """
     groups: dict[int, list[torch.Tensor]] = {}
     waits = False
@@ -116,7 +116,7 @@ def convert(tensors: Iterable[Any], running: bool = False) -> bool:
 
 
 def _held_here(tensors: Iterable[Any]) -> Iterator[Any]:
-    """The tensors; of DTensors the parts that this rank holds, and those of their gradients."""
+    """The tensors; for DTensors this rank's shards, and the shards of their gradients."""
     for tensor in tensors:
         yield _torch.local_part(tensor)
         if _torch.is_dtensor(tensor) and tensor.is_leaf:
@@ -134,7 +134,7 @@ def _can_be_lazy(tensor: torch.Tensor) -> bool:
 
 
 def _convert_together(tensors: list[torch.Tensor], running: bool) -> bool:
-    """Make tensors on one memory lazy; False if not now, they stay plain then."""
+    """Make tensors on one storage lazy; False if they must stay plain for now."""
     if any(_is_bound(tensor, running) for tensor in tensors) or _torch.has_other_users(tensors):
         return False
     if len({tensor.dtype for tensor in tensors}) > 1:
@@ -142,7 +142,7 @@ def _convert_together(tensors: list[torch.Tensor], running: bool) -> bool:
     memory = tensors[0].untyped_storage()
     if memory.is_shared() and not tensors[0].is_cuda:
         return False
-    adoption = Adoption(copy=not memory.resizable())  # borrowed memory is somebody else's
+    adoption = Adoption(copy=not memory.resizable())  # borrowed memory has another owner
     del memory
     lazies = [adoption.adopt(tensor, tensor.device) for tensor in tensors]
     for tensor, lazy in zip(tensors, lazies, strict=True):
@@ -151,7 +151,7 @@ def _convert_together(tensors: list[torch.Tensor], running: bool) -> bool:
 
 
 def _is_bound(tensor: torch.Tensor, running: bool) -> bool:
-    """A graph of autograd or torch itself holds it, or its gradient cannot be lazy."""
+    """Whether an autograd graph or torch holds it, or its gradient cannot become lazy."""
     grad = tensor.grad
     is_free = _torch.may_change(tensor) if running else not _torch.is_held(tensor)
     return not (is_free and (grad is None or type(grad) is LazyTensor or _can_be_lazy(grad)))
@@ -161,7 +161,7 @@ def _is_bound(tensor: torch.Tensor, running: bool) -> bool:
 
 
 class _Gradients:
-    """Gradients taken off tensors, so that nobody but Python holds them, and given back."""
+    """Detaches gradients from tensors, so that only Python refers to them, and restores them."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.taken = [(t, t.grad) for t in tensors if t.is_leaf and t.grad is not None]
@@ -177,9 +177,9 @@ class _Gradients:
 
 
 def to_plain(tensors: Iterable[Any], others: Iterable[Any] = (), is_finished: bool = True) -> str:
-    """Make lazy tensors plain in place, computed; why that cannot be, "" if it is done.
+    """Make lazy tensors plain in place, computed; returns why that is impossible, or "".
 
-    `tensors` and their gradients go all or not at all; `others` where nobody notices.
+    `tensors` and their gradients are converted all or none; `others` where it is unobservable.
     """
     needed = {id(t): t for t in tensors if _is_ours(t)}
     refusal = held_by_graph(needed.values(), is_finished)
@@ -194,7 +194,7 @@ def to_plain(tensors: Iterable[Any], others: Iterable[Any] = (), is_finished: bo
             needed.update({id(g): g for g in gradients.tensors() if _is_ours(g)})
             unlisted = {id(t): t for t in others if _is_ours(t) and id(t) not in needed}
             groups = _by_storage(needed.values())
-            for tensor in unlisted.values():  # `.data` of a parameter goes with it
+            for tensor in unlisted.values():  # aliases made by `.data` are converted along
                 groups.get(tensor._lazy_storage, []).append(tensor)
             refusal = next(filter(None, _refusals(groups)), "")
             if not refusal:
@@ -221,14 +221,14 @@ def _by_storage(tensors: Iterable[Any]) -> _Groups:
 
 
 def _free_groups(tensors: Iterable[LazyTensor], known: _Groups) -> _Groups:
-    """Those of `tensors` that may become plain too, with all that is on their memory."""
+    """Those of `tensors` that may become plain too, with all tensors on their storage."""
     groups = _by_storage(t for t in tensors if t._lazy_storage not in known)
     refusals = _refusals(groups)
     return {s: g for (s, g), why in zip(groups.items(), refusals, strict=True) if not why}
 
 
 def _refusals(groups: _Groups) -> list[str]:
-    """Why tensors on one memory cannot become plain now, for each memory; "" if they can."""
+    """Per storage: why its tensors cannot become plain now, or ""."""
     references = _references(groups)
     return [
         held_by_graph(tensors) or _not_there(storage) or _shared(tensors, count)
@@ -237,10 +237,10 @@ def _refusals(groups: _Groups) -> list[str]:
 
 
 def held_by_graph(tensors: Iterable[Any], is_finished: bool = True) -> str:
-    """Why tensors cannot become others: a graph of autograd needs one; "" if none does.
+    """Why tensors cannot be exchanged: an autograd graph holds one; "" if none does.
 
-    A view holds the tensor that it is a view of; if both are here, that is no reason. A graph that
-    is not finished adds up gradients in its order: even what accumulates them is not to be split.
+    A view holds its base; that is fine if both are given. If a backward pass is still to come
+    (not `is_finished`), even gradient accumulators must not be replaced, to keep its order.
     """
     found = {id(tensor): tensor for tensor in tensors if isinstance(tensor, torch.Tensor)}
     views = Counter(id(tensor._base) for tensor in found.values() if tensor._is_view())
@@ -259,7 +259,7 @@ def _references(groups: _Groups) -> list[int]:
 
 @functools.cache
 def _references_of_one() -> int:
-    """References to a storage that no tensor is on."""
+    """The reference count of a storage that no tensor uses."""
     return _references({LazyStorage(TensorType.of_tensor(torch.empty(0)), None, None): []})[0]
 
 
@@ -275,19 +275,19 @@ def _not_there(storage: LazyStorage) -> str:
 
 
 def _has_contents(data: BackendData | None) -> bool:
-    """The numbers are there, and nobody has to be told of an error before they are read."""
+    """Whether the data is computed, without an error that has yet to be raised."""
     if data is None or data.error is not None:
         return False
     return data.done is None or (data.done.is_set() and data.done.failure is None)
 
 
 def _make_plain(groups: _Groups) -> None:
-    """Exchange tensors for copies: a buffer may be a part of what a backend writes to."""
+    """Exchange tensors for copies: a buffer may alias memory that a backend writes to."""
     backend = get_backend()
     while groups:
         storage, tensors = groups.popitem()
         real = clone_plain(backend.tensor_from_data(sync.finish(storage)))
-        for tensor in sorted(tensors, key=_is_base):  # views first: they hold what they look at
+        for tensor in sorted(tensors, key=_is_base):  # views first: they hold their bases
             exchange(tensor, seen_by(tensor, real))
 
 
@@ -296,5 +296,5 @@ def _is_base(tensor: torch.Tensor) -> bool:
 
 
 def all_lazy_tensors() -> Iterator[LazyTensor]:
-    """Every lazy tensor that Python knows: nobody lists them, so the garbage collector is asked."""
+    """Every lazy tensor in the process: there is no registry, so the garbage collector is asked."""
     yield from [tensor for tensor in gc.get_objects() if type(tensor) is LazyTensor]

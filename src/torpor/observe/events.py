@@ -1,7 +1,7 @@
-"""What happened and when: for timelines, and for people who ask afterwards why a step is slow.
+"""A log of timed events, for timelines and for diagnosing slow steps after the fact.
 
-One event is kept for each trace, compile, run, sync and fallback, the latest of them; none per op.
-While torch's profiler is on, the same show on its timeline.
+Each trace, compile, run, sync and fallback is one event; there is none per op. The latest are kept.
+While torch's profiler is on, they appear on its timeline too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_EVENTS = 4096
 
 
 class Event:
-    """Something that took its time; `start` is a reading of `time.perf_counter`."""
+    """Something that took time; `start` is a reading of `time.perf_counter`."""
 
     __slots__ = ("kind", "name", "seconds", "site", "start", "thread")
 
@@ -50,33 +50,33 @@ def _anywhere() -> int:
 
 
 class _Lines:
-    """How the user's line is found; `trace` knows."""
+    """How to find the user's line; set by `observe.site`, which is in a higher layer."""
 
     find: Callable[[], Any] = staticmethod(_nowhere)
     place: Callable[[], int] = staticmethod(_anywhere)
 
 
 def find_lines_with(find: Callable[[], Any], place: Callable[[], int]) -> None:
-    """Let `find()` say which line of the user's is being run, and `place()` how it came there."""
+    """Register `find()`, which returns the user's current line, and `place()` (`place_of_read`)."""
     _Lines.find = staticmethod(find)
     _Lines.place = staticmethod(place)
 
 
 def user_line() -> Any:
-    """The user's line that is being run; None where there is none."""
+    """The user's current line; None if there is none."""
     return _Lines.find()
 
 
 def place_of_read() -> int:
-    """Where the program is: the same number in the same place, called from the same ones."""
+    """A number for the current place in the program: equal for equal innermost call sites."""
     return _Lines.place()
 
 
-# -- the step that is being recorded -----------------------------------------------------------
+# -- the current step --------------------------------------------------------------------------
 
 
 class _StepClock:
-    """The time from the first tensor that enters a trace to its cut, without other phases."""
+    """Times recording: from the first leaf of a trace to its cut, without other phases."""
 
     __slots__ = (
         "away", "began", "counted", "last", "last_asked", "last_read", "read_at",
@@ -85,24 +85,24 @@ class _StepClock:
 
     def __init__(self) -> None:
         self.began = 0.0
-        self.away = 0.0  # seconds that had gone into other phases by then
-        self.counted = 0.0  # seconds of it that were counted for a graph made before its end
-        self.last = 0.0  # seconds that the step before took
-        self.last_read = ""  # the line that read last
-        self.last_asked = ""  # and what it asked for, until the next cut
-        self.read_at = ""  # the line whose read ended the trace before this one; "" after a cut
+        self.away = 0.0  # seconds spent in other phases before `began`
+        self.counted = 0.0  # seconds attributed to graphs made so far in this trace
+        self.last = 0.0  # seconds of the previous step
+        self.last_read = ""  # the line of the last read
+        self.last_asked = ""  # and the conversion it was for, until the next cut
+        self.read_at = ""  # the line whose read ended the previous trace; "" after a cut
         self.span: Any = None  # on the timeline of torch's profiler
         self.thread = 0
 
     def begin(self) -> None:
-        """The first tensor has entered."""
+        """Called when the first leaf enters."""
         if _torch.is_profiler_on():
             self.span, self.thread = _torch.profiler_span("torpor record"), threading.get_ident()
             self.span.__enter__()
         self.began, self.away, self.counted = time.perf_counter(), AWAY.seconds, 0.0
 
     def so_far(self) -> float:
-        """Seconds of recording since the first tensor entered; those of the last step after it."""
+        """Seconds of recording since the first leaf; those of the last step once it has ended."""
         return self._until(time.perf_counter()) if self.began else self.last
 
     def _until(self, now: float) -> float:
@@ -114,7 +114,7 @@ class _StepClock:
         return self.counted - before
 
     def end(self, new_nodes: int, now: float) -> None:
-        """Nothing was recorded into this trace after `now`; it has met `new_nodes` new ones."""
+        """Called when the trace ends, having recorded until `now`, with `new_nodes` misses."""
         if not self.began:
             self.last = self.counted = 0.0
             return
@@ -124,13 +124,13 @@ class _StepClock:
         if new_nodes:
             metrics.add_time("RecordNew", self.last)
         if self.span is not None:
-            if self.thread == threading.get_ident():  # a span ends where it began, or not at all
+            if self.thread == threading.get_ident():  # a span must end on its own thread
                 self.span.__exit__(None, None, None)
             self.span = None
         self.began = 0.0
 
     def restart(self) -> None:
-        """Count from now on what is going on."""
+        """Restart the clock, for a trace in progress."""
         if self.began:
             self.began, self.away, self.counted = time.perf_counter(), AWAY.seconds, 0.0
 
@@ -143,7 +143,7 @@ metrics.on_reset(STEP.restart)
 
 
 class span:  # a class for speed, like `metrics.timer`
-    """An event for the body, on the profiler's timeline too if there is one."""
+    """Records an event for the body, and a span on the profiler's timeline if it is on."""
 
     __slots__ = ("kind", "name", "shown", "start")
 
@@ -168,10 +168,10 @@ class span:  # a class for speed, like `metrics.timer`
 
 
 class _ReadState(threading.local):
-    """What this thread is about to read, and whether it may."""
+    """What this thread reads for, and whether it may."""
 
     forbidden = 0
-    asked = ""  # "bool", "int", ...: what Python wants a tensor to be
+    asked = ""  # "bool", "int", ...: the conversion in progress
 
 
 _reads = _ReadState()
@@ -179,10 +179,10 @@ _reads = _ReadState()
 
 @contextmanager
 def no_sync() -> Iterator[None]:
-    """Raise `torpor.errors.HiddenSync` where the body waits for numbers without having said so.
+    """Raise `torpor.errors.HiddenSync` where the body waits implicitly for a result.
 
-    Reading a result of the queue counts, whether or not it happens to be there by now. What asks
-    for it in words does not: `torpor.sync(..., wait=True)` and `torpor.wait()`.
+    Reading a queued result counts, even if it happens to be computed already. Explicit waits do
+    not: `torpor.sync(..., wait=True)` and `torpor.wait()`.
     """
     _reads.forbidden += 1
     try:
@@ -193,7 +193,7 @@ def no_sync() -> Iterator[None]:
 
 @contextmanager
 def asked_for(what: str) -> Iterator[None]:
-    """Python asks a tensor for its `what` in the body."""
+    """Within the body, reads are for the conversion `what`."""
     before, _reads.asked = _reads.asked, what
     try:
         yield
@@ -202,7 +202,7 @@ def asked_for(what: str) -> Iterator[None]:
 
 
 def refuse_read() -> None:
-    """Raise if the body of a `no_sync` is about to wait for numbers."""
+    """Raise if this read is in the body of a `no_sync`."""
     if _reads.forbidden:
         raise HiddenSync(
             "a tensor is read here, inside torpor.no_sync(): the program has to wait for it\n"
@@ -212,7 +212,7 @@ def refuse_read() -> None:
 
 
 def was_read(start: float, made: float) -> None:
-    """A read that began at `start` is over; `made` of its seconds went into making the graph."""
+    """Record a read that began at `start`; `made` seconds of it were spent making the graph."""
     site = str(user_line())
     event = Event("sync", start, _reads.asked, site)
     waited = event.seconds - made
@@ -223,7 +223,7 @@ def was_read(start: float, made: float) -> None:
 
 
 def fell_back(start: float, op: str) -> None:
-    """An op that could not be recorded was run by eager, from `start` till now."""
+    """Record that eager ran an op that could not be recorded, from `start` until now."""
     event = Event("fallback", start, op, str(user_line()))
     metrics.time_line("FallbackTime", event.site, event.seconds)
     EVENTS.append(event)

@@ -1,4 +1,4 @@
-"""How much there is of what torpor holds on to, when somebody asks for the metrics."""
+"""Gauges of the memory and objects that torpor holds, evaluated when metrics are queried."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torpor.ir.node import TABLE
 
 
 def pending_bytes() -> int:
-    """Bytes that the trace keeps alive because a recorded op may need them."""
+    """Bytes that the trace keeps alive because recorded ops may need them."""
     with TRACE.lock:
         held = {id(data): data.type.nbytes for data in (*TRACE.leaves, *TRACE.computed.values())}
     return sum(held.values())
 
 
 def queued_bytes() -> int:
-    """Bytes that steps waiting to be run keep alive."""
+    """Bytes kept alive by queued steps."""
     return sum(queue.budget.bytes for queue in queues())
 
 
 def pending_tensors() -> int:
-    """Tensors that are recorded and not computed, and that somebody holds."""
+    """Live tensors that are recorded and not yet computed."""
     with TRACE.lock:
         return len(TRACE.live())
 

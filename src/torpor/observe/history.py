@@ -1,9 +1,8 @@
-"""Which graphs were made at which lines of the user's, and how each came to differ from the last.
+"""History of new graphs by the user's line, and how each differs from earlier ones.
 
-The cut site of a graph is the line that cut or read. A record is made for each new graph, so never
-in a warm step; where graphs never come back that is every step, so nothing is computed for it. How
-graphs differ is found out when somebody asks. What is kept for that is bounded: the first graphs of
-each cut site, and the latest of all.
+The cut site of a graph is the line that cut or read. Only a new graph gets a record, so a warm step
+costs nothing; as programs that never repeat get one in every step, differences are computed lazily.
+The graphs kept for that are bounded: the first ones of each cut site, and the latest of all.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ MAX_CUT_SITES: Final = 1024
 MAX_GRAPHS: Final = 64
 MAX_NODES: Final = 40_000
 MAX_LEAVES: Final = 2048
-"""Leaves of a trace whose storages are remembered."""
+"""The most leaves of a trace whose storages are remembered."""
 FIRST: Final = 4
-"""Graphs of a cut site that are kept longest: how it began."""
+"""The first graphs of a cut site, which are kept longest."""
 TIMED_RUNS: Final = 8
-"""Runs after which it is known what one takes."""
+"""Runs needed for an estimate of the time of one."""
 MAX_COMPARED: Final = 8
-"""Earlier graphs of a cut site that a new one is compared with."""
+"""The most earlier graphs of a cut site that a new one is compared with."""
 
 Place = tuple[str, str, int]  # backend, file, line
 
@@ -57,12 +56,12 @@ class CutSite:
 
     def __init__(self) -> None:
         self.met = 0  # graphs made here
-        self.compiled = 0  # and those that were compiled
-        self.holding: list[GraphRecord] = []  # those that have their graph
+        self.compiled = 0  # how many of them were compiled
+        self.holding: list[GraphRecord] = []  # records whose graph is kept
 
 
 class GraphRecord:
-    """A new graph: where it was made, what became of it, and how it differs from an earlier one."""
+    """A new graph: where it was made, its statistics, and how it differs from an earlier one."""
 
     __slots__ = (
         "_difference",
@@ -97,23 +96,23 @@ class GraphRecord:
         self.serial = serial
         self._site = site
         self.cut_site = cut_site
-        self.place = cut_site.met  # among the graphs that were made there
+        self.place = cut_site.met  # its index among the graphs made there
         self.epoch = TRACE.epoch
         self.graph: Graph | None = graph
         self.size = len(graph)
         self.leaves = _leaf_storages()
-        self.kept: frozenset[int] = frozenset()  # leaves that the next step found unchanged
+        self.kept: frozenset[int] = frozenset()  # leaves with the same storage in the next step
         self.hits = 0
         self.compiled = False
-        self.loaded = False  # from disk, where it was kept compiled
-        self.plan_seconds = 0.0  # to make its plan, but for compiling it
+        self.loaded = False  # from the disk cache
+        self.plan_seconds = 0.0  # to make its plan, excluding compilation
         self.compile_seconds = 0.0
         self.record_seconds = STEP.since_last_graph() if TRACE.misses else 0.0
         self.failure = ""
         self.runs = self.interpreted_runs = 0
         self.run_seconds = self.interpreted_seconds = 0.0
-        self._usual = 0.0  # what a run takes of its thread's time, the latest counting most
-        self.asked_at = STEP.last_read if STEP.last_asked == "bool" else ""  # a branch's line
+        self._usual = 0.0  # busy seconds per run, a moving average
+        self.asked_at = STEP.last_read if STEP.last_asked == "bool" else ""  # the line of a branch
         self.read_at = STEP.read_at
         self._difference: Difference | None = None
 
@@ -124,11 +123,11 @@ class GraphRecord:
 
     @property
     def first(self) -> bool:
-        """No graph was made at its line before."""
+        """Whether it was the first graph made at its line."""
         return not self.place
 
     def met_again(self) -> None:
-        """The same graph was recorded once more."""
+        """Called when the same graph was recorded again."""
         self.hits += 1
         if self.hits == 1:
             now = _leaf_storages()
@@ -138,17 +137,17 @@ class GraphRecord:
             self.leaves = {slot: self.leaves[slot] for slot in self.kept}
 
     def was_compiled(self) -> None:
-        """The backend has taken it."""
+        """Called when the backend has compiled it."""
         self.compiled = True
         self.cut_site.compiled += 1
 
     def was_loaded(self) -> None:
-        """It was on disk, compiled."""
+        """Called when it was loaded from the disk cache."""
         self.loaded = True
         self.cut_site.compiled += 1
 
     def ran(self, seconds: float, busy: float, interpreted: bool) -> None:
-        """One run is over; its thread was busy for a part of the time, and waited for the rest."""
+        """Called after a run; its thread was busy for part of the time, and waited otherwise."""
         self.runs += 1
         self.run_seconds += seconds
         self._usual += (busy - self._usual) * (0.2 if self.runs > 1 else 1.0)
@@ -158,22 +157,22 @@ class GraphRecord:
 
     @property
     def usual_seconds(self) -> float | None:
-        """What a run of it takes of its thread's time; None until some have told."""
+        """The estimated busy seconds per run; None before there are enough runs."""
         return self._usual if self.runs >= TIMED_RUNS else None
 
     @property
     def difference(self) -> Difference | None:
-        """How it differs from the most similar graph made here before; None for the first."""
+        """Compared with the most similar earlier graph of its cut site; None for the first."""
         if self._difference is None and not self.first:
             graph, other = self.graph, self._most_similar()
-            before = None if other is None else other.graph  # another thread may drop it meanwhile
+            before = None if other is None else other.graph  # another thread may drop it
             if graph is None or other is None or before is None:
                 return Difference(UNKNOWN)
             self._difference = self._compared(graph, other, before)
         return self._difference
 
     def _most_similar(self) -> GraphRecord | None:
-        """Of the graphs made here before, that with most ops in common; the latest of those."""
+        """The earlier graph of this cut site with the most ops in common; of equals, the latest."""
         earlier = [other for other in self.cut_site.holding if other.serial < self.serial]
         ops = _ops(self)
         known = reversed(earlier[-MAX_COMPARED:])
@@ -190,12 +189,12 @@ class GraphRecord:
         return (self._read_before(other) if found.kind == BRANCH else None) or found
 
     def _goes_on(self, graph: Graph, other: GraphRecord) -> bool:
-        """It takes up what was computed for the other one: nothing has ended their trace."""
+        """Whether it continues from values computed for the other: their trace was never cut."""
         computed = any(value.node.operands for value in graph.inputs)
         return computed and self.epoch == other.epoch
 
     def _read_before(self, other: GraphRecord) -> Difference | None:
-        """A read ended the trace before this graph's, and not before the other's; or just so."""
+        """The difference if a read ended the previous trace for only one of the two."""
         if self.read_at == other.read_at:
             return None
         reads = str(int(bool(other.read_at))), str(int(bool(self.read_at)))
@@ -206,15 +205,15 @@ class GraphRecord:
         return None if found is None else found()
 
     def drop_graph(self) -> None:
-        """Keep no nodes."""
+        """Drop the graph, and so its nodes."""
         self.graph = None
         self.leaves, self.kept = {}, frozenset()
         self.cut_site.holding.remove(self)
 
 
 def _leaf_storages() -> dict[int, ref[LazyStorage]]:
-    """The storage that entered this trace as each leaf."""
-    first = TRACE.leaf_storages[:MAX_LEAVES]  # a read may leave the trace open for ever
+    """The storage of each leaf of the current trace."""
+    first = TRACE.leaf_storages[:MAX_LEAVES]  # bounded: a trace may never be cut
     return {leaf.node.args[0]: ref(storage) for storage, leaf in reversed(first)}
 
 
@@ -229,19 +228,19 @@ def _likeness(one: Counter[OpKind], other: Counter[OpKind]) -> float:
 
 
 class History:
-    """Every new graph, by the line where it was made."""
+    """Records of new graphs, by cut site."""
 
     def __init__(self) -> None:
         self.records: deque[GraphRecord] = deque(maxlen=MAX_RECORDS)
         self.cut_sites: OrderedDict[Place, CutSite] = OrderedDict()
-        self.holding: deque[GraphRecord] = deque()  # records that have their graph
+        self.holding: deque[GraphRecord] = deque()  # records whose graph is kept
         self.nodes = 0
         self.serial = 0
         self.before_reset = 0
         self.forgotten = 0  # records dropped since the last reset
 
     def note(self, name: str, graph: Graph, backend: str) -> GraphRecord:
-        """A record for a new graph; `keep` it when there is a plan for it."""
+        """Make a record for a new graph; `keep` it once there is a plan."""
         site = user_line()
         key = (backend, getattr(site, "file", ""), getattr(site, "line", 0))
         cut_site = self.cut_sites.get(key) or self.cut_sites.setdefault(key, CutSite())
@@ -252,7 +251,7 @@ class History:
         return GraphRecord(name, graph, cut_site, site, self.serial)
 
     def keep(self, record: GraphRecord) -> None:
-        """A graph that can be run."""
+        """Add a record, as its graph can be run."""
         record.place = record.cut_site.met
         record.cut_site.met += 1
         record.cut_site.holding.append(record)
@@ -264,9 +263,9 @@ class History:
             self._drop_one()
 
     def _drop_one(self) -> None:
-        """Drop the graph that tells least: the oldest, but for those with which a line began.
+        """Drop the least informative graph: the oldest that is not among the first of its line.
 
-        The latest stay, whatever they are: somebody may ask why they are new.
+        The latest ones stay in any case, as they are most likely to be asked about.
         """
         latest = MAX_GRAPHS // 4 if len(self.holding) > MAX_GRAPHS else 2
         older = itertools.islice(self.holding, len(self.holding) - latest)
@@ -276,21 +275,21 @@ class History:
         old.drop_graph()
 
     def since_reset(self) -> list[GraphRecord]:
-        """The records made since the metrics were set back."""
+        """The records made since the metrics were reset."""
         return [record for record in self.records if record.serial > self.before_reset]
 
     def reset(self) -> None:
-        """Leave out of later answers what was made so far; it is still compared with."""
+        """Exclude earlier records from `since_reset`; they are still compared with."""
         self.before_reset, self.forgotten = self.serial, 0
 
     def plans_dropped(self) -> None:
-        """Whatever is compiled from now on is compiled for the first time."""
+        """Count no later compilation as a recompilation."""
         for cut_site in self.cut_sites.values():
             cut_site.compiled = 0
 
     def clear(self) -> None:
         """Forget every graph."""
-        self.__init__()  # type: ignore[misc]  # as if new
+        self.__init__()  # type: ignore[misc]  # reset to the initial state
 
 
 HISTORY = History()
@@ -298,7 +297,7 @@ metrics.on_reset(HISTORY.reset)
 
 
 def before_compile(record: GraphRecord) -> None:
-    """Tell of a graph that is compiled where another was compiled before, as the user wishes."""
+    """Warn or raise, if configured, when a line that has compiled a graph compiles another one."""
     wish = config.on_recompile
     if wish == "ignore" or not record.cut_site.compiled:
         return

@@ -1,7 +1,7 @@
-"""The user's lines behind the nodes of one run.
+"""The user's lines of the nodes in one run.
 
-A node is shared by every line that records the same op. What may fail when it runs keeps the line
-that recorded it last, and a run the lines as they were when it was submitted.
+A node is shared by all lines that record the same op. Nodes that may fail when run keep the line
+that recorded them last; a run takes a snapshot of those lines when it is submitted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torpor.ir.node import Node
 
 
 class _Run(threading.local):
-    """What the graph that this thread is running was recorded by."""
+    """The lines of the nodes in the graph that this thread is running."""
 
     def __init__(self) -> None:
         self.lines: dict[Node, Any] = {}
@@ -26,7 +26,7 @@ _run = _Run()
 
 @contextmanager
 def recorded_by(lines: Iterable[tuple[Node, Any]]) -> Iterator[None]:
-    """Run the body as the run of a graph whose nodes were recorded by `lines`."""
+    """Set the lines of the nodes for a run in the body."""
     before, _run.lines = _run.lines, dict(lines)
     try:
         yield
@@ -35,6 +35,6 @@ def recorded_by(lines: Iterable[tuple[Node, Any]]) -> Iterator[None]:
 
 
 def line_of(node: Node) -> str | None:
-    """The line that recorded `node` for this run."""
+    """The line that recorded `node` for the current run."""
     site = _run.lines.get(node, node.site)
     return None if site is None else str(site)

@@ -1,8 +1,8 @@
-"""How much memory a graph will need, before it runs.
+"""Predicts the memory that a graph will need, before it runs.
 
-A buffer lives from the node that makes it to the last that reads it or a view of it. Inputs are
-there all along; a write goes into the old memory where nobody reads that again. What kernels need
-for themselves is not known here.
+A buffer lives from the node that makes it to the last reader of it or a view of it. Inputs live
+throughout; a write is in place if nothing reads the old contents later. Kernels' workspaces are
+not included.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from torpor.ir.types import TensorType
 from torpor.ops.spec import Mode, spec_of
 
 SMALL = 64 << 20
-"""Graphs whose values are smaller than this, all together, are not looked at."""
+"""Graphs whose values total less than this are not analysed."""
 
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a graph will need."""
+    """The predicted memory use of a graph."""
 
-    inputs: int  # bytes that are there before it runs
-    peak: int  # bytes at the worst moment, besides the inputs
-    node: Node | None  # which runs at that moment
-    alive: tuple[tuple[Value, int], ...]  # buffers at that moment and their bytes, largest first
+    inputs: int  # bytes allocated before it runs
+    peak: int  # bytes at the peak, besides the inputs
+    node: Node | None  # the node running at the peak
+    alive: tuple[tuple[Value, int], ...]  # buffers alive at the peak and their bytes, largest first
 
     def __str__(self) -> str:
         head = f"inputs {size_text(self.inputs)}, at most {size_text(self.peak)} more"
@@ -53,7 +53,7 @@ def _row(item: tuple[Value, int]) -> str:
 
 
 def size_text(count: float) -> str:
-    """So many bytes, in words."""
+    """A number of bytes with a unit."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":
             break
@@ -62,7 +62,7 @@ def size_text(count: float) -> str:
 
 
 def predict(graph: Graph, donated: Mapping[int, int] | None = None) -> Prediction:
-    """The peak of a graph whose nodes run one after the other, in its order."""
+    """The peak of a graph whose nodes run one by one, in its order."""
     return _Liveness(graph, donated or {}).run()
 
 
@@ -76,15 +76,15 @@ def lifetimes(
 
 
 class _Liveness:
-    """Walks a graph once, with the buffers that are alive at each node."""
+    """Walks a graph once, tracking the buffers that are alive at each node."""
 
     def __init__(self, graph: Graph, donated: Mapping[int, int]) -> None:
         self.graph = graph
         self.written_over = {graph.outputs[result] for result in donated.values()}
-        self.buffer: dict[Value, Value] = {}  # the value whose memory a value lies in
-        self.last: dict[Value, int] = {}  # where each buffer is read last
+        self.buffer: dict[Value, Value] = {}  # value -> the value whose memory it uses
+        self.last: dict[Value, int] = {}  # buffer -> position of its last reader
         self.bytes: dict[Value, int] = {}  # of buffers that are alive
-        self.lives: dict[Value, tuple[int, int, int]] = {}  # bytes, first and last node of buffers
+        self.lives: dict[Value, tuple[int, int, int]] = {}  # buffer -> bytes, first and last node
         self.total = 0
 
     def run(self) -> Prediction:
@@ -116,7 +116,7 @@ class _Liveness:
         return tuple(sorted(found, key=lambda item: -item[1]))
 
     def _end(self, buffer: Value, position: int) -> None:
-        """A buffer is let go after the node at `position`."""
+        """Free a buffer after the node at `position`."""
         size = self.bytes.pop(buffer)
         self.total -= size
         self.lives[buffer] = (size, self.lives[buffer][1], position)
@@ -147,7 +147,7 @@ class _Liveness:
             self.total += size
 
     def _reused(self, node: Node, position: int) -> Value | None:
-        """The buffer a node writes over: nobody reads it afterwards."""
+        """The buffer that a node overwrites, because nothing reads it later."""
         spec = spec_of(node.op.target)
         for place in spec.mutated:
             written = node.args[place]
@@ -164,7 +164,7 @@ class _Liveness:
                 self._end(buffer, position)
 
     def _copies(self) -> int:
-        """What results cost that share memory with an input or with one another."""
+        """The bytes of copies made for results that alias an input or each other."""
         taken = set(self.graph.inputs)
         size = 0
         for value in dict.fromkeys(self.graph.outputs):
@@ -175,7 +175,7 @@ class _Liveness:
 
 
 def _viewed(node: Node) -> Value | None:
-    """The value that the outputs of a node are views of."""
+    """The value of which the outputs of a node are views."""
     if node.op.target is None or spec_of(node.op.target).mode is not Mode.VIEW:
         return None
     first = node.operands[0] if node.operands else None
@@ -187,11 +187,11 @@ def _nbytes(value: Value) -> int:
     return type_.span * type_.dtype.itemsize if isinstance(type_, TensorType) else 0
 
 
-# -- what there is -----------------------------------------------------------------------------
+# -- available memory --------------------------------------------------------------------------
 
 
 def free_bytes(backend: Backend, device: BackendDevice) -> int | None:
-    """Memory that can still be had on a device; None where nobody knows."""
+    """The memory available on a device; None if unknown."""
     info = backend.memory_info(device)
     if info.used is not None and info.total is not None:
         return info.total - info.used + _cached(device)
@@ -199,7 +199,7 @@ def free_bytes(backend: Backend, device: BackendDevice) -> int | None:
 
 
 def _cached(device: BackendDevice) -> int:
-    """What torch holds of a GPU's memory and does not use."""
+    """GPU memory that torch's allocator has cached and does not use."""
     if device.type.physical != "cuda" or not torch.cuda.is_initialized():
         return 0
     index = device.ordinal
@@ -219,7 +219,7 @@ def _meminfo() -> int | None:
 
 
 def _control_group() -> int | None:
-    """What is left of the limit that a container has."""
+    """The remainder of a container's memory limit."""
     limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
     if not limit or not used or not limit[0].isdecimal():
         return None
@@ -231,7 +231,7 @@ def _control_group() -> int | None:
 def _lines(path: str) -> list[str]:
     try:
         return Path(path).read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError):  # another kind of system
+    except (OSError, UnicodeDecodeError):  # not Linux
         return []
 
 
@@ -241,7 +241,7 @@ def _lines(path: str) -> list[str]:
 def warn_if_too_large(
     graph: Graph, backend: Backend, device: BackendDevice, donated: Mapping[int, int]
 ) -> None:
-    """Say before a graph runs that it will not fit, and what is so large; called once for each."""
+    """Warn before a graph runs that will not fit, naming the largest buffers; once per graph."""
     bound = _all_values(graph)
     free = free_bytes(backend, device) if bound >= SMALL else None
     if free is None or bound <= free:
@@ -252,7 +252,7 @@ def warn_if_too_large(
 
 
 def _all_values(graph: Graph) -> int:
-    """More than the peak of any graph: all its values side by side."""
+    """An upper bound of the peak: the size of all values together."""
     return sum(
         type_.numel * type_.dtype.itemsize
         for node in graph.nodes

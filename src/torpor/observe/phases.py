@@ -1,7 +1,7 @@
-"""What the program's own threads do in torpor besides recording, and how long: every moment of a
-thread counts once, for the innermost phase it is in.
+"""Where the program's threads spend time in torpor, besides recording. Each moment of a thread is
+attributed to the innermost phase that it is in.
 
-The thread of a queue and those that compile run in the background: their time is not its time.
+Queue threads and compile threads run in the background, so their time is not counted.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 
 from torpor import metrics
 
-PLANNING: Final = "planning"  # finding or making the plan of a graph, and its job
-COMPILING: Final = "compiling"  # in the compiler, or loading and keeping what it made
+PLANNING: Final = "planning"  # finding or making a graph's plan and its job
+COMPILING: Final = "compiling"  # in the compiler, or loading and storing compiled graphs
 RUNNING: Final = "running"  # graphs, and ops that cannot be recorded
-WAITING: Final = "waiting"  # for numbers, for the queue, for another thread
+WAITING: Final = "waiting"  # for results, for the queue, for another thread
 
 TOTALS: dict[str, float] = dict.fromkeys((PLANNING, COMPILING, RUNNING, WAITING), 0.0)
-"""Seconds since the process began."""
+"""Seconds since the process started."""
 
 
 class _Away:
@@ -31,7 +31,7 @@ class _Away:
         self.restart()
 
     def restart(self) -> None:
-        """Leave out of later answers what was counted so far."""
+        """Exclude everything counted so far from later queries."""
         self.began, self.before = perf_counter(), dict(TOTALS)
 
 
@@ -40,7 +40,7 @@ metrics.on_reset(AWAY.restart)
 
 
 class _Thread(threading.local):
-    """Whether the thread is the program's, and the seconds of phases inside the one it is in."""
+    """Whether the thread is torpor's, and the seconds of phases nested in the current one."""
 
     in_background = False
     inner: float | None = None
@@ -50,12 +50,12 @@ _thread = _Thread()
 
 
 def mark_as_background() -> None:
-    """This thread is not the program's."""
+    """Exclude this thread, which is not the program's."""
     _thread.in_background = True
 
 
 class phase:  # a class for speed
-    """The body is spent on `name`, but for the phases inside it."""
+    """Attributes the body's time to `name`, minus that of nested phases."""
 
     __slots__ = ("name", "outer", "start")
 

@@ -1,8 +1,8 @@
-"""Which module of the user's recorded an op: read off the stack, for nodes that are new.
+"""Finds the user's module that recorded an op, from the stack, for new nodes.
 
-The stack is walked only when a node is made, so a warm step pays nothing for it. An op of the
-backward pass belongs to the module of the op that it is the derivative of: torch numbers both
-alike.
+The stack is walked only when a node is made, so a warm step does not pay for it. An op of the
+backward pass belongs to the module of the forward op that it differentiates: autograd gives both
+the same sequence number.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 OPTIMIZER: Final = "optimizer"
 
-Scope = tuple[str, str]  # one of the above, and the module (or the optimizer) by name
+Scope = tuple[str, str]  # one of the above, and the name of the module or optimizer
 
 _MOST_NUMBERS: Final = 100_000
 
-_Names = dict[int, tuple[Any, str]]  # by identity: a weak reference to the module, and its name
+_Names = dict[int, tuple[Any, str]]  # id -> weak reference to the module, and its name
 _names: WeakKeyDictionary[torch.nn.Module, _Names] = WeakKeyDictionary()
-_by_number: dict[int, str] = {}  # modules by the number that autograd gave to an op of theirs
+_by_number: dict[int, str] = {}  # autograd's sequence number of an op -> module
 _module_calls: set[CodeType] = set()
 
 
 def frames_of_modules(code: CodeType) -> None:
-    """Frames of `code` are calls of a module, which they have as `self`."""
+    """Register `code` as a function that calls a module, its local `self`."""
     _module_calls.add(code)
 
 
 class _Whole(threading.local):
-    """The op of the backward pass that is being taken apart by this thread, and whose it is."""
+    """The scope of the backward op that this thread is decomposing."""
 
     scope: Scope | None = None
 
@@ -51,7 +51,7 @@ _whole = _Whole()
 
 @contextmanager
 def parts_of(whole: Scope | None) -> Iterator[None]:
-    """Take an op of the backward pass apart in the body: its parts belong where it does."""
+    """Within the body, which decomposes a backward op, parts belong to that op's scope."""
     before = _whole.scope
     _whole.scope = whole if whole is not None and whole[0] == BACKWARD else before
     try:
@@ -61,7 +61,7 @@ def parts_of(whole: Scope | None) -> Iterator[None]:
 
 
 def scope() -> Scope | None:
-    """Where among the user's modules an op is being recorded; None outside of them all."""
+    """The module for which an op is being recorded; None outside of modules."""
     if _whole.scope is not None:
         return _whole.scope
     modules, optimizer = _on_stack()
@@ -81,13 +81,13 @@ def scope() -> Scope | None:
 
 
 def _of_number(number: int) -> str:
-    """The module of the op that autograd gave that number; an op's parts have the next ones."""
+    """The module of an op with that sequence number; the parts of an op have the next ones."""
     following = (_by_number.get(number + i) for i in range(4))
     return next(filter(None, following), "")
 
 
 def _on_stack() -> tuple[list[torch.nn.Module], str]:
-    """The modules that are being called, innermost first; the optimizer that makes a step."""
+    """The modules being called, innermost first, and the optimizer being stepped."""
     modules: list[torch.nn.Module] = []
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -102,12 +102,12 @@ def _on_stack() -> tuple[list[torch.nn.Module], str]:
 
 
 def _merged(framed: list[torch.nn.Module], called: list[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Modules with a frame of their own and those that C++ has called, innermost first.
+    """Merge modules that have Python frames with those called from C++, innermost first.
 
-    Some are both. Calls that began before the library was there have a frame alone.
+    Some are in both lists. Calls that began before the library was loaded have only a frame.
     """
     merged = list(called)
-    outer = len(merged)  # the place of what surrounds the next one
+    outer = len(merged)  # the position of the next outer module
     for module in reversed(framed):
         places = [place for place, other in enumerate(merged) if other is module]
         if places:
@@ -128,7 +128,7 @@ def _path(modules: list[torch.nn.Module]) -> str:
     if known is None or known[0]() is not inner:
         names = _names[root] = _named(root)
         known = names.get(id(inner))
-    if known is None:  # a module that no other one holds
+    if known is None:  # a module that is not registered as a submodule
         names[id(inner)] = known = ref(inner), f"{_path(modules[1:])}.{type(inner).__name__}"
     return known[1]
 

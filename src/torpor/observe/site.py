@@ -1,4 +1,4 @@
-"""Where in the user's program an op was recorded."""
+"""Finds the user's line that records an op."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SKIPPED = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
 )
 _PROGRAMS = tuple(_SKIPPED[0] + name + os.sep for name in ("cli", "bench"))  # use torpor themselves
-_known: dict[int, tuple[CodeType, bool]] = {}  # by identity: hashing code is slow
-_texts: dict[tuple[int, int], tuple[CodeType, str]] = {}  # of lines; the code keeps its identity
+_known: dict[int, tuple[CodeType, bool]] = {}  # by id: hashing code objects is slow
+_texts: dict[tuple[int, int], tuple[CodeType, str]] = {}  # of lines; keeps the code's id valid
 
 
 class Site:
@@ -51,21 +51,21 @@ class Site:
 
 def _learn(code: CodeType) -> tuple[CodeType, bool]:
     name = code.co_filename
-    if len(_known) > 10_000:  # a program that makes code for ever
+    if len(_known) > 10_000:  # a program that keeps making code objects
         _known.clear()
     ours = name.startswith(_SKIPPED) and not name.startswith(_PROGRAMS)
     known = code, ours or name.startswith("<torpor")
-    _known[id(code)] = known  # keeps the code alive, and with it the identity
+    _known[id(code)] = known  # keeps the code alive, so that its id stays valid
     return known
 
 
 def is_users(code: CodeType) -> bool:
-    """The code is neither torch's nor torpor's."""
+    """Whether the code is neither torch's nor torpor's."""
     return not (_known.get(id(code)) or _learn(code))[1]
 
 
 class _Replayed(threading.local):
-    """The line of an op of a captured graph that this thread records."""
+    """The line of the op that this thread is recording from a captured graph."""
 
     site: Site | None = None
 
@@ -75,7 +75,7 @@ _replayed = _Replayed()
 
 @contextmanager
 def recorded_at(line: Site | None) -> Iterator[None]:
-    """What is recorded in the body comes from `line`, if that is known, whoever is on the stack."""
+    """Use `line`, if known, for everything recorded in the body, instead of the stack."""
     before, _replayed.site = _replayed.site, line
     try:
         yield
@@ -98,11 +98,11 @@ def site() -> Site | None:
 
 
 CALLERS = 5
-"""Calls that tell two places apart: one function may read for several others."""
+"""How many call sites distinguish two places: one function may read on behalf of several others."""
 
 
 def place() -> int:
-    """A number for the lines of the innermost calls outside torpor, on this thread."""
+    """A hash of the innermost call sites outside torpor, on this thread."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((_SKIPPED[0], "<torpor")):
         frame = frame.f_back
@@ -114,11 +114,11 @@ def place() -> int:
 
 
 WARNED: set[str] = set()
-"""What `warn_once` has told the user of; clear it to be told again."""
+"""Warnings already issued by `warn_once`; clear it to have them repeated."""
 
 
 def warn_once(what: str, text: str) -> None:
-    """Warn, with the user's line, unless this process has been told of `what`."""
+    """Warn, with the user's line, once per process and `what`."""
     if what in WARNED:
         return
     WARNED.add(what)

@@ -1,4 +1,4 @@
-"""What this rank's collectives were, and how long it waited for others in them."""
+"""Counts this rank's collectives, and the time it waited in them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torpor.distributed.ops import Attend
 from torpor.observe.events import EVENTS, Event
 
 COLLECTIVE: Final = "collective"
-"""The kind of event from the start of a collective to its end."""
+"""The kind of event from the launch of a collective to its end."""
 AWAIT: Final = "await"
-"""And the part of it in which this rank waited."""
+"""The kind of event for the part of it in which this rank waited."""
 
 
 class OpTraffic:
@@ -21,17 +21,17 @@ class OpTraffic:
 
     def __init__(self) -> None:
         self.count = 0
-        self.bytes = 0  # that this rank gave
-        self.waited = 0.0  # seconds in which it had nothing else to do
+        self.bytes = 0  # contributed by this rank
+        self.waited = 0.0  # seconds blocked
 
 
 TRAFFIC: Final[dict[str, dict[str, OpTraffic]]] = {}
-"""By group, and by kind."""
+"""By group, then by kind."""
 metrics.on_reset(TRAFFIC.clear)
 
 
 def _note(group: str, op: str, nbytes: int, begun: float, since: float) -> None:
-    """A collective that was begun then, and waited for since then, is over."""
+    """Record a collective that was launched at `begun` and waited for since `since`."""
     wait = Event(AWAIT, since, op)
     found = TRAFFIC.setdefault(group, {}).setdefault(op, OpTraffic())
     found.count += 1
@@ -45,6 +45,6 @@ Attend.done = staticmethod(_note)
 
 
 def totals(group: str) -> tuple[int, int, float]:
-    """Collectives of a group, bytes given, and seconds waited."""
+    """Collectives of a group, bytes contributed, and seconds waited."""
     found = list(TRAFFIC.get(group, {}).values())
     return sum(t.count for t in found), sum(t.bytes for t in found), sum(t.waited for t in found)

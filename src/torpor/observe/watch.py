@@ -1,8 +1,8 @@
-"""Who watches graphs run: tools that record or check what a backend does.
+"""Watchers of runs: tools that record or check what a backend does.
 
-A watcher is called on the queue, right before a graph runs, with its arguments there. It must not
-hold on to them: a donated one is about to be written over. What it returns is called with the
-results before anybody else sees them.
+A watcher is called on the queue right before a graph runs, with its materialized arguments. It must
+not keep references to them: donated ones are about to be overwritten. If it returns a function,
+that is called with the results before anything else sees them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ After = Callable[[Sequence[BackendData]], None]
 Watcher = Callable[["Run"], After | None]
 
 WATCHERS: list[Watcher] = []
-"""Those asked when a graph is submitted; usually nobody."""
+"""Read when a graph is submitted; usually empty."""
 
 
 class Run:
@@ -36,20 +36,20 @@ class Run:
         self.arguments = arguments
         sizes = plan.computation.sizes_in(arguments) if plan.symbols else {}
         self.graph = graph_at(plan.graph, sizes) if sizes else plan.graph  # as recorded
-        self.numbers = numbers  # of each run-time scalar slot, also where they are given as data
+        self.numbers = numbers  # by run-time scalar slot, even if passed as data
 
     def inputs(self) -> Iterator[tuple[Value, Any]]:
-        """The inputs of the graph as it was recorded: data, and plain numbers."""
+        """The inputs of the recorded graph: data, and plain numbers."""
         for value, argument in zip(self.graph.inputs, self.arguments):  # sizes may follow
             is_number = value.node.op is SCALAR
             yield value, self.numbers[value.node.args[0]] if is_number else argument
 
     @property
     def interpreted(self) -> bool:
-        """The reference backend runs it in the place of the backend."""
+        """Whether the reference backend runs it instead of the backend."""
         return self.plan.runner is not self.backend
 
 
 def watched(watchers: Sequence[Watcher], run: Run) -> list[After]:
-    """Show `run` to all watchers; those who want to see its results."""
+    """Show `run` to all watchers; returns the functions to call with its results."""
     return [after for watcher in watchers if (after := watcher(run)) is not None]

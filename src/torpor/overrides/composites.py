@@ -1,8 +1,8 @@
-"""Composite ops that torch computes differently on the device `lazy` than on the CPU or a GPU.
+"""Composite ops that torch implements differently on the device `lazy` than on the CPU or a GPU.
 
-torch chooses the form of a few composite ops by device type, and for `lazy` it chooses the one
-its C++ lazy tensors want. The numbers would differ from eager's on the physical device in the
-last bit, so these ops take the physical device's form here.
+torch selects the implementation of a few composite ops by device type, and for `lazy` selects the
+one its C++ lazy tensors need. Results would differ from eager's on the physical device in the last
+bit, so these ops use the physical device's implementation here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _library = torch.library.Library("aten", "IMPL")
 
 
 class _Elsewhere(torch.autograd.Function):
-    """The same numbers on another device; the gradient comes back to the first."""
+    """The same data on another device, differentiable: the gradient moves back."""
 
     generate_vmap_rule = True
 
@@ -45,9 +45,9 @@ class _Elsewhere(torch.autograd.Function):
 
 
 class Physical(_Elsewhere):
-    """The same numbers on the physical device, as a tensor torch takes for an ordinary one there.
+    """The same data on the physical device, as a tensor that torch treats as ordinary there.
 
-    It is still lazy; but where torch looks for the backend of a tensor, it finds the device's.
+    It is still lazy, but where torch checks a tensor's backend, it finds the device's.
     """
 
     @staticmethod
@@ -64,7 +64,7 @@ _physical: Callable[[Any, torch.device], Any] = Physical.apply
 
 
 class Moved(_Elsewhere):
-    """The same numbers on another device, still lazy: from the physical to the virtual one."""
+    """The same data on another device, still lazy: from the physical to the virtual one."""
 
     @staticmethod
     def forward(tensor: torch.Tensor, device: torch.device) -> Any:
@@ -87,7 +87,7 @@ def _each(change: Callable[[Any, torch.device], Any], things: Any, device: torch
 
 
 def _stand_in(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`tensor` on the physical device; torch may ask whether it needs a gradient, mode or not."""
+    """`tensor` on the physical device; keeps `requires_grad`, which torch may check."""
     there = _physical(tensor, device)
     if tensor.requires_grad and not torch.is_grad_enabled():
         there.requires_grad_()
@@ -95,7 +95,7 @@ def _stand_in(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class _Plainly(torch.autograd.Function):
-    """The same tensors under the dispatch keys of their device alone, by one node of autograd."""
+    """The same tensors with only their device's dispatch keys, as one autograd node."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: LazyTensor) -> Any:
@@ -111,7 +111,7 @@ _plainly: Callable[..., Any] = _Plainly.apply
 
 
 def _stand_ins(things: Any) -> Any:
-    """`things` with stand-ins for lazy tensors, which are on the physical device already."""
+    """`things` with stand-ins for lazy tensors that are on the physical device already."""
     found = {id(t): t for t in _torch.tree_leaves(things) if isinstance(t, LazyTensor)}
     needing = [t for t in found.values() if t.requires_grad]
     made = {key: wrap_plainly(t) for key, t in found.items() if not t.requires_grad}
@@ -124,7 +124,7 @@ def _stand_ins(things: Any) -> Any:
 
 
 def physically(op: Any, tensor: torch.Tensor, args: tuple[Any, ...], **kwargs: Any) -> Any:
-    """`op` in the form it has on the physical device."""
+    """`op` as implemented on the physical device."""
     if tensor.device.type != "lazy" and not _torch.is_differentiating_forward():
         args, kwargs = _stand_ins((args, kwargs))
         return taken_apart(op, *args, **kwargs)
@@ -136,7 +136,7 @@ EAGER_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, LazyTensor)
 
 
 def taken_apart(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """`op` as eager takes it apart; a compiler's own tensors get the form written for them."""
+    """`op` decomposed as in eager; a compiler's own tensors get the decomposition made for them."""
     tensors = [t for t in _torch.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     if all(type(t) in EAGER_TYPES for t in tensors):
         return _torch.take_apart(op, *args, **kwargs)
@@ -144,13 +144,13 @@ def taken_apart(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def override(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make the decorated function what `op` means on the device `lazy`."""
+    """Make the decorated function the implementation of `op` on the device `lazy`."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         _library.impl(op, function, "AutogradLazy")
 
         @special(str(op))
-        def whole(*args: Any, **kwargs: Any) -> Any:  # inference tensors bring it to us whole
+        def whole(*args: Any, **kwargs: Any) -> Any:  # inference tensors bypass autograd keys
             return function(*args, **kwargs)
 
         return function
@@ -160,7 +160,7 @@ def override(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @override(aten.dropout.default)
 def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """One draw, one scaled mask, one product; on other devices than the CPU one kernel."""
+    """One draw, one scaled mask, one product; off the CPU, one fused kernel."""
     fused = physical(input.device).type != "cpu"
     if fused and train and 0 < p < 1 and input.numel():
         return aten.native_dropout.default(input, p, train)[0]  # type: ignore[no-any-return]  # ops have no types
@@ -189,7 +189,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention by the kernel the physical device would choose."""
+    """Attention with the kernel that the physical device would choose."""
     if attn_mask is None and not enable_gqa:
         kind = physical(query.device).type
         choice = _choice(kind, (query, key, value), dropout_p, is_causal, scale)
@@ -208,7 +208,7 @@ def scaled_dot_product_attention(
 def _choice(
     kind: str, tensors: tuple[torch.Tensor, ...], p: float, causal: bool, scale: float | None
 ) -> int:
-    """Which kernel a device chooses for tensors like these; -1 if it is not chosen here."""
+    """The kernel that a device chooses for such tensors; -1 leaves it to torch."""
     if kind == "cpu" and p != 0.0:
         return -1
     known = (
@@ -226,7 +226,7 @@ def _choice(
 def _choose(
     kind: str, tensors: tuple[torch.Tensor, ...], p: float, causal: bool, scale: float | None
 ) -> int:
-    with _torch.without_modes():  # fake tensors are given another kernel
+    with _torch.without_modes():  # fake tensors would change the choice
         query, key, value = map(_real, tensors)
         choice = _torch.attention_choice(query, key, value, p, causal, scale)
     padded = query.shape[-1] % 8 or value.shape[-1] != query.shape[-1]
@@ -234,7 +234,7 @@ def _choose(
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor that looks like `tensor`."""
+    """A plain tensor with the metadata of `tensor`."""
     return torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=physical(tensor.device),
         requires_grad=tensor.requires_grad,
@@ -243,11 +243,11 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 Tensors = tuple[torch.Tensor, ...]
 Call = tuple[Any, tuple[Any, ...]]
-"""An op and its arguments: integers are positions among the arguments of attention itself."""
+"""An op and its arguments; ints are positions among the arguments of attention itself."""
 
 
 def _attend(op: Any, parts: tuple[Any, ...], given: tuple[Any, ...]) -> torch.Tensor:
-    """Call `op` in the place of attention, as the native library does from now on."""
+    """Call `op` instead of attention; tells the native library to do so from now on."""
     if NATIVE.library is not None:
         NATIVE.library.choose(given, op._schema.name, op._schema.overload_name, parts)
     bound = [given[part] if type(part) is int else part for part in parts]
@@ -272,12 +272,12 @@ def _cudnn(tensors: Tensors, p: float, causal: bool, scale: float | None) -> Cal
 
 
 _FUSED = {("cpu", 1): _flash_on_cpu, ("cuda", 1): _flash_on_cuda, ("cuda", 3): _cudnn}
-"""By the device and the number of the kernel; others are chosen by torch itself."""
+"""By device and the number of the chosen kernel; other kernels are left to torch."""
 
 
 @override(aten.group_norm.default)
 def group_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Groups in the memory format of the input, where the physical device keeps it."""
+    """Group norm, preserving the input's memory format where the physical device does."""
     op = aten.group_norm.default
     if input.device.type == "lazy" and not input.is_contiguous():
         return physically(op, input, (input, *args), **kwargs)  # type: ignore[no-any-return]
@@ -288,13 +288,13 @@ def group_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def set_(
     self: torch.Tensor, source: torch.Tensor, offset: int, size: Any, stride: Any = ()
 ) -> torch.Tensor:
-    """torch would ask the wrapper for its memory, which is the lazy storage's."""
+    """torch would access the wrapper's memory; use the lazy storage's instead."""
     offset += int(source.storage_offset())
     return self.set_(source.untyped_storage(), offset, size, tuple(stride))
 
 
 def _casts_inside(op: Any) -> None:
-    """An op whose kernel calls others through autocast: while that is on, it runs at once."""
+    """Run an op immediately under autocast, because its kernel calls other ops through autocast."""
     spec = spec_of(op)
 
     def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -313,14 +313,14 @@ _casts_inside(aten._native_multi_head_attention.default)
 
 
 def on_cpu(tensor: LazyTensor) -> torch.Tensor:
-    """Numbers that torch reads from plain memory of the CPU, on whichever device the rest is."""
+    """The data of a tensor that torch reads on the CPU, whatever device the rest is on."""
     return plain_copy(tensor).cpu()
 
 
 def _tensor_split(
     self: torch.Tensor, tensor_indices_or_sections: torch.Tensor, dim: int = 0
 ) -> list[torch.Tensor]:
-    """The places to split at are numbers; torch reads them from a plain tensor on the CPU."""
+    """Split points are read on the CPU by torch, so they are made plain."""
     places = tensor_indices_or_sections
     if type(places) is LazyTensor:
         places = on_cpu(places)
@@ -332,10 +332,10 @@ _library.impl(aten.tensor_split.tensor_indices_or_sections, _tensor_split, "Auto
 
 
 def _only_numbers(op: Any, compute: Callable[..., Any]) -> None:
-    """An op that skips the vectors where no gradient needs them.
+    """For an op that can skip the vectors if no gradient needs them.
 
-    torch takes every tensor subclass for one that might need a gradient, and computes the vectors
-    with another algorithm, whose last bits differ.
+    torch assumes that tensor subclasses need a gradient, and computes the vectors too, using an
+    algorithm with different last bits.
     """
 
     def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -360,23 +360,23 @@ _only_numbers(aten.linalg_eigvalsh.default, _eigvalsh)
 
 
 def expanded_batch(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`tensor`, as eager gives it to `bmm` where its batch of one meets a larger one.
+    """`tensor` expanded to the batch of `other`, as eager passes it to `bmm`.
 
-    For a tensor subclass torch drops that dimension and calls `mm`, whose last bits differ.
+    For a tensor subclass torch drops a batch dimension of 1 and calls `mm`: different last bits.
     """
     one = tensor.dim() == other.dim() == 3 and tensor.shape[0] == 1 != other.shape[0]
     return tensor.expand(other.shape[0], -1, -1) if one and not tensor.requires_grad else tensor
 
 
 def _matmul_out(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    """torch asks whether two tensors share memory, which wrappers cannot tell it."""
+    """torch checks whether tensors share memory, which wrappers cannot answer."""
     if not any(type(t) is LazyTensor for t in (self, other, out)):
         return taken_apart(aten.matmul.out, self, other, out=out)  # type: ignore[no-any-return]
     self, other = expanded_batch(self, other), expanded_batch(other, self)
     try:
         return taken_apart(aten.matmul.out, self, other, out=out)  # type: ignore[no-any-return]
     except RuntimeError as error:
-        # it has written to a view of `out`, found no shared memory, and tries to copy
+        # it has written to a view of `out`, does not see that they alias, and tries to copy
         if "[aten.copy_.default]" not in str(error):
             raise
         return out
@@ -386,7 +386,7 @@ _library.impl(aten.matmul.out, _matmul_out, "AutogradLazy")
 
 
 def _write_out(packet: Any) -> None:
-    """An op whose `out=` forms lose their result when a tensor subclass is among the arguments."""
+    """For ops whose `out=` variants lose their result if an argument is a tensor subclass."""
     forms = [getattr(packet, name) for name in packet.overloads()]
     for form in forms:
         names = [a.name for a in form._schema.arguments]
@@ -412,9 +412,9 @@ _write_out(aten.linalg_matrix_rank)
 
 
 def _recorded_whole(op: Any) -> None:
-    """An op that torch takes apart for tensor subclasses in a form without eager's checks.
+    """For an op whose decomposition for tensor subclasses lacks eager's checks.
 
-    It becomes one node, which the physical device computes in its own form, checks included.
+    It is recorded as one node, which the physical device decomposes itself, checks included.
     """
 
     def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -430,12 +430,12 @@ _recorded_whole(aten.one_hot.default)
 
 
 def _max_pool1d(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """For tensor subclasses torch calls another kernel, which takes integers too."""
+    """For tensor subclasses torch calls another kernel, which also accepts integers."""
     op = aten.max_pool1d.default
     if type(self) is LazyTensor and not self.is_floating_point():
         like = torch.zeros(self.shape, dtype=self.dtype, device=physical(self.device))
         with _torch.kernels():
-            _torch.take_apart(op, like, *args, **kwargs)  # or its refusal
+            _torch.take_apart(op, like, *args, **kwargs)  # or raise like eager
     return taken_apart(op, self, *args, **kwargs)
 
 
@@ -444,7 +444,7 @@ _library.impl(aten.max_pool1d.default, _max_pool1d, "AutogradLazy")
 
 @special("aten.one_hot.default")
 def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> Any:
-    """One column for each class; how many there are may have to be read from the numbers."""
+    """One column per class; their number may have to be read from the data."""
     if num_classes > 0:
         return _record_one_hot(tensor, num_classes)
     spec = spec_of(aten.one_hot.default)
@@ -457,7 +457,7 @@ _record_one_hot = make_recorder(spec_of(aten.one_hot.default))
 
 @special("aten.to.dtype_layout")
 def _to(self: torch.Tensor, *, device: torch.device | None = None, **kwargs: Any) -> Any:
-    """torch takes `lazy` and `lazy:0` for two devices, and would copy from one to the other."""
+    """torch treats `lazy` and `lazy:0` as different devices, and would copy."""
     if device is not None and device.type == "lazy":
         device = lazy_device(device)
     return taken_apart(aten.to.dtype_layout, self, device=device, **kwargs)

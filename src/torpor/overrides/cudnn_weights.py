@@ -1,7 +1,7 @@
-"""Weights of recurrent layers as cuDNN wants them: in one piece of memory.
+"""Packs the weights of recurrent layers into one buffer, as cuDNN requires.
 
-Eager's modules keep them so (`flatten_parameters`). Lazy parameters have memory of their own each,
-which a step replaces; so they are packed before cuDNN runs, once for as long as they stay.
+Eager's modules keep them packed (`flatten_parameters`). Lazy parameters each have their own memory,
+which steps replace; so they are packed before cuDNN runs, and again when one has been replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 class _Packed(NamedTuple):
-    """Weights in one piece, and what they were packed from."""
+    """Packed weights, and what they were packed from."""
 
     handles: list[ref[BackendData]]
     types: list[TensorType]
@@ -35,13 +35,13 @@ _PACKED: WeakKeyDictionary[BackendData, _Packed] = WeakKeyDictionary()
 
 
 def packed(weights: Sequence[LazyTensor], *how: Any) -> torch.Tensor:
-    """`weights` in one piece of memory; `how` is what `_cudnn_rnn_flatten_weight` asks for."""
+    """`weights` packed into one buffer; `how` are arguments of `_cudnn_rnn_flatten_weight`."""
     reals = [plain(weight) for weight in weights]
     handles: list[Any] = [weight._lazy_storage.data for weight in weights]
     types = [TensorType.of_tensor(weight) for weight in weights]
     known = _PACKED.get(handles[0])
     if known is None or [h() for h in known.handles] != handles or known[1:3] != (types, how):
-        with _torch.kernels():  # which leaves the weights it is given in the new piece
+        with _torch.kernels():  # it redirects the tensors it is given to the new buffer
             memory = aten._cudnn_rnn_flatten_weight.default([real.clone() for real in reals], *how)
         known = _PACKED[handles[0]] = _Packed([ref(h) for h in handles], types, how, memory)
     return known.memory

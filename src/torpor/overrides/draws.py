@@ -1,12 +1,12 @@
-"""Random numbers that are drawn later than their turn, as if they had been drawn in it.
+"""Random ops that run later than they were recorded, yet draw the same numbers as in eager.
 
-The generator of a CUDA device is a seed and an offset, and a kernel that draws moves the offset on
-by as much as its sizes say. So an op that draws can be recorded: its turn is noted (`reserve`), the
-generator moves on, and when the op runs it draws from there (`at_turn`). A turn is two tensors on
-the CPU, seed and offset, which are inputs of the graph like all others.
+The generator of a CUDA device is a seed and an offset, and a kernel that draws advances the offset
+by an amount that depends on its sizes only. So such an op can be recorded: its turn is reserved
+(`reserve`), which advances the generator, and when the op runs it draws from there (`at_turn`). A
+turn is two CPU tensors, seed and offset, which are ordinary graph inputs.
 
-A graph that runs as a whole when its turn has come needs no such notes, only the order of what it
-draws: each of its ops that draw takes a result of the one before as an argument (`IN_ORDER`).
+A graph that runs as a whole in program order needs no turns, only an order among its random ops:
+each takes a result of the previous one as an argument (`IN_ORDER`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import torch
 from torpor.ir.types import TensorType
 
 DRAWING: Final = threading.RLock()
-"""Held while an op runs at once, which may draw, and while somebody swaps a generator's state."""
+"""Held while an op that may draw runs immediately, and while a generator's state is swapped."""
 
 _ALL: Final = (1 << 64) - 1
 _HALF: Final = 1 << 63
 
 
 def generator_of(device: torch.device) -> torch.Generator:
-    """The generator from which kernels on a CUDA device draw."""
+    """The default generator of a CUDA device."""
     torch.cuda.init()
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.cuda.default_generators[index]
@@ -37,7 +37,7 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 @contextmanager
 def drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[None]:
-    """Kernels on `device` draw from `generator` meanwhile."""
+    """Make kernels on `device` draw from `generator`."""
     default = generator_of(device)
     with DRAWING:
         own = default.graphsafe_get_state()
@@ -52,7 +52,7 @@ def drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[N
 
 
 def reserve(device: torch.device, numbers: int) -> tuple[int, int]:
-    """Let the generator of `device` move on; seed and offset from which a kernel may draw."""
+    """Advance the generator of `device`; returns the seed and offset to draw from later."""
     generator = generator_of(device)
     with DRAWING:
         seed, offset = generator.initial_seed(), generator.get_offset()
@@ -61,18 +61,18 @@ def reserve(device: torch.device, numbers: int) -> tuple[int, int]:
 
 
 def as_int64(seed: int) -> int:
-    """A seed, which has no sign, as a tensor holds it."""
+    """An unsigned seed as the int64 that a tensor can hold."""
     return seed - (_ALL + 1) if seed >= _HALF else seed
 
 
 def set_turn(generator: torch.Generator, seed: torch.Tensor, offset: torch.Tensor) -> None:
-    """Let `generator` draw next what was reserved."""
+    """Set `generator` to a reserved turn."""
     generator.manual_seed(int(seed) & _ALL)
     generator.set_offset(int(offset))
 
 
 class CapturedGenerators(threading.local):
-    """Generators of the CUDA graph that this thread captures, by where the offset lies."""
+    """Generators registered with the CUDA graph this thread is capturing, by offset address."""
 
     def __init__(self) -> None:
         self.generators: dict[int, torch.Generator] = {}
@@ -83,9 +83,9 @@ CAPTURED: Final = CapturedGenerators()
 
 @contextmanager
 def at_turn(seed: torch.Tensor, offset: torch.Tensor, device: torch.device) -> Iterator[None]:
-    """Kernels on `device` draw what was reserved.
+    """Make kernels on `device` draw from a reserved turn.
 
-    A CUDA graph draws when it is replayed, from the generator that it was captured with.
+    During a capture, they draw from the generator registered with the CUDA graph.
     """
     generator = CAPTURED.generators.get(offset.data_ptr())
     if generator is None:
@@ -98,7 +98,7 @@ def at_turn(seed: torch.Tensor, offset: torch.Tensor, device: torch.device) -> I
 def numbers_drawn(
     op: Any, arguments: Sequence[Any], keywords: dict[str, Any], device: torch.device
 ) -> int:
-    """By how much `op` moves the generator of `device` on; it is run to find out."""
+    """By how much `op` advances the generator of `device`; found by running it."""
     trial = torch.Generator(device)
     with drawing_from(trial, device):
         op(*arguments, **keywords)
@@ -110,18 +110,18 @@ def numbers_drawn(
 
 @dataclass(frozen=True)
 class DrawingOp:
-    """An op of torch's that draws, and the same op with its place among others as arguments."""
+    """A random op of torch's, and a variant that takes its turn or its predecessor as arguments."""
 
     original: Any
     target: Any
-    tensors: tuple[int, ...]  # results of the original that are results here too
+    tensors: tuple[int, ...]  # indices of the original's results that are kept
 
 
 _library = torch.library.Library("torpor", "FRAGMENT")
 
 
 def _define(original: Any, name: str, arguments: str, tensors: tuple[int, ...]) -> DrawingOp:
-    """`original` with its turn."""
+    """A variant of `original` that takes its turn."""
 
     def run(
         seed: torch.Tensor, offset: torch.Tensor, query: torch.Tensor, *rest: Any, **names: Any
@@ -139,7 +139,7 @@ def _define(original: Any, name: str, arguments: str, tensors: tuple[int, ...]) 
 def _define_in_order(
     original: Any, name: str, arguments: str, tensors: tuple[int, ...]
 ) -> DrawingOp:
-    """`original` after another that draws."""
+    """A variant of `original` that takes a result of the previous random op."""
 
     def run(after: torch.Tensor | None, *args: Any, **names: Any) -> Any:
         return original(*args, **names)
@@ -198,7 +198,7 @@ ATTENTION_IN_ORDER: Final = {
 
 
 def _define_mask() -> Any:
-    """What `native_dropout` drops of a tensor, without the tensor."""
+    """The mask of `native_dropout`, computed without the input."""
     memory = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
     _library.define(f"dropout_mask(Tensor? after, {memory}, float p) -> Tensor")
 
@@ -221,15 +221,15 @@ def _define_mask() -> Any:
 
 DROPOUT_MASK: Final = _define_mask()
 IN_ORDER: Final = frozenset({DROPOUT_MASK, *(one.target for one in ATTENTION_IN_ORDER.values())})
-"""Ops that draw, whose first argument is a result of the one that draws before."""
+"""Random ops whose first argument is a result of the previous one."""
 
 
 def has_a_mask(type_: TensorType, p: float) -> bool:
-    """`native_dropout` drops some, and every place in memory is one element, of its mask too."""
+    """Whether `native_dropout` draws a mask, and the input is dense, so that the mask is too."""
     return 0 < p < 1 and type_.numel > 0 and type_.is_dense
 
 
 def scale_of(p: float, dtype: torch.dtype) -> float:
-    """1 / (1 - p), rounded as the kernel of `native_dropout` rounds it."""
+    """1 / (1 - p), rounded like the kernel of `native_dropout`."""
     kept = torch.tensor(1.0 - p, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
     return kept.reciprocal().item()

@@ -1,4 +1,4 @@
-"""Running one op at once, on the numbers: fallbacks, data-dependent ops, random draws."""
+"""Runs single ops immediately: fallbacks, data-dependent ops, random ops."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Read = Callable[[LazyTensor], torch.Tensor]
 
 
 def run_eager(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op on real tensors, and make its results and writes lazy again."""
+    """Run an op on plain tensors, and make its results and writes lazy."""
     return _run(spec, spec.bind(args, kwargs), plain)
 
 
 def run_random(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Draw at once: the numbers, and the state of the generator, are eager's in program order.
+    """Run a random op immediately, so that its results and the generator's state equal eager's.
 
-    An op that only overwrites its tensor, or takes only its size, does not wait for it.
+    An op that only overwrites its tensor, or uses only its size, does not wait for its data.
     """
     cell = metrics.op_cell(f"lazy::{spec.target._opname}")
     cell[0] += 1
@@ -50,7 +50,7 @@ def run_random(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _reading(spec: OpSpec) -> Read:
-    """What an op that runs at once gets for its tensors: their numbers, if it asks for those."""
+    """How an op that runs immediately gets its tensors: the data, if it depends on them."""
     if spec.takes_type_alone:
         return _blank
     if spec.tensors:
@@ -59,18 +59,18 @@ def _reading(spec: OpSpec) -> Read:
 
 
 def count_fallback(spec: OpSpec) -> None:
-    """Count an op that had to run eagerly for want of a type rule, with the user's line."""
+    """Count an op that had to run eagerly because its type could not be inferred."""
     metrics.count_line(f"{spec.target.namespace}::{spec.target._opname}", str(site()))
     metrics.count("Fallback")
 
 
 def count_sync(spec: OpSpec) -> None:
-    """Count an op that cannot be recorded by its nature, with the user's line."""
+    """Count an op that cannot be recorded because it needs data."""
     metrics.count_line(f"Sync::{spec.target._opname}", str(site()))
 
 
 def try_on_zeros(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Let eager judge an op by the types of its arguments: raises what eager raises."""
+    """Run an op on zeros of its arguments' types, to raise what eager would raise."""
     reals = _Reals(spec, spec.bind(args, kwargs), _zeros)
     positional, keywords = spec.call_arguments(reals.arguments)
     with _torch.kernels():
@@ -96,7 +96,7 @@ def _run(spec: OpSpec, bound: list[Any], read: Read) -> Any:
     try:
         with DRAWING, _torch.kernels():
             result = spec.target(*positional, **keywords)
-    except Exception as error:  # eager's own words about the very numbers: nobody need ask again
+    except Exception as error:  # raised on the actual data: no need to check with zeros
         raise annotate(error, spec.name, str(site())) from None
     reals.write_back()
     results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
@@ -110,10 +110,10 @@ def _run(spec: OpSpec, bound: list[Any], read: Read) -> Any:
 
 
 class _Reals:
-    """Plain tensors for the arguments of an op; those it writes to are copies.
+    """Plain tensors for the arguments of an op, with copies of those it writes to.
 
-    Arguments on a storage that is written to look at one copy of it together, as they would look
-    at one memory in eager.
+    Arguments that share a storage which is written to become views of one copy of it, so that they
+    alias as in eager.
     """
 
     def __init__(self, spec: OpSpec, bound: list[Any], read: Read) -> None:
@@ -158,7 +158,7 @@ class _Reals:
         )
 
     def write_back(self) -> None:
-        """Let the written tensors hold what the op left in their copies."""
+        """Give the written tensors the new contents of their copies."""
         for tensor, real in self.written:
             if tensor._lazy_storage not in self.memories:
                 write_data(tensor, real)
@@ -167,7 +167,7 @@ class _Reals:
 
 
 def _read_for_fallback(tensor: LazyTensor) -> torch.Tensor:
-    """The numbers of `tensor` where the backend wants single ops to run: mostly where they are."""
+    """The data of `tensor`, on the device where the backend wants fallbacks to run."""
     real = plain(tensor)
     kind = get_backend().eager_fallback_device_type()
     if tensor.device.type != "lazy" or real.device.type == kind:
@@ -176,7 +176,7 @@ def _read_for_fallback(tensor: LazyTensor) -> torch.Tensor:
 
 
 def _shared_storages(spec: OpSpec, bound: list[Any]) -> set[LazyStorage]:
-    """Storages that are written to and that more than one argument is on."""
+    """Storages that are written to and that several arguments use."""
     count: Counter[LazyStorage] = Counter()
     written: set[LazyStorage] = set()
     for argument, value in zip(spec.arguments, bound, strict=True):
@@ -189,7 +189,7 @@ def _shared_storages(spec: OpSpec, bound: list[Any]) -> set[LazyStorage]:
 
 
 def _virtual_device(bound: list[Any]) -> torch.device | None:
-    """The device the results of an op on `bound` belong to; None where the kernel's is right."""
+    """The device of the results of an op on `bound`; None: that of the kernel's results."""
     for arg in bound:
         if type(arg) is torch.device and arg.type == "lazy":
             return arg
@@ -201,7 +201,7 @@ def _virtual_device(bound: list[Any]) -> torch.device | None:
 
 
 def writable(real: torch.Tensor) -> torch.Tensor:
-    """A copy that may be written to, with the very strides, overlaps included."""
+    """A copy to write to, with exactly the same strides, overlaps included."""
     if TensorType.of_tensor(real).is_injective:
         copy = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
         return copy.copy_(real)
@@ -211,7 +211,7 @@ def writable(real: torch.Tensor) -> torch.Tensor:
 
 
 def write_data(tensor: LazyTensor, real: torch.Tensor) -> None:
-    """Let `tensor` hold the numbers of a plain tensor that nobody else writes to."""
+    """Set the contents of `tensor` to a plain tensor that has no other writers."""
     storage = data_storage(real, tensor.device)
     assert storage.data is not None, "it was made of data"
     with TRACE.lock:
@@ -219,7 +219,7 @@ def write_data(tensor: LazyTensor, real: torch.Tensor) -> None:
             resize(tensor, storage.type)
         own = tensor._lazy_storage
         if tensor._lazy_view is None and storage.type is own.type.concrete:
-            if own.type is not storage.type:  # the sizes of a mask are those of what it masks
+            if own.type is not storage.type:  # keeps symbolic sizes, for example a mask's
                 TRACE.sized[storage.data] = own.type
             own.value = None
             own.hold(storage.data)
@@ -239,7 +239,7 @@ def _wrap(returned: Any, value: Any, bound: list[Any], device: torch.device | No
 
 def _wrap_one(returned: Any, value: Any, bound: list[Any], device: torch.device | None) -> Any:
     if value is None or not is_traceable(value):
-        return value  # a layout torpor does not trace stays a plain tensor
+        return value  # a layout that torpor does not trace
     device = device or value.device
     source = bound[returned.argument] if returned.kind is ReturnKind.VIEW else None
     if isinstance(source, LazyTensor):
@@ -248,17 +248,17 @@ def _wrap_one(returned: Any, value: Any, bound: list[Any], device: torch.device 
 
 
 def wrap_result(value: torch.Tensor, device: torch.device) -> LazyTensor:
-    """A lazy tensor on `device` with the numbers of a result that eager has just made."""
+    """A lazy tensor on `device` from a result of an eager kernel."""
     return wrap_data(_own(value), device)
 
 
 def _own(value: torch.Tensor) -> torch.Tensor:
-    """`value`, or a copy of it where it might share memory with something torpor must not see."""
+    """`value`, or a copy if it may share memory with another tensor."""
     return value if value.storage_offset() == 0 and not value._is_view() else clone_plain(value)
 
 
 def run_on_plain_device(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`zeros_like(lazy, device="cpu")` and its kin: the result is no lazy tensor at all."""
+    """For calls such as `zeros_like(lazy, device="cpu")`, whose result is a plain tensor."""
     reals = _Reals(spec, spec.bind(args, kwargs), _reading(spec))
     positional, keywords = spec.call_arguments(reals.arguments)
     with _torch.kernels():

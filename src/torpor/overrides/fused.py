@@ -1,7 +1,7 @@
-"""Fused kernels of GPUs that may draw random numbers: dropout and attention.
+"""Fused GPU kernels that may draw random numbers: dropout and attention.
 
-What they draw is drawn when it is recorded, as all random numbers are, or later in its turn
-(`overrides.draws`). What they compute is recorded, so that a step with dropout stays one graph.
+Their random part runs when recorded, like all random ops, or later at its turn (`overrides.draws`).
+The rest is recorded, so that a step with dropout remains one graph.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _dropout = random_recorder(spec_of(aten.native_dropout.default))
 
 @special("aten.native_dropout.default")
 def native_dropout(input: LazyTensor, p: float, train: bool | None) -> Any:
-    """The kernel's mask, drawn now; its product with the input, recorded."""
+    """The kernel's mask, drawn immediately; the product with the input is recorded."""
     type_ = TensorType.of_tensor(input)
     device = physical(input.device)
     apart = device.type == "cuda" and not get_backend().draws
@@ -43,7 +43,7 @@ def native_dropout(input: LazyTensor, p: float, train: bool | None) -> Any:
 
 
 def alike(type_: TensorType, device: torch.device) -> torch.Tensor:
-    """A tensor at the same place in its memory: how a kernel draws depends on alignment too."""
+    """A tensor with the same strides and offset: what a kernel draws also depends on alignment."""
     memory = torch.empty((type_.offset + type_.span,), dtype=type_.dtype, device=device)
     return memory.as_strided(type_.shape, type_.stride, type_.offset)
 
@@ -55,12 +55,12 @@ _rnn_at_once = random_recorder(_rnn)
 
 
 def _record_attention(op: Any, drawing: draws.DrawingOp | None = None) -> None:
-    """Record an attention kernel, also with dropout where its turn to draw can be reserved."""
+    """Record an attention kernel; with dropout too, if its turn can be reserved."""
     spec = spec_of(op)
     at_once = random_recorder(spec)
     recorded = make_recorder(spec, lengths=_LENGTHS)
 
-    @special(spec.name, usual=recorded)  # what is drawn is under no key of `recorded`
+    @special(spec.name, usual=recorded)  # dropout does not go through `recorded`
     def attention(*args: Any, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs)
         if not spec.draws(bound):
@@ -71,7 +71,7 @@ def _record_attention(op: Any, drawing: draws.DrawingOp | None = None) -> None:
 
 
 _LENGTHS = (0, 1)
-"""The arguments whose lengths are the numbers among the results: queries and keys."""
+"""The arguments whose sequence lengths are among the results: queries and keys."""
 
 
 def _length(tensor: torch.Tensor) -> int:
@@ -79,7 +79,7 @@ def _length(tensor: torch.Tensor) -> int:
 
 
 def _recorded_in_turn(spec: OpSpec, bound: list[Any], drawing: draws.DrawingOp) -> tuple[Any, ...]:
-    """The same of an op that draws when it runs."""
+    """Record the variant that draws at a reserved turn."""
     return _record_at(_TURNS.storages(spec, bound), spec, bound, drawing)
 
 
@@ -99,14 +99,14 @@ def _record_at(
 
 
 class _Turns:
-    """Turns to draw that attention kernels take."""
+    """Reserves turns for attention kernels."""
 
     def __init__(self) -> None:
-        self.numbers: dict[tuple[Any, ...], int] = {}  # that a kernel draws
-        self.seed: tuple[int, LazyStorage] | None = None  # the last one: it seldom changes
+        self.numbers: dict[tuple[Any, ...], int] = {}  # generator offset per kernel and sizes
+        self.seed: tuple[int, LazyStorage] | None = None  # the last one: it rarely changes
         self.recurrent = False
-        """cuDNN's recurrent networks drop something out. They draw once more whenever the offset of
-        the generator is set."""
+        """Whether a cuDNN RNN has used dropout. Setting the generator's offset makes those draw
+        an extra number."""
 
     def can_be_reserved(self, spec: OpSpec, bound: list[Any]) -> bool:
         arguments = dict(zip([a.name for a in spec.arguments], bound, strict=True))
@@ -115,7 +115,7 @@ class _Turns:
         return on_cuda and usual and not (self.recurrent or get_backend().draws)
 
     def next(self, spec: OpSpec, bound: list[Any]) -> tuple[int, int]:
-        """Seed and offset of the next turn."""
+        """The seed and offset of the next turn."""
         device = physical(bound[0].device)
         kind = (spec.name, device, *(_kind(argument) for argument in bound))
         numbers = self.numbers.get(kind)
@@ -135,7 +135,7 @@ _TURNS = _Turns()
 
 
 def _kind(argument: Any) -> Any:
-    """What decides of an argument how many numbers are drawn."""
+    """The part of an argument that determines how many numbers are drawn."""
     is_tensor = isinstance(argument, (torch.Tensor, TensorType))
     return (tuple(argument.shape), argument.dtype) if is_tensor else argument
 
@@ -154,15 +154,15 @@ def _number(number: int) -> LazyStorage:
     return data_storage(tensor, tensor.device)
 
 
-# -- the same for a captured graph, in which arguments have types and no numbers -------------------
+# -- the same in a captured graph, where arguments are types ---------------------------------------
 
 _IN_TURN = {one.original: one for one in (draws.FLASH_ATTENTION, draws.CUDNN_ATTENTION)}
 
 
 def turn_apart(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """What reserves the next turn of an attention kernel, and what records the kernel at a turn.
+    """A function that reserves an attention kernel's turn, and one that records it at a turn.
 
-    Types stand for tensors; nothing, if its turn cannot be reserved.
+    Takes types in place of tensors. (None, None) if the turn cannot be reserved.
     """
     spec = spec_of(target)
     bound = spec.bind(args, kwargs)
@@ -181,7 +181,7 @@ def turn_apart(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 @special("aten._cudnn_rnn.default")
 def cudnn_rnn(*args: Any, **kwargs: Any) -> Any:
-    """Drawn at once, as all random ops are."""
+    """Runs immediately, like all random ops."""
     names = [argument.name for argument in _rnn.arguments]
     bound = dict(zip(names, _rnn.bind(args, kwargs), strict=True))
     _TURNS.recurrent |= bound["dropout"] > 0

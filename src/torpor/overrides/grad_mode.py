@@ -1,7 +1,7 @@
-"""Ops whose kernels look at the grad mode, as they are without gradients.
+"""Variants, without gradients, of ops whose kernels depend on the grad mode.
 
 A graph runs later and on another thread than it was recorded, with gradients on. oneDNN's recurrent
-layer takes another kernel without them, which rounds otherwise.
+layer uses another kernel without gradients, with different rounding.
 """
 
 from __future__ import annotations

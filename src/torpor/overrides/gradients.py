@@ -1,8 +1,8 @@
-"""Gradients that torch computes otherwise for tensor subclasses than for plain tensors.
+"""Gradients that torch computes differently for tensor subclasses than for plain tensors.
 
-A few of autograd's formulas look at the numbers (are there zeros? which places are masked?) or
-write in place, and take another way for tensor subclasses, with other last bits or strides. Here
-they are computed from the numbers, in the backward, at once.
+A few of autograd's formulas depend on the data (are there zeros? what is masked?) or write in
+place; for tensor subclasses they use another formula, with different last bits or strides. Here
+they are computed immediately in backward, on plain tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _libraries = {name: torch.library.Library(name, "IMPL") for name in ("aten", "to
 
 
 def _is_ordinary(*tensors: torch.Tensor) -> bool:
-    """Reverse-mode differentiation of lazy tensors, and no other transform at work."""
+    """Reverse-mode differentiation of lazy tensors, with no other transform active."""
     return (
         any(type(t) is LazyTensor for t in tensors)
         and torch.is_grad_enabled()
@@ -37,9 +37,9 @@ def _is_ordinary(*tensors: torch.Tensor) -> bool:
 
 
 class EagerGradient(torch.autograd.Function):
-    """An op with the gradients that eager's own formula computes from the numbers.
+    """An op whose gradients are computed by eager's own formula, on plain tensors.
 
-    Where they may be differentiated again, torch's formula for tensor subclasses computes them.
+    For higher-order derivatives, torch's formula for tensor subclasses is used.
     """
 
     @staticmethod
@@ -68,7 +68,7 @@ class EagerGradient(torch.autograd.Function):
 def _gradients(
     ctx: Any, run: Any, tensors: Sequence[torch.Tensor], wanted: list[int], grad: torch.Tensor
 ) -> Sequence[torch.Tensor | None]:
-    """What autograd makes of `run`; to be differentiated again if autograd is on now."""
+    """Autograd's gradients of `run`; differentiable if autograd is on."""
     again = torch.is_grad_enabled()
     args = list(ctx.rest)
     for place, tensor in zip(ctx.places, tensors, strict=True):
@@ -82,7 +82,7 @@ def _gradients(
 def _on_numbers(
     ctx: Any, tensors: Sequence[torch.Tensor], wanted: list[int], grad: torch.Tensor
 ) -> list[torch.Tensor | None]:
-    """Eager's own gradients, from plain tensors with the same numbers."""
+    """Eager's gradients, computed on plain tensors."""
     count_sync(spec_of(ctx.op))
     with _torch.without_modes():
         reals = [_real(t).requires_grad_(t.requires_grad) for t in tensors]
@@ -113,11 +113,11 @@ def _from_numbers(op: Any, key: str) -> Any:
 _differentiable: Callable[..., Any] = EagerGradient.apply
 
 
-# -- masked_fill: which numbers does the value stand for? ------------------------------------------
+# -- masked_fill: the gradient of the value depends on the mask's data -----------------------------
 
 
 class MaskedFill(torch.autograd.Function):
-    """`masked_fill` with a value that has a gradient, summed as eager sums it."""
+    """`masked_fill` with a value that needs a gradient, summed in eager's order."""
 
     @staticmethod
     def forward(ctx: Any, self: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> Any:
@@ -158,11 +158,11 @@ def _masked_fill_(op: Any, key: str) -> Any:
     return run
 
 
-# -- gradients that others compute on plain tensors ------------------------------------------------
+# -- gradients that come back as plain tensors -----------------------------------------------------
 
 
 class LazyGradient(torch.autograd.Function):
-    """The same tensor; its gradient is lazy, whatever it was computed with."""
+    """The identity; its gradient is converted to a lazy tensor."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> Any:
@@ -194,17 +194,17 @@ def _leaves(op: Any, key: str) -> Any:
 
 
 def _replace(op: Any, make: Callable[[Any, str], Any]) -> None:
-    """Let what `make` makes be the autograd kernel of `op` for lazy tensors."""
+    """Register the result of `make` as the autograd kernel of `op` for lazy tensors."""
     key = "AutogradLazy"
     _libraries[op.namespace].impl(op, make(op, key), key, with_keyset=True)
 
 
 def keep_lazy(op: Any) -> None:
-    """Keep the gradients lazy of an op whose result or backward is made of plain tensors."""
+    """Keep gradients lazy for an op whose result or backward uses plain tensors."""
     _replace(op, _leaves)
 
 
-_replace(aten.prod.default, _from_numbers)  # is there a zero?
+_replace(aten.prod.default, _from_numbers)  # depends on zeros
 _replace(aten.prod.dim_int, _from_numbers)
 _replace(aten.ormqr.default, _from_numbers)  # writes in place
 _replace(aten.masked_fill.Tensor, _masked_fill)

@@ -1,8 +1,8 @@
-"""Packing and padding sequences: gathers by places that are known when they are recorded.
+"""Packing and padding of sequences, as gathers with indices known when recorded.
 
-The lengths of sequences and the sizes of batches are plain numbers, as on every device. So all
-sizes are known, and nothing is computed for them. In the graph, places are leaves like others: a
-batch of other lengths is the same graph.
+Sequence lengths and batch sizes are plain tensors, as on every device. So all sizes are known
+without a sync. In the graph the indices are ordinary leaves: a batch with other lengths uses the
+same graph.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ aten = torch.ops.aten
 
 
 class _Places(NamedTuple):
-    """Which row of a packed sequence is where in the padded one: by step, then by sequence."""
+    """Maps rows of a packed sequence to positions (step, sequence) in the padded one, and back."""
 
     steps: torch.Tensor  # of each row
     sequences: torch.Tensor
-    rows: torch.Tensor  # at each place; 0 where there is none
+    rows: torch.Tensor  # at each position; 0 for padding
     is_padding: torch.Tensor
 
     @staticmethod
     def of_rows(places: torch.Tensor, shape: torch.Size, device: torch.device) -> _Places:
-        """From the plain places of rows, counted step by step, in a padded sequence of `shape`."""
+        """From flat positions, in packed order, in a padded sequence of `shape`."""
         table = torch.full(shape, -1)
         table.view(-1)[places] = torch.arange(len(places))
         return _Places._of(places, table, device)
 
     @staticmethod
     def of_table(table: torch.Tensor, device: torch.device) -> _Places:
-        """From a plain table of rows, -1 where there is none."""
+        """From a table of row numbers, -1 for padding."""
         places = (table.view(-1) >= 0).nonzero().view(-1)
         return _Places._of(places, table, device)
 
@@ -50,17 +50,17 @@ class _Places(NamedTuple):
         return _Places(*(wrap_data(tensor, device) for tensor in found))
 
     def packed(self, padded: torch.Tensor) -> torch.Tensor:
-        """The rows of a padded sequence."""
+        """Gather the rows of a padded sequence."""
         return padded[self.steps, self.sequences].contiguous()
 
     def padded(self, packed: torch.Tensor, value: Any) -> torch.Tensor:
-        """The rows at their places, and `value` elsewhere."""
+        """Scatter rows to their positions, with `value` as padding."""
         is_padding = self.is_padding[(..., *[None] * (packed.dim() - 1))]
         return packed[self.rows].masked_fill(is_padding, value).contiguous()
 
 
 class Packed(torch.autograd.Function):
-    """The rows of a padded sequence."""
+    """Packs a padded sequence, differentiable."""
 
     @staticmethod
     def forward(ctx: Any, padded: torch.Tensor, places: _Places) -> Any:
@@ -73,7 +73,7 @@ class Packed(torch.autograd.Function):
 
 
 class Padded(torch.autograd.Function):
-    """The rows of a packed sequence at their places in a padded one."""
+    """Pads a packed sequence, differentiable."""
 
     @staticmethod
     def forward(ctx: Any, packed: torch.Tensor, places: _Places, value: Any) -> Any:
@@ -106,7 +106,7 @@ def _padded(packed: torch.Tensor, places: _Places, value: Any) -> torch.Tensor:
 
 
 def _judged(op: Any, *args: Any) -> Any:
-    """What eager's op makes of plain tensors, or its refusal."""
+    """Run eager's op on plain tensors, or raise its error."""
     try:
         with _torch.kernels(), _torch.without_modes():
             return op(*args)
@@ -116,7 +116,7 @@ def _judged(op: Any, *args: Any) -> Any:
 
 @override(aten._pack_padded_sequence.default)
 def pack_padded_sequence(input: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
-    """Packed rows are lazy; the sizes of the batches are plain numbers, as on every device."""
+    """The packed rows are lazy; batch sizes are plain, as on every device."""
     op = aten._pack_padded_sequence.default
     if type(lengths) is LazyTensor:
         lengths = on_cpu(lengths)
@@ -136,7 +136,7 @@ def pack_padded_sequence(input: torch.Tensor, lengths: torch.Tensor, batch_first
 def pad_packed_sequence(
     data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, value: Any, length: int
 ) -> Any:
-    """The numbers of a packed sequence at their places; the lengths are plain numbers."""
+    """The padded sequence is lazy; lengths are plain."""
     op = aten._pad_packed_sequence.default
     if type(batch_sizes) is LazyTensor:
         batch_sizes = on_cpu(batch_sizes)

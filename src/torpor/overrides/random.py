@@ -1,7 +1,7 @@
-"""Random ops: drawn when they are recorded, or recorded for a backend that draws itself.
+"""Random ops: run when recorded, or recorded for a backend that draws itself.
 
-Two draws are never one node, whatever their arguments: each carries its number in the trace. The
-next step counts alike, and so meets the same nodes.
+Two draws must never be interned as one node: each carries its number within the trace. The next
+step counts alike, so it hits the same nodes.
 """
 
 from __future__ import annotations

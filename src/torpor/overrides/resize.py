@@ -1,4 +1,4 @@
-"""Tensors that change their own size, and storages that grow."""
+"""Resizing tensors in place, and growing storages."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torpor.trace.values import apply, physical
 from torpor.trace.wrap import aten, become, data_storage, plain, wrap_storage, wrap_window
 
 _GROWN: WeakKeyDictionary[LazyStorage, LazyStorage] = WeakKeyDictionary()
-"""What memory without elements has grown to; who looks at none of them need not know."""
+"""Empty storages -> what they have grown to; empty tensors on them need not follow."""
 
 
 def memory_of(tensor: LazyTensor) -> LazyStorage:
-    """The storage that windows onto the memory of `tensor` look at."""
+    """The storage that views of `tensor`'s memory refer to."""
     storage = tensor._lazy_storage
     return storage if storage.type.numel else _GROWN.get(storage, storage)
 
 
 def resize(tensor: LazyTensor, type_: TensorType) -> LazyTensor:
-    """Give `tensor` another size on its storage, which grows if it must."""
+    """Resize `tensor` on its storage, which grows if needed."""
     type_ = type_.at_offset(int(tensor.storage_offset()))
     storage = memory_of(tensor)
     if type_.numel and type_.nbytes > storage.type.nbytes:
@@ -34,7 +34,7 @@ def resize(tensor: LazyTensor, type_: TensorType) -> LazyTensor:
 
 
 def grow(storage: LazyStorage, type_: TensorType) -> LazyStorage:
-    """`storage` with room for `type_`; everybody on it moves along, new memory is not set."""
+    """Grow `storage` to hold `type_`, with all tensors on it; new memory is uninitialized."""
     if storage.type.numel == 0:
         grown = _GROWN[storage] = _blank_storage(type_)
         return grown
@@ -49,13 +49,13 @@ def grow(storage: LazyStorage, type_: TensorType) -> LazyStorage:
     before, tensors = storage.type, _whole_tensors(storage)
     with TRACE.lock:
         storage.type, storage.data, storage.value = grown.type, grown.data, None
-    for tensor in tensors:  # no longer all of it
+    for tensor in tensors:  # they no longer cover it
         tensor._lazy_view = wrap_window(storage, before.concrete)._lazy_view
     return storage
 
 
 def _blank_storage(type_: TensorType) -> LazyStorage:
-    """Memory with room for `type_`, recorded, not set."""
+    """A new storage for `type_`, recorded as uninitialized."""
     shape, stride = type_.shape, type_.stride
     if type_.offset:
         shape, stride = (type_.offset + type_.span,), (1,)
@@ -68,7 +68,7 @@ def _blank_storage(type_: TensorType) -> LazyStorage:
 
 
 def _whole_tensors(storage: LazyStorage) -> list[LazyTensor]:
-    """Every tensor that is all of `storage`; a storage does not know them, so Python is asked."""
+    """Every tensor that covers all of `storage`, found through the garbage collector."""
     holders = gc.get_referrers(storage)
     attributes = [h for h in holders if type(h) is dict and h.get("_lazy_storage") is storage]
     holders += gc.get_referrers(*attributes)

@@ -1,10 +1,10 @@
-"""Recurrent layers: one node forward and one node backward, over sequences of any lengths.
+"""Recurrent layers: one node forward and one backward, for sequences of any lengths.
 
-Padded batches of which eager adds up gradients step by step are taken apart, as torch does.
+Decomposed like torch does where eager accumulates gradients step by step over a padded batch.
+What must be decomposed, for autocast or forward mode, is decomposed like on the physical device.
 
-The sizes of the batches of a packed sequence are plain numbers, as on every device; in the graph
-they are a leaf like others. What has to be taken apart, for autocast or forward mode, is taken
-apart in the physical device's form.
+The batch sizes of a packed sequence are a plain tensor, as on every device; in the graph they are
+an ordinary leaf.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ aten = torch.ops.aten
 
 _GATES: Final = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _BY_BACKEND: Final = frozenset({aten.lstm.input, aten.lstm.data})
-"""Recurrent networks whose form depends on a tensor's backend, not only on its device."""
+"""RNN ops whose decomposition depends on a tensor's backend, not only on its device."""
 
 
 def _in_parts(op: Any) -> Callable[..., Any]:
-    """A recurrent network in the physical device's form: fused kernels, or its order of steps."""
+    """An RNN op decomposed as on the physical device: fused kernels, or eager's order of steps."""
 
     def run(input: torch.Tensor, *args: Any) -> Any:
         if input.device.type != "lazy" and op not in _BY_BACKEND:
-            return taken_apart(op, input, *args)  # autocast keeps its copies of leaves alone
+            return taken_apart(op, input, *args)  # so that autocast caches its casts of leaves
         return physically(op, input, (input, *args))
 
     return run
 
 
-# -- what can be whole -----------------------------------------------------------------------------
+# -- eligibility -----------------------------------------------------------------------------------
 
 
 def _is_whole(inputs: Inputs, layers: Layers, dropout: float) -> bool:
-    """Eager takes these arguments, and nothing changes what its ops do with them.
+    """Whether the layers can be one node: arguments are valid, and no transform is active.
 
-    Whatever is wrong with them, eager says so on the parts.
+    Invalid arguments are left to the decomposition, which raises like eager.
     """
     return (
         _are_ordinary(inputs.differentiable)
@@ -69,7 +69,7 @@ def _is_whole(inputs: Inputs, layers: Layers, dropout: float) -> bool:
 
 
 def _are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
-    """Dense tensors of one kind on a CPU, some of them lazy, none a compiler's own."""
+    """Dense tensors of one device and dtype on a CPU, some of them lazy, none a compiler's."""
     device, dtype = tensors[0].device, tensors[0].dtype
     alike = all(
         type(t) in EAGER_TYPES and t.device == device and t.dtype == dtype
@@ -81,7 +81,7 @@ def _are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _shapes_agree(inputs: Inputs, layers: Layers) -> bool:
-    """Every size is what eager asks for."""
+    """Whether all shapes are as eager requires."""
     states = [tuple(state.shape) for state in inputs.hx]
     if len(states) != (2 if layers.cell == "lstm" else 1) or any(len(s) != 3 for s in states):
         return False
@@ -94,7 +94,7 @@ def _shapes_agree(inputs: Inputs, layers: Layers) -> bool:
 
 
 def _weights(layers: Layers, width: int, outer: int, hidden: int) -> Iterator[tuple[int, ...]]:
-    """The shapes of the weights; `outer` is what `proj_size` makes of `hidden`."""
+    """The expected shapes of the weights; `outer` is `hidden` after projection (`proj_size`)."""
     gates = _GATES[layers.cell] * hidden
     for layer in range(layers.num_layers):
         for _ in range(layers.directions):
@@ -108,7 +108,7 @@ def _weights(layers: Layers, width: int, outer: int, hidden: int) -> Iterator[tu
 
 
 def _batch(inputs: Inputs, layers: Layers) -> int:
-    """How many sequences there are; -1 if that does not make sense."""
+    """The number of sequences; -1 if the arguments are inconsistent."""
     data, sizes = inputs.data, inputs.batch_sizes
     if sizes is None:
         return data.shape[0 if layers.batch_first else 1] if data.dim() == 3 else -1
@@ -121,9 +121,9 @@ def _batch(inputs: Inputs, layers: Layers) -> int:
 
 
 def _adds_up_nothing(inputs: Inputs, layers: Layers) -> bool:
-    """Eager adds up no gradients over the steps of a padded batch.
+    """Whether eager accumulates no gradients over the steps of a padded batch.
 
-    Where it does, it goes on from what other calls of the layer have come to, in the last bits.
+    If it does, it accumulates into those of other calls of the layer, which affects the last bits.
     """
     tensors = inputs.differentiable
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
@@ -133,7 +133,7 @@ def _adds_up_nothing(inputs: Inputs, layers: Layers) -> bool:
 
 
 def _is_fused(inputs: Inputs, layers: Layers) -> bool:
-    """One kernel of oneDNN's goes over all steps."""
+    """Whether one oneDNN kernel covers all steps."""
     return (
         layers.cell == "lstm"
         and inputs.data.dtype is torch.float32
@@ -143,11 +143,11 @@ def _is_fused(inputs: Inputs, layers: Layers) -> bool:
     )
 
 
-# -- whole -----------------------------------------------------------------------------------------
+# -- recording -------------------------------------------------------------------------------------
 
 
 def _masks(inputs: Inputs, layers: Layers, dropout: float) -> list[torch.Tensor]:
-    """What eager's dropout multiplies with after each layer but the last, drawn now."""
+    """The scaled dropout masks after each layer but the last, drawn immediately."""
     if not dropout or not layers.train:
         return []
     lazy = next(t for t in inputs.differentiable if type(t) is LazyTensor)
@@ -165,7 +165,7 @@ def _mask(lazy: torch.Tensor, size: tuple[int, ...], kept: float) -> torch.Tenso
 
 
 def _lazily(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as a leaf of this trace; one with a history stays what autograd knows."""
+    """`tensor` as a leaf of this trace; unchanged if it requires a gradient."""
     if type(tensor) is LazyTensor or tensor.requires_grad:
         return tensor
     return _leaf(tensor, tensor.device)
@@ -181,7 +181,7 @@ def _record(op: Any, *args: Any) -> Any:
 
 
 class RecurrentLayers(torch.autograd.Function):
-    """Recurrent layers by one node forward and one node backward."""
+    """Recurrent layers as one node forward and one backward."""
 
     @staticmethod
     def forward(
@@ -219,7 +219,7 @@ _recurrent_layers: Callable[..., Any] = RecurrentLayers.apply
 def _gradients_of_parts(
     inputs: Inputs, layers: Layers, needs: Sequence[bool], grads: Sequence[torch.Tensor | None]
 ) -> Sequence[torch.Tensor | None]:
-    """Gradients that may be differentiated again."""
+    """Gradients by the decomposition, which are differentiable."""
     outputs = run_layers(_in_parts(op_of(inputs, layers)), inputs, layers)
     pairs = zip(inputs.differentiable, needs, strict=True)
     return gradients(outputs, [t for t, asked in pairs if asked], grads, create_graph=True)
@@ -241,7 +241,7 @@ def _run_whole(inputs: Inputs, layers: Layers, dropout: float) -> tuple[torch.Te
 
 
 class _Tail(NamedTuple):
-    """The last arguments of torch's ops."""
+    """The last arguments of torch's RNN ops."""
 
     has_biases: bool
     num_layers: int

@@ -1,12 +1,12 @@
-"""Recurrent layers as one op forward and one op backward, over packed sequences or padded ones.
+"""Recurrent layers as one op forward and one backward, over packed or padded sequences.
 
-torch takes most of them apart into ops for each time step, whose sizes are those of one batch. The
-ops here have no sizes but those of their tensors, so one graph serves batches of any lengths. Their
-kernels run eager's own form on plain tensors, with eager's autograd: the bits are eager's.
+torch decomposes most of them into ops per time step, with the sizes of one batch. These ops have no
+sizes but those of their tensors, so one graph serves batches of any lengths. Their kernels run
+eager's own implementation on plain tensors with eager's autograd: results are bit-identical.
 
-Forward leaves eager's autograd graph on one of its results, the ticket; backward uses it up. If it
-is not there (the ticket was copied, or backward runs a second time), backward runs forward again.
-What a ticket carries goes when backward has run, or with the ticket.
+Forward attaches eager's autograd graph to one of its results, the ticket; backward consumes it. If
+it is missing (the ticket was copied, or backward runs a second time), backward reruns forward. The
+graph is freed after backward, or with the ticket.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CELLS: Final = {
     "rnn_tanh": _aten.rnn_tanh,
     "rnn_relu": _aten.rnn_relu,
 }
-"""torch's ops: `data` of each is for packed sequences, `input` for padded ones."""
+"""torch's ops: the overload `data` is for packed sequences, `input` for padded ones."""
 
 _INPUTS: Final = "Tensor data, Tensor? batch_sizes, Tensor[] hx, Tensor[] params, Tensor[] masks"
 _LAYERS: Final = (
@@ -43,7 +43,7 @@ _library.define(
 
 
 class Layers(NamedTuple):
-    """What recurrent layers are but for their tensors, in the order of the schemas."""
+    """The non-tensor arguments of recurrent layers, in schema order."""
 
     cell: str
     has_biases: bool
@@ -54,18 +54,18 @@ class Layers(NamedTuple):
 
     @property
     def directions(self) -> int:
-        """How many times each layer goes over its input."""
+        """How many passes each layer makes over its input."""
         return 2 if self.bidirectional else 1
 
 
 class Inputs(NamedTuple):
-    """The tensors of recurrent layers, in the order of the schemas."""
+    """The tensors of recurrent layers, in schema order."""
 
     data: torch.Tensor
     batch_sizes: torch.Tensor | None  # None: `data` is a padded batch
     hx: Sequence[torch.Tensor]
     params: Sequence[torch.Tensor]
-    masks: Sequence[torch.Tensor]  # what dropout multiplies with after each layer but the last
+    masks: Sequence[torch.Tensor]  # dropout's factors after each layer but the last
 
     @property
     def differentiable(self) -> tuple[torch.Tensor, ...]:
@@ -73,7 +73,7 @@ class Inputs(NamedTuple):
         return (self.data, *self.hx, *self.params)
 
     def with_differentiable(self, tensors: Sequence[torch.Tensor]) -> Inputs:
-        """Others in the place of those that may need a gradient."""
+        """Replace those that may need a gradient."""
         end = 1 + len(self.hx)
         return self._replace(data=tensors[0], hx=tensors[1:end], params=tensors[end:])
 
@@ -82,9 +82,9 @@ Run = Callable[..., Sequence[torch.Tensor]]
 
 
 def run_layers(run: Run, inputs: Inputs, layers: Layers) -> list[torch.Tensor]:
-    """The outputs of torch's op, which `run` runs.
+    """The outputs of torch's op, called through `run`.
 
-    With dropout it runs layer by layer: the numbers were drawn when the op was recorded.
+    With dropout it runs layer by layer, because the masks were drawn when the op was recorded.
     """
     if not inputs.masks:
         return list(_run(run, inputs, layers))
@@ -113,7 +113,7 @@ def _run(run: Run, inputs: Inputs, layers: Layers) -> Sequence[torch.Tensor]:
 
 
 def op_of(inputs: Inputs, layers: Layers) -> Any:
-    """The op of torch's that these layers are."""
+    """The op of torch's for these arguments."""
     packet = CELLS[layers.cell]
     return packet.input if inputs.batch_sizes is None else packet.data
 
@@ -122,7 +122,7 @@ def op_of(inputs: Inputs, layers: Layers) -> Any:
 
 
 class _Kept:
-    """Eager's autograd graph of one forward: where it starts, and where it ends."""
+    """Eager's autograd graph of one forward: its inputs and outputs."""
 
     def __init__(self, inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         self.inputs = inputs
@@ -140,9 +140,9 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def unseen() -> AbstractContextManager[Any]:
-    """Hides what is saved for backward from the user's `saved_tensors_hooks`.
+    """Hide tensors saved for backward from the user's `saved_tensors_hooks`.
 
-    Only where there are any: each tensor would be handed to Python twice.
+    Skipped if there are none: packing through Python hooks costs two calls per tensor.
     """
     if _torch.has_saved_tensors_hooks():
         return saved_tensors_hooks(_as_it_is, _as_it_is)
@@ -151,14 +151,14 @@ def unseen() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _with_autograd() -> Iterator[None]:
-    """Autograd records the ops of the body, wherever the graph runs, and nobody sees it."""
+    """Record the body's ops with autograd, on whichever thread, hidden from the user's hooks."""
     aside = _torch.as_on_another_thread()
     with aside, torch.enable_grad(), _torch.above_autograd(), unseen():
         yield
 
 
 def _start(tensor: torch.Tensor, needs: bool) -> torch.Tensor:
-    """`tensor` as the start of a graph."""
+    """`tensor` as a leaf of a new graph."""
     started = tensor.clone() if tensor.is_inference() else tensor.detach()
     return started.requires_grad_(needs)
 
@@ -174,13 +174,13 @@ def _forward(*args: Any) -> list[torch.Tensor]:
     inputs, layers, needs = Inputs(*args[:5]), Layers(*args[5:-1]), args[-1]
     ticket = torch.zeros(1, dtype=torch.int64)
     if not any(needs):
-        with torch.set_grad_enabled(bool(needs)):  # kernels look at it
+        with torch.set_grad_enabled(bool(needs)):  # the choice of kernels depends on it
             output, *hidden = run_layers(op_of(inputs, layers), inputs, layers)
             return [_with_layout(output, layers), *hidden, ticket]
     kept = _graph(inputs, layers, needs)
     setattr(ticket, _ATTRIBUTE, kept)
     KEPT.add(kept)
-    # compilers write over results that nobody needs any more; the graph may need them
+    # compilers may overwrite dead results, which the graph may have saved
     output, *hidden = [output.detach().clone() for output in kept.outputs]
     return [_with_layout(output, layers), *hidden, ticket]
 
@@ -206,14 +206,14 @@ def gradients(
     grads: Sequence[torch.Tensor | None],
     create_graph: bool = False,
 ) -> Sequence[torch.Tensor | None]:
-    """Gradients of those outputs that have one themselves; one of them has."""
+    """Gradients from those outputs that have a gradient; at least one has."""
     roots = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None]
     ends, starts = zip(*roots, strict=True)
     return torch.autograd.grad(ends, inputs, starts, create_graph=create_graph, allow_unused=True)
 
 
 def _apart(results: list[torch.Tensor], given: Sequence[Any]) -> list[torch.Tensor]:
-    """`results`, each in memory of its own, as the results of an op have to be."""
+    """`results`, each in memory of its own, as an op's results must be."""
     taken = {_torch.memory_of(tensor) for tensor in given if tensor is not None}
     for place, tensor in enumerate(results):
         if _torch.memory_of(tensor) in taken:
@@ -223,7 +223,7 @@ def _apart(results: list[torch.Tensor], given: Sequence[Any]) -> list[torch.Tens
 
 
 def _with_layout(sequence: torch.Tensor, layers: Layers) -> torch.Tensor:
-    """A sequence as eager lays it out: step by step."""
+    """A sequence with eager's strides: time-major."""
     if layers.batch_first:
         return sequence.transpose(0, 1).contiguous().transpose(0, 1)
     return sequence.contiguous()

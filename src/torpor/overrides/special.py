@@ -1,4 +1,4 @@
-"""Recorders written by hand: copies between devices, and ops that change a tensor's own sizes."""
+"""Hand-written recorders: copies between devices, and ops that change a tensor's own sizes."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from torpor.trace.wrap import become, plain, wrap_data, wrap_window
 aten = torch.ops.aten
 
 FOR_TRANSFER = "_torpor_for_transfer"
-"""Marks a tensor that torch has just made for `plain.to("lazy")` to copy into."""
+"""Marks a tensor that torch has just made as the destination of `plain.to("lazy")`."""
 
 _record_copy = make_recorder(spec_of(aten.copy_.default))
 record_to_copy = make_recorder(spec_of(aten._to_copy.default), may_leave=True)
 _record_as_strided = make_recorder(spec_of(aten.as_strided.default))
 
 
-# -- numbers leave -----------------------------------------------------------------------------
+# -- reads -------------------------------------------------------------------------------------
 
 
 @special("aten._local_scalar_dense.default", "aten.item.default")
 def item(tensor: LazyTensor) -> Any:
-    """`x.item()`: the number itself."""
+    """`x.item()`: waits for the number."""
     count_sync(spec_of(aten._local_scalar_dense.default))
     number = plain(tensor).item()
     sync.rest()
@@ -50,19 +50,19 @@ def item(tensor: LazyTensor) -> Any:
 
 @special("aten._has_compatible_shallow_copy_type.default")
 def has_compatible_shallow_copy_type(tensor: Any, other: Any) -> bool:
-    """Whether `tensor.data = other` may be done in place: between lazy tensors."""
+    """Whether `tensor.data = other` works in place: only between lazy tensors."""
     return isinstance(tensor, LazyTensor) and isinstance(other, LazyTensor)
 
 
 @special("aten.is_pinned.default")
 def is_pinned(tensor: LazyTensor, device: Any = None) -> bool:
-    """A lazy tensor has no host memory to pin."""
+    """False: a lazy tensor has no host memory to pin."""
     return False
 
 
 @special("aten.mkldnn_rnn_layer.default")
 def mkldnn_rnn_layer(*args: Any) -> Any:
-    """Its kernel looks at the grad mode, which is another one when the graph runs."""
+    """Its kernel depends on the grad mode, which is not the same when the graph runs."""
     return (_record_rnn if torch.is_grad_enabled() else _record_rnn_without_grad)(*args)
 
 
@@ -84,7 +84,7 @@ def copy_(target: Any, source: Any, non_blocking: bool = False) -> Any:
         source = record_to_copy(source, device=target.device)
     elif source._lazy_storage is target._lazy_storage and source is not target:
         if TensorType.of_tensor(source) is TensorType.of_tensor(target):
-            return target  # the very same memory: eager does nothing, whatever overlaps in it
+            return target  # identical memory: eager does nothing
         _check_copy(target, source)
     with TRACE.lock:
         value = value_of(source)
@@ -95,20 +95,20 @@ def copy_(target: Any, source: Any, non_blocking: bool = False) -> Any:
 
 
 def _check_copy(target: LazyTensor, source: LazyTensor) -> None:
-    """Eager refuses a copy between parts of one memory that overlap, where it sees that they do."""
+    """Raise, like eager, for a copy between partially overlapping tensors."""
     one, other = TensorType.of_tensor(target), TensorType.of_tensor(source)
     if overlaps_in_part(one, other):
         check_overlap(spec_of(aten.copy_.default), (target, source, False))
 
 
 def _copy_in(target: LazyTensor, source: torch.Tensor) -> LazyTensor:
-    """A plain tensor enters: its numbers are taken now, whatever happens to it later."""
+    """Copy a plain tensor in: its data are copied now, as it may change later."""
     metrics.count("CreateLtcTensor")
     if target.__dict__.pop(FOR_TRANSFER, False):
         _take_strides(target, source)
     device = physical(target.device)
     if 0 in target.stride() and target.numel() > 1:
-        return _record_copy(target, source)  # type: ignore[no-any-return]  # eager refuses it
+        return _record_copy(target, source)  # type: ignore[no-any-return]  # raises like eager
     real = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype, device=device)
     with _torch.without_torch_function():
         real.copy_(source)
@@ -117,7 +117,7 @@ def _copy_in(target: LazyTensor, source: torch.Tensor) -> LazyTensor:
 
 
 def _take_strides(target: LazyTensor, source: torch.Tensor) -> None:
-    """`x.to("lazy")` keeps dense strides, as between any two devices eager knows."""
+    """Preserve dense strides in `x.to("lazy")`, like eager between devices."""
     type_ = TensorType.of_tensor(source, target.device).at_offset(0)
     if type_.is_dense and type_.shape == tuple(target.shape) and type_.stride != target.stride():
         real = torch.empty_strided(
@@ -137,7 +137,7 @@ def to_copy(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> Any:
-    """`x.to(...)`: stays lazy between lazy devices, leaves as a plain tensor otherwise."""
+    """`x.to(...)`: stays lazy between lazy devices, else becomes a plain tensor."""
     if device is not None and device.type == "lazy":
         device = torch.device("lazy", get_backend().backend_device(device).ordinal)
     if device is not None and device.type == "meta":
@@ -149,7 +149,7 @@ def to_copy(
         real = plain(tensor)
         sync.rest()
         if real.device == device and memory_format in (None, torch.preserve_format):
-            real = writable(real)  # where nothing moves eager gives the tensor itself
+            real = writable(real)  # not `real` itself, which belongs to the lazy tensor
             return real if dtype in (None, real.dtype) else real.to(dtype)
         with _torch.without_torch_function():
             return aten._to_copy.default(
@@ -161,7 +161,7 @@ def to_copy(
 
 @special("aten._copy_from.default")
 def copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
-    """torch's own helper for copies that cross devices."""
+    """torch's internal op for copies across devices."""
     return copy_(target, source, non_blocking)
 
 
@@ -190,13 +190,13 @@ for _name, _view in {
 
 @special("aten.detach_.default")
 def detach_(tensor: LazyTensor) -> LazyTensor:
-    """autograd does all of it."""
+    """No-op: autograd does all of it."""
     return tensor
 
 
 @special("aten.swapdims_.default", "aten.swapaxes_.default")
 def swapdims_(tensor: LazyTensor, dim0: int, dim1: int) -> LazyTensor:
-    """Another name of `transpose_`."""
+    """Alias of `transpose_`."""
     return become(tensor, make_recorder(spec_of(aten.transpose.int))(tensor, dim0, dim1))
 
 
@@ -204,7 +204,7 @@ def swapdims_(tensor: LazyTensor, dim0: int, dim1: int) -> LazyTensor:
 def as_strided(
     tensor: LazyTensor, size: Any, stride: Any, storage_offset: int | None = None
 ) -> LazyTensor:
-    """A window onto the storage, wherever `tensor` itself looks."""
+    """A view of the whole storage, whichever part `tensor` covers."""
     if not isinstance(tensor, LazyTensor):
         return _record_as_strided(tensor, size, stride, storage_offset)
     offset = int(tensor.storage_offset()) if storage_offset is None else storage_offset
@@ -220,7 +220,7 @@ def as_strided(
 
 
 def _refuse_as_strided(storage: LazyStorage, type_: TensorType) -> LazyTensor:
-    """Let eager say what is wrong, on a tensor of the same storage size."""
+    """Raise eager's error, by calling it on a tensor of the same storage size."""
     real = torch.empty(
         (storage.type.nbytes // type_.dtype.itemsize,), dtype=type_.dtype, device="cpu"
     )
@@ -238,7 +238,7 @@ def as_strided_(
 
 @special("aten.resize_.default")
 def resize_(tensor: LazyTensor, size: Any, *, memory_format: Any = None) -> LazyTensor:
-    """A new size on the same storage, which grows if it must; new memory is not initialised."""
+    """Resize on the same storage, which grows if needed; new memory is uninitialized."""
     shape = tuple(size)
     stride = contiguous_strides(shape)
     if memory_format is not None and memory_format is not torch.contiguous_format:
@@ -258,7 +258,7 @@ def resize_as_(tensor: LazyTensor, like: torch.Tensor, *, memory_format: Any = N
 
 @special("aten.set_.source_Tensor")
 def set_tensor(tensor: Any, source: Any) -> Any:
-    """`tensor` becomes another look at what `source` looks at."""
+    """Make `tensor` an alias of `source`."""
     if tensor.dtype != source.dtype:
         names = [str(t.dtype).removeprefix("torch.") for t in (source, tensor)]
         raise RuntimeError("Could not set tensor of type {} to a tensor of type {}".format(*names))
@@ -269,14 +269,14 @@ def set_tensor(tensor: Any, source: Any) -> Any:
 
 @special("aten.set_.source_Tensor_storage_offset")
 def set_window(tensor: Any, source: Any, offset: int, size: Any, stride: Any = ()) -> Any:
-    """`tensor` becomes a window onto the memory of `source`, counted from where that begins."""
+    """Make `tensor` a view of the memory of `source`, with an offset relative to it."""
     offset += int(source.storage_offset())
     return set_storage(tensor, source.untyped_storage(), offset, size, stride)
 
 
 @special("aten.set_.default")
 def set_empty(tensor: LazyTensor) -> LazyTensor:
-    """`tensor` becomes an empty one-dimensional tensor."""
+    """Make `tensor` an empty one-dimensional tensor."""
     empty = torch.empty((0,), dtype=tensor.dtype, device=physical(tensor.device))
     return become(tensor, wrap_data(empty, tensor.device))
 
@@ -285,7 +285,7 @@ def set_empty(tensor: LazyTensor) -> LazyTensor:
 def set_storage(
     tensor: Any, source: Any, offset: int = 0, size: Any = None, stride: Any = ()
 ) -> Any:
-    """`tensor` becomes a window onto the memory behind a storage object."""
+    """Make `tensor` a view of the memory of a storage object."""
     memory = source.untyped() if hasattr(source, "untyped") else source
     if not isinstance(tensor, LazyTensor):
         raise UnsupportedError(
@@ -297,7 +297,7 @@ def set_storage(
 
 @special("aten.histc.default")
 def histc(tensor: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
-    """Programs count integers on devices other than the CPU, whose kernel knows only floats."""
+    """Other devices count integers, as does `lazy`; the CPU's kernel only takes floats."""
     virtual = isinstance(tensor, LazyTensor) and tensor.device.type == "lazy"
     others = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
     if virtual and not others and physical(tensor.device).type == "cpu":
@@ -313,7 +313,7 @@ _record_histc = make_recorder(spec_of(aten.histc.default))
 def linalg_lu_solve(
     LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False
 ) -> Any:
-    """Solved from the right, complex numbers lie conjugated in memory, and the tensor says so."""
+    """With `left=False`, eager's complex result has its conjugate bit set."""
     result = _record_lu_solve(LU, pivots, B, left=left, adjoint=adjoint)
     if left or not result.is_complex():
         return result
@@ -324,12 +324,12 @@ def linalg_lu_solve(
 def linalg_lu_solve_out(
     LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False, out: Any
 ) -> Any:
-    """The same in `out`, unless its strides are not those the kernel writes with."""
+    """The same with `out`, unless its strides differ from those the kernel uses."""
     expected = _record_lu_solve(LU, pivots, B, left=left, adjoint=adjoint)
     _record_lu_solve_out(LU, pivots, B, left=left, adjoint=adjoint, out=out)
     if left or not expected.is_complex() or out.stride() != expected.stride():
         return out
-    if not out.is_conj():  # it was large enough, and keeps its bits
+    if not out.is_conj():  # not resized, so it kept its bits
         become(out, _record_conj(out))
     return copy_(out, expected)
 

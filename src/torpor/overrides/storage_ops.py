@@ -1,4 +1,4 @@
-"""Ops of torpor's own, for writes that no ATen op expresses."""
+"""Ops of torpor's own for writes that no ATen op expresses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _storage_scatter(
     conj: bool,
     neg: bool,
 ) -> torch.Tensor:
-    """A copy of `self` in whose memory `src` is written through any view, of any dtype."""
+    """A copy of `self` with `src` written through a view of any dtype and strides."""
     result = torch.empty_strided(
         self.shape, self.stride(), dtype=self.dtype, device=self.device
     ).copy_(self)

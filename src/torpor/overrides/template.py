@@ -1,6 +1,6 @@
-"""Parts of an op, learnt once: the same nodes on other values of the same types.
+"""Templates of decompositions: the nodes of one, instantiated for other values of the same types.
 
-Twelve equal layers are taken apart once; the other eleven are written down from the template.
+Of twelve equal layers one is decomposed; the other eleven are instantiated from its template.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torpor.symbols.symbolic_nodes import contents
 
 
 class Undefined:
-    """A result an op does not have this time."""
+    """A result that an op does not have for these arguments."""
 
     type = None
 
@@ -27,7 +27,7 @@ UNDEFINED = Undefined()
 
 
 class _Slot(int):
-    """Stands in a pattern for the value of that number: operands first, then results in order."""
+    """A value in a pattern, by number: operands first, then results in order."""
 
     __slots__ = ()
 
@@ -45,7 +45,7 @@ class _TemplateNode:
         self.conditions = node.conditions
 
     def write(self, values: list[Value], site: Any, scope: Any) -> None:
-        """Find or make the node on `values`, and add its results to them."""
+        """Find or make the node on `values`, and append its outputs to them."""
         key = _filled(self.key, values)
 
         def make() -> tuple[Any, ...]:
@@ -58,7 +58,7 @@ class _TemplateNode:
 
 
 class Template:
-    """The nodes between operands and results."""
+    """The nodes from operands to results."""
 
     __slots__ = ("results", "steps")
 
@@ -68,7 +68,7 @@ class Template:
 
     @staticmethod
     def between(operands: Sequence[Value], results: Sequence[Value | Undefined]) -> Template | None:
-        """The template of what was recorded; None if it is made from other values too."""
+        """The template of what was recorded; None if it depends on other values too."""
         graph = Graph.of([v for v in results if isinstance(v, Value)], set(operands))
         if not set(graph.inputs) <= set(operands):
             return None
@@ -96,7 +96,7 @@ class Template:
 def conditions_between(
     operands: Sequence[Value], results: Sequence[Value | Undefined]
 ) -> tuple[Condition, ...]:
-    """The conditions on sizes under which the nodes between operands and results are right."""
+    """The conditions on sizes under which the nodes between operands and results are valid."""
     graph = Graph.of([v for v in results if isinstance(v, Value)], set(operands))
     return tuple({c: None for node in graph.nodes for c in node.conditions})
 

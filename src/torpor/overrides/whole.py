@@ -1,15 +1,14 @@
-"""Composite ops that stay whole on the device `lazy`: recorded by one call in the place of many.
+"""Composite ops that are not decomposed on the device `lazy`: one recorded call instead of many.
 
-torch takes `linear` and `matmul` apart above autograd: a linear layer is a dozen small calls,
+torch decomposes `linear` and `matmul` above autograd: a linear layer becomes a dozen small calls,
 forward and backward, and most of a step's recording time is spent on their views. An op with a
-kernel of its own for the device is left whole, and so is its backward. The graph does not change:
-when such an op is met for the first time its parts are recorded, as torch takes it apart, and what
-they came to is remembered under the op's own arguments.
+kernel registered for the device is not decomposed, nor is its backward. The graph stays the same:
+on the first call, the op's decomposition is recorded, and memoized under the op's own arguments.
 
 torch has no forward-mode derivative of these ops, differentiates them for real numbers only, and
-adds up their second derivative in another order than that of their parts. So the parts are what is
-recorded while forward mode is on, and for good from the first complex tensor or the first backward
-that keeps its graph.
+accumulates their second derivative in another order than the decomposition's. So ops are decomposed
+while forward mode is on, and permanently after the first complex tensor or the first backward with
+`create_graph=True`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ aten = torch.ops.aten
 
 
 class Expansion:
-    """What the parts of an op came to; it stands where a recorder expects a node."""
+    """The outputs of a decomposition; used where a recorder expects a node."""
 
     __slots__ = ("outputs",)
 
@@ -54,7 +53,7 @@ class Expansion:
 
 
 class _Parts:
-    """How an op is taken apart: what was met before, by values and by types."""
+    """Memoizes the decompositions of an op, by values and by types."""
 
     def __init__(self, spec: OpSpec, parts: Callable[..., Any]) -> None:
         self.spec = spec
@@ -63,7 +62,7 @@ class _Parts:
         self.templates: Memo[Template] = Memo()
 
     def make(self, key: tuple[Any, ...], arguments: tuple[Any, ...]) -> Expansion:
-        """What the op comes to on arguments it was not met with."""
+        """Handle a cache miss: decompose, or instantiate a template."""
         if TRACE.misses > config.max_trace_nodes:
             raise CutFirst
         known = self.memo.find(key)
@@ -71,7 +70,7 @@ class _Parts:
             return known
         metrics.count_node(self.spec.name)
         operands = [k for k in key if type(k) is Value]
-        places = tuple(map(operands.index, operands))  # the same operand twice is another case
+        places = tuple(map(operands.index, operands))  # repeated operands need their own template
         kind = (places, types_in(key))
         template = self.templates.find(kind)
         if template is None:
@@ -85,10 +84,10 @@ class _Parts:
     ) -> Expansion:
         epoch, leaves = TRACE.epoch, len(TRACE.leaves)
         with unseen(), parts_of(scope()):
-            results = self.parts(*map(_as_recorded, arguments, key))  # the key may end with more
+            results = self.parts(*map(_as_recorded, arguments, key))  # the key may be longer
         expansion = Expansion(tuple(map(_output, results)))
-        # no leaf was added, or else a part was run at once and its result is new data;
-        # the trace was not cut meanwhile, or else the key is of another trace
+        # memoize only if no leaf was added (a part that ran immediately made new data) and
+        # the trace was not cut meanwhile (the key belongs to the old trace)
         if len(TRACE.leaves) == leaves and TRACE.epoch == epoch:
             conditions = conditions_between(operands, expansion.outputs)
             self.memo.add(key, expansion, conditions)
@@ -99,7 +98,7 @@ class _Parts:
 
 
 def _record_parts(op: Any, parts: Callable[..., Any], extra: Extra) -> None:
-    """Let `op` be recorded as what `parts` makes of its arguments."""
+    """Record `op` as the decomposition that `parts` makes."""
     taken = _Parts(spec_of(op), parts)
     SPECIAL[str(op)] = make_recorder(
         taken.spec, extra=extra, nodes=taken.memo.young, make=taken.make
@@ -107,7 +106,7 @@ def _record_parts(op: Any, parts: Callable[..., Any], extra: Extra) -> None:
 
 
 def _as_recorded(argument: Any, value: Any) -> Any:
-    """A plain tensor as the leaf it was taken for: no part of the op is computed on plain ones."""
+    """A plain tensor as its lazy leaf, so that no part of the op is computed immediately."""
     if type(value) is not Value or type(argument) is LazyTensor:
         return argument
     leaf: Any = wrap_value(value)
@@ -119,7 +118,7 @@ def _output(tensor: Any) -> Value | Undefined:
 
 
 def _taken_apart(op: Any, *arguments: Any) -> Any:
-    """The parts of `op` as eager takes plain tensors apart."""
+    """The decomposition of `op` that eager uses for plain tensors."""
     if op is aten.matmul.default:
         one, other = arguments
         arguments = expanded_batch(one, other), expanded_batch(other, one)
@@ -128,7 +127,7 @@ def _taken_apart(op: Any, *arguments: Any) -> Any:
 
 def _forward(op: Any) -> Callable[..., Any]:
     def parts(*arguments: Any) -> tuple[Any, ...]:
-        with _torch.above_autograd():  # views of what needs a gradient need one too
+        with _torch.above_autograd():  # so that views inherit requires_grad
             return (_taken_apart(op, *arguments),)
 
     return parts
@@ -137,8 +136,8 @@ def _forward(op: Any) -> Callable[..., Any]:
 def _gradients(
     op: Any, inputs: list[Any], grad: torch.Tensor, mask: tuple[bool, ...], create_graph: bool
 ) -> list[Any]:
-    """Gradients of the parts of `op` at `inputs`, where `mask` asks for them."""
-    with torch.enable_grad(), _torch.without_autocast():  # which the whole op was recorded below
+    """Gradients of the decomposition of `op`, for the inputs in `mask`."""
+    with torch.enable_grad(), _torch.without_autocast():  # like the op itself
         output = _taken_apart(op, *inputs)
     wanted = [tensor for tensor, asked in zip(inputs, mask, strict=True) if asked]
     found = iter(torch.autograd.grad(output, wanted, grad, create_graph=create_graph))
@@ -146,7 +145,7 @@ def _gradients(
 
 
 def _cut_off(tensor: torch.Tensor, asked: bool) -> torch.Tensor:
-    """`tensor` as the start of a graph; how parts are chosen depends on who needs a gradient."""
+    """`tensor` detached; keeps requires_grad, on which the decomposition depends."""
     return tensor.detach().requires_grad_(asked or tensor.requires_grad)
 
 
@@ -156,7 +155,7 @@ def _linear_inputs(
     weight: torch.Tensor,
     mask: tuple[bool, ...],
 ) -> list[Any]:
-    """The arguments of `linear`; the gradients do not depend on the numbers of the bias."""
+    """The arguments of `linear`; gradients do not depend on the values of the bias."""
     bias = weight.new_empty(weight.shape[:-1]).requires_grad_() if mask[2] else None
     return [prepare(input, mask[0]), prepare(weight, mask[1]), bias]
 
@@ -189,11 +188,11 @@ _record_parts(aten.linear_backward.default, _linear_backward, Extra(requires_gra
 _record_parts(aten.matmul_backward.default, _matmul_backward, Extra(requires_grad=(1, 2)))
 
 
-# -- derivatives torch does not have of the whole op -----------------------------------------------
+# -- derivatives that torch lacks for the undecomposed ops -----------------------------------------
 
 
 def _connected(tensor: torch.Tensor, asked: bool) -> torch.Tensor:
-    """`tensor` under a name of its own, still part of the graph it is in."""
+    """An alias of `tensor`, still connected to its graph."""
     with torch.enable_grad():
         return tensor.view_as(tensor)
 
@@ -215,7 +214,7 @@ def _matmul_backward_again(
 
 
 def _in_autocast(op: Any, again: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward under autocast, which casts the parts of those that it has not cast before."""
+    """A backward under autocast, which casts those inputs that it has not cast before."""
 
     def backward(*arguments: Any) -> Any:
         tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
@@ -237,7 +236,7 @@ def _nothing(on: bool) -> None:
 
 
 class _While:
-    """A state of the process that lasts while anybody is inside."""
+    """A process-wide state that is on while any thread is inside."""
 
     def __init__(self, change: Callable[[bool], None] = _nothing) -> None:
         self._change = change
@@ -266,13 +265,13 @@ def _notify(on: bool) -> None:
 
 
 def on_parts(listener: Callable[[bool], None]) -> None:
-    """Call `listener` with whether all is taken apart, now and whenever that changes."""
+    """Call `listener` with whether everything is decomposed, now and on every change."""
     _listeners.append(listener)
     listener(_parts.inside > 0)
 
 
 WHOLE: dict[Any, Callable[..., Any]] = {}
-"""Ops that stay whole, and torch's own kernel above autograd of each."""
+"""Ops that are not decomposed, with torch's own kernel of each above autograd."""
 
 _kept = _torch.Kernels("Lazy", {aten.linear.default: _never, aten.matmul.default: _never})
 _library = torch.library.Library("aten", "IMPL")
@@ -289,11 +288,11 @@ _under_autocast = [
 
 
 def _whole_or_parts(op: Any) -> None:
-    """Let `op` be whole where that saves for its backward what the parts would save.
+    """Do not decompose `op` if it then saves the same tensors for backward as its decomposition.
 
-    The parts keep an operand only if the gradient of another needs it; one that they leave alone
-    may be written to before backward. Data that are plain enter anew in every step: the parts of a
-    whole op on them would be learnt in vain.
+    The decomposition saves an operand only if the other's gradient needs it; one that is not saved
+    may be written to before backward. Plain data are new in every step, so memoizing an op on them
+    would never hit.
     """
     whole = WHOLE[op] = _torch.kernel(op, "AutogradLazy")
 
@@ -331,12 +330,12 @@ def _forward_mode(on: bool) -> None:
 
 @functools.cache
 def keep_parts() -> None:
-    """From now on ops are taken apart: gradients of their arguments arrive in eager's order."""
+    """Decompose from now on, so that gradients accumulate in eager's order."""
     _parts.__enter__()
 
 
 class _Again:
-    """A backward that keeps its graph: somebody differentiates twice, and will do so again."""
+    """Entered by a backward that creates a graph: the program will probably do so again."""
 
     def __init__(self) -> None:
         self.met = False
@@ -344,7 +343,7 @@ class _Again:
     def __enter__(self) -> None:
         if not self.met:
             self.met = True
-            _parts.__enter__()  # to stay: only the parts of a forward add up in eager's order
+            _parts.__enter__()  # permanently: only decomposed forwards accumulate in eager's order
         _parts_of_backward.__enter__()
 
     def __exit__(self, *_: object) -> None:
@@ -352,10 +351,10 @@ class _Again:
 
 
 def install() -> None:
-    """Keep the ops whole, but for what needs their parts."""
+    """Register the undecomposed ops, and the conditions under which they are decomposed."""
     for kernels in (_kept, *_under_autocast):
         kernels.set(True)
     _whole_or_parts(aten.linear.default)
     _whole_or_parts(aten.matmul.default)
     _torch.on_higher_derivatives(_While(_forward_mode), _Again())
-    on_first_complex(_parts.__enter__)  # to stay: complex tensors may live as long as the program
+    on_first_complex(_parts.__enter__)  # permanently

@@ -1,4 +1,4 @@
-"""Collectives that follow each other become one, on all of their tensors (`config.bucket_bytes`).
+"""Combine consecutive collectives into one that takes all of their tensors (`config.bucket_bytes`).
 
     %2 = torpor.all_reduce.default([%1], None, "0", "sum")
     %3 = aten.sin.default(%0)                              %3 = aten.sin.default(%0)
@@ -6,8 +6,9 @@
     %5 = torpor.wait.default(%2)                               [%1, %3], None, "0", "sum")
                                                            %5 = torpor.wait.default(%2)
 
-Only those of one group, kind and dtype do, and none that needs the result of another one. What
-needs their results comes after them: so many small collectives take the time of few.
+Collectives are combined only if they have the same group, kind and dtype, and none depends on the
+result of another. Their consumers move after the combined node. Fewer launches: many small
+collectives are dominated by latency.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from torpor.passes.pipeline import Pass
 from torpor.passes.rewrite import Values, mapped, on
 
 _KINDS: Final = frozenset({AllReduce.target, AllGather.target, ReduceScatter.target})
-"""Collectives that process groups do on several tensors at once."""
+"""Collectives that process groups can run on several tensors at once."""
 
 
 def buckets(max_bytes: int) -> Pass:
-    """The pass, for collectives of so many bytes at most."""
+    """The pass, combining up to `max_bytes` per collective."""
 
     def run(graph: Graph) -> Graph:
         groups = [group for group in _groups(graph, max_bytes) if len(group) > 1]
@@ -38,7 +39,7 @@ def buckets(max_bytes: int) -> Pass:
 
 
 def _groups(graph: Graph, max_bytes: int) -> list[list[Node]]:
-    """The collectives, in order, those together that can be one."""
+    """The collectives in order, grouped: each group can be combined into one."""
     groups: list[list[Node]] = []
     for node in collectives_in(graph):
         if groups and _joins(node, groups[-1], max_bytes):
@@ -60,7 +61,7 @@ def _joins(node: Node, group: Sequence[Node], max_bytes: int) -> bool:
 
 
 def _needs(values: Sequence[Value], nodes: set[Node]) -> bool:
-    """What is computed of the results of `nodes` is among `values`, or they are computed of it."""
+    """Whether any of `values` is, or depends on, an output of one of `nodes`."""
     found: set[Node] = set()
     todo = [value.node for value in values]
     while todo:
@@ -74,10 +75,10 @@ def _needs(values: Sequence[Value], nodes: set[Node]) -> bool:
 
 
 def _merged(graph: Graph, groups: Sequence[Sequence[Node]]) -> Graph:
-    """`graph` with one node for each of these groups, at the place of its last one."""
+    """`graph` with each group replaced by one node, at the position of the group's last node."""
     group_of = {node: group for group in groups for node in group}
     values: Values = {}
-    missing: set[Value] = set()  # made by nodes that have to wait
+    missing: set[Value] = set()  # not yet available: made by nodes that are delayed
     waiting: list[Node] = []
     made: list[Node] = []
     for node in graph.nodes:

@@ -1,13 +1,13 @@
-"""Takes ops apart that have a lowering (`custom.registration`) or a decomposition of the backend's.
+"""Decompose ops that have a registered lowering (`custom.registration`) or a backend's own.
 
     %1 = acme.scale.default(%0, 2.0)        %1 = aten.mul.Tensor(%0, 2.0)
     %2 = aten.relu.default(%1)              %2 = aten.relu.default(%1)
 
-A lowering is traced on fake tensors, its writes turned into values, and its ops become nodes that
-carry the line of the op they replace. What it makes gets the very types that were promised.
+A lowering is traced on fake tensors and functionalized; the resulting ops become nodes that carry
+the source line of the op they replace. Their results must have exactly the types inferred for it.
 
-A decomposition (`Backend.decompositions`) is a lowering that may be refused: where it returns
-NotImplemented, cannot be traced or makes other types, the backend gets the op itself.
+A decomposition (`Backend.decompositions`) is a lowering that may decline: if it returns
+NotImplemented, cannot be traced or makes other types, the backend gets the original op.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ aten = torch.ops.aten
 
 
 Decompositions = Mapping[str, registration.Lowering]
-"""By the names of ops."""
+"""By op name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The ops that a backend wants to see: what its graphs are made of."""
+    """The ops that a backend accepts in its graphs."""
 
     backend: str
-    physical: Physical  # the devices behind those of tensors
+    physical: Physical  # maps a tensor's device to the physical one
     decompositions: Decompositions = field(default_factory=dict)
-    functional: bool = False  # no op writes, and none works on lists
-    draws: bool = False  # random ops are nodes
+    functional: bool = False  # no in-place ops, no ops on lists
+    draws: bool = False  # random ops are accepted as nodes
 
     def has(self, node: Node) -> bool:
-        """The backend gets `node` as it is."""
+        """Whether the backend gets `node` unchanged."""
         name = node.op.name
         if name in self.decompositions or registration.lowering_of(name, self.backend):
             return False
@@ -63,7 +63,7 @@ class Vocabulary:
 
 
 def expand(vocabulary: Vocabulary) -> Pass:
-    """The pass, for a backend."""
+    """The pass for one backend's vocabulary."""
 
     def run(graph: Graph) -> Graph:
         return expanded(graph, vocabulary)
@@ -72,7 +72,7 @@ def expand(vocabulary: Vocabulary) -> Pass:
 
 
 def expanded(graph: Graph, vocabulary: Vocabulary) -> Graph:
-    """`graph` in the ops of `vocabulary`: `graph` itself if it is."""
+    """`graph` with only ops of `vocabulary`; `graph` itself if that already holds."""
     if all(map(vocabulary.has, graph.nodes)):
         return graph
     expansion = _Expansion(vocabulary)
@@ -83,14 +83,14 @@ def expanded(graph: Graph, vocabulary: Vocabulary) -> Graph:
 
 
 class _Expansion(Interpreter[Value]):
-    """A graph while it is rewritten: new values replace old ones."""
+    """A graph being rewritten: maps old values to new ones."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.vocabulary = vocabulary
         self.physical = vocabulary.physical
         self.nodes: list[Node] = []
-        self.inside: list[str] = []  # ops that are being taken apart
+        self.inside: list[str] = []  # ops being decomposed, outermost first
 
     def input(self, value: Value) -> Value:
         return value
@@ -120,7 +120,7 @@ class _Expansion(Interpreter[Value]):
             self.inside.pop()
 
     def _decomposed(self, node: Node, args: tuple[Any, ...]) -> Sequence[Value] | None:
-        """What the backend's decomposition of `node` makes; None where the backend gets the op."""
+        """The results of the backend's decomposition of `node`; None if it declines."""
         name, length = node.op.name, len(self.nodes)
         decomposition = self.vocabulary.decompositions[name]
         key = (decomposition, node.op, types_in(key_of(spec_of(node.op.target), args)))
@@ -128,7 +128,7 @@ class _Expansion(Interpreter[Value]):
             if _refused.find(key) is not None:
                 return None
             made = self._inlined(node, args, decomposition)
-        except Exception as error:  # of whatever kind: the op is left to the backend, and counted
+        except Exception as error:  # any kind: the backend gets the op, and it is counted
             del self.nodes[length:]
             _refused.add(key, f"{type(error).__name__}: {error}")
             metrics.count_line(f"decomposition_refused::{name}", str(node.site))
@@ -147,13 +147,13 @@ class _Expansion(Interpreter[Value]):
     def call(
         self, target: OpOverload, bound: list[Any], site: Any, types: Sequence[Any] | None = None
     ) -> Sequence[Value]:
-        """The outputs of an op on values that are in the graph already."""
+        """Add a node for an op on values of the new graph, and return its outputs."""
         types = self.types(target, bound) if types is None else types
         node = private_node(spec_of(target), bound, tuple(types), site)
         return self.node(node, node.args)
 
     def types(self, target: OpOverload, bound: list[Any]) -> Sequence[Any]:
-        """The types of what an op makes."""
+        """The output types of an op on these arguments."""
         spec = spec_of(target)
         numbers = [v for v in values_in(tuple(bound)) if type(v.type) is ScalarType]
         sample = {value: value.type.kind(1) for value in numbers}
@@ -168,11 +168,11 @@ _REFUSED: Final = {
 
 
 _traces: Memo[torch.fx.GraphModule] = Memo()
-_refused: Memo[str] = Memo()  # decompositions, and why the op stays whole
+_refused: Memo[str] = Memo()  # decompositions that declined, and why
 
 
 class _Inlining:
-    """One op while it is taken apart."""
+    """One op being decomposed."""
 
     def __init__(self, expansion: _Expansion, node: Node, args: tuple[Any, ...]) -> None:
         self.expansion = expansion
@@ -184,7 +184,7 @@ class _Inlining:
         self.constants: torch.fx.GraphModule | None = None
 
     def run(self, lowering: registration.Lowering) -> list[Value]:
-        """The values that replace the node's outputs."""
+        """The values that replace the outputs of the node."""
         operands = list(values_in(self.args))
         if any(type(value.type) is ScalarType for value in operands):
             raise self.wrong("takes a number that is not known yet")
@@ -206,9 +206,9 @@ class _Inlining:
     # -- tracing -----------------------------------------------------------------------------------
 
     def _trace(self, lowering: registration.Lowering) -> torch.fx.GraphModule:
-        """The ops of a lowering, traced once for the same types.
+        """The ops of a lowering, traced once per combination of types.
 
-        That is done on a thread of its own, where modes of the user's do not count.
+        Traced on a separate thread, where the user's modes are not active.
         """
         on = None if self.device is None else self.expansion.physical(self.device)
         key = (lowering, self.node.op, types_in(self.node.key), on)
@@ -262,7 +262,7 @@ class _Inlining:
         outputs = self.expansion.call(spec.target, bound, self.node.site)
         written = [leaf for i in spec.mutated for leaf in _torch.tree_leaves(args[i])]
         fresh = len(outputs) - len(written)
-        self.values.update(zip(written, outputs[fresh:], strict=True))  # what it holds from here on
+        self.values.update(zip(written, outputs[fresh:], strict=True))  # its contents from here on
         return _shaped(spec, list(outputs[:fresh]), args, self.values)
 
     def _argument(self, arg: Any) -> Any:
@@ -273,12 +273,12 @@ class _Inlining:
         return self._virtual(arg) if isinstance(arg, torch.device) else arg
 
     def _virtual(self, device: torch.device) -> torch.device:
-        """The device that a lowering meant when it saw the physical one."""
+        """The lazy device for the physical device that a lowering saw."""
         ours = self.device
         return ours if ours is not None and self.expansion.physical(ours) == device else device
 
     def _constant(self, name: str) -> Value:
-        """A tensor that a lowering made of a Python number."""
+        """A node for a tensor constant that a lowering made from a Python number."""
         tensor = getattr(self.constants, name)
         if tensor.numel() != 1:
             raise self.wrong("makes a tensor of Python numbers; make it an argument of the op")
@@ -289,7 +289,7 @@ class _Inlining:
     # -- results -----------------------------------------------------------------------------------
 
     def _promised_all(self, made: list[Any]) -> list[Value]:
-        """New tensors, then written arguments, each of the type that was promised."""
+        """New tensors, then written arguments, each checked against its inferred type."""
         if len(made) != len(self.node.outputs):
             wanted = len(self.node.outputs)
             raise self.wrong(f"makes {len(made)} tensors where the op makes {wanted}")
@@ -313,7 +313,7 @@ class _Inlining:
         return self._with_layout(value, type_)
 
     def _with_layout(self, value: Value, type_: TensorType) -> Value:
-        """A copy of `value` with the strides of `type_`, which has no holes."""
+        """A copy of `value` with the strides of `type_`, which is dense."""
         rank = len(type_.shape)
         order = sorted(range(rank), key=lambda d: (-type_.stride[d], -type_.shape[d]))
         call, site = self.expansion.call, self.node.site
@@ -323,7 +323,7 @@ class _Inlining:
         return call(aten.permute.default, [copy, back], site)[0]
 
     def wrong(self, what: str) -> RegistrationError:
-        """The error that says what is wrong with the lowering."""
+        """An error about the lowering."""
         return self._error(f"the lowering of {self.spec.name} {what}")
 
     def _error(self, text: str) -> RegistrationError:
@@ -333,19 +333,19 @@ class _Inlining:
 
 
 def _device_of(node: Node) -> torch.device | None:
-    """The device of what a node makes of nothing."""
+    """The device for factory ops: that of the node's first output."""
     return next((value.type.device for value in node.outputs if value.type is not None), None)
 
 
 _NUMBERS: Final = frozenset(
-    # methods of tensors that look at memory, where a tensor that is traced has nothing
+    # methods of tensors that access memory, which a traced tensor lacks
     {"numpy", "__array__", "__array_wrap__", "__dlpack__", "tolist", "data_ptr", "storage",
      "untyped_storage", "_typed_storage", "share_memory_", "__reduce_ex__", "__deepcopy__"}
 )  # fmt: skip
 
 
 class _NoMemory(TorchFunctionMode):
-    """Refuses to let a lowering have the memory behind its arguments."""
+    """Refuses a lowering access to the memory of its arguments."""
 
     def __init__(self, inlining: _Inlining) -> None:
         super().__init__()
@@ -361,7 +361,7 @@ class _NoMemory(TorchFunctionMode):
 
 
 def _refilled(arg: Any, given: Iterator[Any]) -> Any:
-    """`arg` with the next of `given` in the place of each tensor or value."""
+    """`arg` with each tensor or value replaced by the next of `given`."""
     if isinstance(arg, (torch.Tensor, Value)):
         return next(given)
     if isinstance(arg, (list, tuple)):
@@ -370,7 +370,7 @@ def _refilled(arg: Any, given: Iterator[Any]) -> Any:
 
 
 def _made(spec: OpSpec, result: Any) -> list[Any]:
-    """The new tensors among what a lowering returned, lists spread out."""
+    """The new tensors among the results of a lowering, with lists flattened."""
     made: list[Any] = []
     for returned, item in zip(spec.returns, registration.returned_by(spec, result), strict=True):
         if returned.kind is not ReturnKind.ARGUMENT:
@@ -379,9 +379,9 @@ def _made(spec: OpSpec, result: Any) -> list[Any]:
 
 
 def _shaped(spec: OpSpec, fresh: list[Value], args: list[Any], values: dict[Any, Any]) -> Any:
-    """What an op returns, of the new values it makes and the arguments it writes to."""
+    """The return value of an op, built from its new values and the arguments it writes to."""
     single = sum(not r.is_list and r.kind is not ReturnKind.ARGUMENT for r in spec.returns)
-    length = len(fresh) - single  # of the one list that it may return
+    length = len(fresh) - single  # of the list, of which it returns at most one
     results: list[Any] = []
     rest = iter(fresh)
     for returned in spec.returns:

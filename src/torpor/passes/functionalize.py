@@ -1,11 +1,11 @@
-"""Ops that write, and ops on lists, as functional ops on one tensor each.
+"""Replace in-place ops, and ops on lists, by functional ops on single tensors.
 
     %2 = aten.mul_.Tensor(%0, %1)                  %2 = aten.mul.Tensor(%0, %1)
     %4, %5 = aten._foreach_exp_.default([%0, %1])  %4 = aten.exp.default(%0)
                                                    %5 = aten.exp.default(%1)
 
-Nodes are values already; here their ops are too. A part of the pass `expand`, for backends that ask
-for it (`Backend.functional`).
+The graph is functional already (a write makes a new value); this makes its ops functional too. Runs
+as part of the pass `expand`, for backends that request it (`Backend.functional`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from torpor.ops.spec import ArgKind, OpSpec, spec_of
 aten = torch.ops.aten
 
 Call = Callable[[OpOverload, list[Any], Any, Sequence[Any]], Sequence[Value]]
-"""Makes the node of an op on arguments in schema order, with a line and with these types."""
+"""Adds a node (op, arguments in schema order, site, output types) and returns its outputs."""
 
 Infer = Callable[[OpOverload, list[Any]], Sequence[Any]]
-"""The types of what an op makes of arguments in schema order."""
+"""Infers the output types of an op from its arguments in schema order."""
 
 IN_DTYPE_OF_RESULT: Final = ("cumprod", "cumsum", "mean", "nansum", "prod", "sum")
-"""Ops that convert what they are given to the dtype of what they write to before they compute."""
+"""In-place ops that convert their input to the dtype of their output before they compute."""
 
 
 @functools.cache
 def twin_of(target: OpOverload) -> OpOverload | None:
-    """The functional twin of an op that writes, if torch has one."""
+    """The functional variant of an op that writes, if torch has one."""
     wanted = [(a.name, str(a.type)) for a in target._schema.arguments if not _is_out(a)]
     for candidate in _functional_ops(target.namespace, functional_name(target._opname)):
         if candidate is not target and wanted == [
@@ -59,7 +59,7 @@ def _is_out(argument: Any) -> bool:
 
 
 def functional_name(name: str) -> str:
-    """The name of an op's functional twin."""
+    """The name of an op's functional variant."""
     if name.startswith("__i") and name.endswith("__"):  # __iand__
         return f"__{name[3:]}"
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
@@ -74,9 +74,9 @@ _LISTS: Final = (ArgKind.TENSORS, ArgKind.SCALARS)
 
 @functools.cache
 def single_of(target: OpOverload) -> tuple[OpOverload, tuple[int | None, ...]] | None:
-    """The op on one tensor that an op on lists is for each item, and where its arguments are.
+    """The op that a `_foreach` op applies to each item, and a mapping of its arguments.
 
-    Tensors and numbers are matched by their order, all else by name.
+    Tensors and numbers are matched by position, everything else by name.
     """
     name = functional_name(target._opname).removeprefix("_foreach_")
     names = [name, _OTHER_NAMES[name]] if name in _OTHER_NAMES else [name]
@@ -89,7 +89,7 @@ def single_of(target: OpOverload) -> tuple[OpOverload, tuple[int | None, ...]] |
 
 
 def _places(given: Sequence[tuple[str, str]], arguments: Any) -> tuple[int | None, ...] | None:
-    """For each argument of an op the place of what is given for it; None if that is no match."""
+    """For each argument of the op, the index of the one given for it; None if they do not match."""
     ordered = [i for i, (_, kind) in enumerate(given) if kind in ("Tensor", "number")]
     named = {name: i for i, (name, _) in enumerate(given) if i not in ordered}
     places: list[int | None] = []
@@ -109,13 +109,13 @@ def _places(given: Sequence[tuple[str, str]], arguments: Any) -> tuple[int | Non
 
 
 def is_rewritten(node: Node) -> bool:
-    """Its op writes, or works on lists."""
+    """Whether its op writes, or works on lists."""
     spec = spec_of(node.op.target)
     return bool(spec.mutated) or spec.target._opname.startswith("_foreach_")
 
 
 def functional(node: Node, args: tuple[Any, ...], call: Call, infer: Infer) -> list[Value] | None:
-    """The outputs of `node` on `args`, made by functional ops; None: it stays as it is."""
+    """Functional replacements of the outputs of `node` on `args`; None if it stays as it is."""
     spec = spec_of(node.op.target)
     types = [value.type for value in node.outputs]
     make = functools.partial(_made, call, infer, node.site)
@@ -125,7 +125,7 @@ def functional(node: Node, args: tuple[Any, ...], call: Call, infer: Infer) -> l
             return None
         return _by_item(spec, args, single, types, make)
     twin = twin_of(spec.target) if spec.mutated else None
-    if twin is aten.copy.default and _is_like(args[1], types[0]):  # what was there does not matter
+    if twin is aten.copy.default and _is_like(args[1], types[0]):  # the old contents are irrelevant
         return make(aten.clone.default, [args[1], None], types)
     return None if twin is None else make(twin, _twin_arguments(spec, args, types), types)
 
@@ -171,7 +171,7 @@ def _twin_arguments(spec: OpSpec, args: tuple[Any, ...], types: Sequence[Any]) -
 def _made(
     call: Call, infer: Infer, site: Any, op: OpOverload, bound: list[Any], types: Sequence[Any]
 ) -> list[Value] | None:
-    """The outputs of an op, in the dtypes and strides of `types`."""
+    """The outputs of an op, converted to the dtypes and strides of `types`."""
     inferred = infer(op, bound)
     shapes = [None if t is None else t.shape for t in inferred]
     if shapes != [None if t is None else t.shape for t in types]:

@@ -1,7 +1,7 @@
-"""One way to walk a graph: a class to subclass, with a method for each kind of thing.
+"""Graph interpreters: a base class to subclass, with a method for each kind of thing in a graph.
 
 `Interpreter` maps every value to something: a tensor, a name, a value of another graph.
-`Copier` makes a graph of nodes that no table knows, which may differ from those it copies.
+`Copier` builds a new graph of nodes outside the intern table, which may differ from the originals.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ T = TypeVar("T")
 
 
 class Interpreter(Generic[T]):
-    """Takes the nodes of a graph in order; `env` maps the values so far."""
+    """Visits the nodes of a graph in order; `env` maps the values seen so far."""
 
     def __init__(self) -> None:
         self.env: dict[Value, T] = {}
 
     def run(self, nodes: Iterable[Node]) -> None:
-        """Take these nodes, one after the other."""
+        """Visit these nodes in order."""
         for node in nodes:
             made = self.node(node, tuple([self.argument(arg) for arg in node.args]))
             self.env.update(zip(node.outputs, made, strict=True))
 
     def node(self, node: Node, args: tuple[Any, ...]) -> Sequence[T]:
-        """What the outputs of a node map to, given its mapped arguments."""
+        """Map the outputs of a node, given its mapped arguments."""
         raise NotImplementedError
 
     def input(self, value: Value) -> T:
-        """What a value that no node made maps to; asked for once."""
+        """Map a value that no visited node made; called once for each."""
         raise NotImplementedError
 
     def constant(self, constant: Any) -> Any:
-        """What an argument that is no value maps to."""
+        """Map an argument that is not a value."""
         return constant
 
     def argument(self, arg: Any) -> Any:
-        """What an argument maps to; for a tuple, that of its items."""
+        """Map an argument; tuples are mapped item by item."""
         if type(arg) is Value:
             return self.value(arg)
         if type(arg) is tuple:
@@ -50,22 +50,22 @@ class Interpreter(Generic[T]):
         return self.constant(arg)
 
     def value(self, value: Value) -> T:
-        """What a value maps to."""
+        """Look up a value, or map it as an input."""
         if value not in self.env:
             self.env[value] = self.input(value)
         return self.env[value]
 
 
 class Copier(Interpreter[Value]):
-    """Copies nodes; values that none of them makes become leaves and scalars, numbered anew."""
+    """Copies nodes; values from outside become leaves and scalars, numbered from 0."""
 
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[Node] = []
-        self.read: list[Value] = []  # the values that the inputs of the copy replace
+        self.read: list[Value] = []  # the original of each input of the copy
 
     def graph(self, outputs: Iterable[Value]) -> Graph:
-        """What was copied, with these values as its outputs."""
+        """The copied nodes as a graph with these outputs."""
         results = [self.value(value) for value in outputs]
         return Graph([self.env[value] for value in self.read], self.nodes, results)
 
@@ -83,20 +83,20 @@ class Copier(Interpreter[Value]):
         return made.outputs
 
     def type(self, type_: Any) -> Any:
-        """The type of the copy of a value."""
+        """The type of the copy of a value, given the original's."""
         return type_
 
     def input_type(self, value: Value) -> Any:
-        """The type of the input that replaces a value."""
+        """The type of the input that stands for an outside value."""
         return self.type(value.type)
 
     def key(self, node: Node, args: tuple[Any, ...]) -> Key:
-        """The key of the copy of a node."""
+        """The key of a node's copy."""
         return args
 
 
 class AtSizes(Copier):
-    """Copies nodes for sizes of their symbols."""
+    """Copies nodes with their symbols replaced by concrete sizes."""
 
     def __init__(self, sizes: Mapping[Symbol, int]) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class AtSizes(Copier):
 
 
 class _WithInputs(AtSizes):
-    """Copies inputs too: a leaf has the same slot."""
+    """Copies inputs too: leaves keep their slots."""
 
     def input(self, value: Value) -> Value:
         node = value.node
@@ -122,7 +122,7 @@ class _WithInputs(AtSizes):
 
 
 def graph_at(graph: Graph, sizes: Mapping[Symbol, int]) -> Graph:
-    """The same graph for these sizes, of nodes that nobody else knows."""
+    """`graph` specialized to these sizes, with nodes of its own (not interned)."""
     copier = _WithInputs(sizes)
     inputs = [copier.value(value) for value in graph.inputs if value.node.op is not SIZE]
     copier.run(graph.nodes)

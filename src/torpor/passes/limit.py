@@ -1,4 +1,4 @@
-"""Cuts blocks that are longer than a compiler is given at a time, into parts of equal length."""
+"""Split blocks that are too long for the compiler into parts of nearly equal length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torpor.passes.pipeline import Pass
 
 
 def limit(max_nodes: int) -> Pass:
-    """The pass, for a compiler that is given no more than `max_nodes` at a time."""
+    """The pass, for a compiler that takes at most `max_nodes` nodes at a time."""
 
     def run(graph: Graph) -> Graph:
         blocks = [part for block in graph.blocks for part in _parts(block, max_nodes)]
@@ -20,7 +20,7 @@ def limit(max_nodes: int) -> Pass:
 
 
 def _parts(block: Block, max_nodes: int) -> Iterator[Block]:
-    """`block` in parts of nearly equal length; they are copies of nothing any more."""
+    """`block` in parts of nearly equal length, which are no longer marked as repeats."""
     nodes = block.nodes
     if block.kind == EAGER or len(nodes) <= max_nodes:
         yield block

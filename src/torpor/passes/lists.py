@@ -1,10 +1,10 @@
-"""Ops on lists of tensors, split into one node for each item, and joined again.
+"""Split ops on lists of tensors into one node per item (before blocks are cut), and rejoin them.
 
     %2, %3 = aten._foreach_exp([%0, %1])       %2 = aten._foreach_exp([%0]) items [0] of 2 op 0
                                                %3 = aten._foreach_exp([%1]) items [1] of 2 op 0
 
-Between the two passes blocks may be cut through such an op: it is joined as far as its items are in
-one block with nothing between them.
+Blocks may be cut through such an op between the two passes; items are then rejoined only where they
+are adjacent within one block.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _split(graph: Graph) -> Graph:
 
 
 def _length(node: Node) -> int:
-    """How many items the lists of a node have; 0 if it cannot be split."""
+    """The number of items in the lists of a node; 0 if it cannot be split."""
     if not node.op.target._opname.startswith("_foreach_"):
         return 0
     lengths = {len(arg) for arg in node.args if type(arg) is tuple}
@@ -74,7 +74,7 @@ def _joined(nodes: Iterable[Node], values: Values) -> Iterator[Node]:
 
 
 def _together(nodes: Sequence[Node], values: Values) -> Iterator[Node]:
-    """Items of one op as one node, in the order of the ops."""
+    """Rejoin items: one node per op, in the order of the ops."""
     ops: dict[int, list[tuple[Items, Node]]] = {}
     for node in nodes:
         items = items_of(node)
@@ -86,7 +86,7 @@ def _together(nodes: Sequence[Node], values: Values) -> Iterator[Node]:
 
 
 def _whole(items: Sequence[Items], parts: Sequence[Node], values: Values) -> Node:
-    """One node for items of an op; the op itself, if those are all of them."""
+    """One node for several items of an op; the original node if they are all of its items."""
     first, length = parts[0], items[0].length
     args = tuple(
         [

@@ -1,4 +1,4 @@
-"""Finds what each block leaves behind: the values that later blocks or the graph's results need."""
+"""Find the outputs of each block: the values that later blocks or the graph's results need."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _outputs(graph: Graph) -> Graph:
 
 
 def _leaving_the_same(copies: Sequence[Block]) -> Sequence[Block]:
-    """Copies that leave behind what most of them do: one that differs is compiled by itself."""
+    """Copies, each with the outputs that at least half have; one with more is not shared."""
     if len({len(block.made) for block in copies}) > 1:
         return copies
     left = [set(block.outputs or ()) for block in copies]

@@ -1,25 +1,25 @@
-"""Finds which donated inputs each block may write its results over.
+"""Find which donated inputs each block may overwrite with its results.
 
     commit 0:                                commit 0:
       %1 = aten.add_.Tensor(%0, 1)             %1 = aten.add_.Tensor(%0, 1)
       leave %1                                 leave %1 over %0
       return %1 over %0                        return %1 over %0
 
-A block may do so if nothing fails after it, it makes the result, and nothing after it reads the
-input. What no block writes is copied when all has run.
+Allowed if nothing that may fail runs after the block, the block makes the result, and nothing later
+reads the input. A result that no block writes in place is copied at the end of the step.
 
-Compilers put what a result is computed from into the loop that writes it, and leave out copies.
-That goes wrong (torch 2.13) in these cases, which are found here:
+Compilers fuse the computation of a result into the loop that writes it, and elide copies. In these
+cases (torch 2.13) that gives wrong results, so this pass excludes them:
 
 - The new contents of an input are read from other places of the same input: `x.copy_(x.t())`,
-  `x.copy_(x.roll(1))`. The loop reads what it has already written.
-- The old contents of an input are kept, in another input that is written over or in a result:
-  `previous.copy_(x)`, and then `x.add_(1)`. Without the copy the new contents are kept.
+  `x.copy_(x.roll(1))`. The loop reads elements that it has already overwritten.
+- The old contents of an input are kept, in another overwritten input or in a result:
+  `previous.copy_(x)`, then `x.add_(1)`. With the copy elided, the new contents are kept.
 - One op on lists writes inputs that it computes from one another: `_foreach_add_([x, y], [y, x])`.
-- A part of an input is written, and the whole becomes something else than that input:
-  `y.copy_(x); y[0] = 1; x.fill_(2)`. The part is written in the input itself.
-- An input of an op on lists is written over with a result of that op for another of its inputs:
-  `_foreach_add_([x, y], 1)`, and then `x.copy_(y)`. It gets the result that was meant for it.
+- A part of an input is written, and the whole becomes the new contents of something else:
+  `y.copy_(x); y[0] = 1; x.fill_(2)`. The part is written into the input itself.
+- An input of an op on lists is overwritten with the result for another of its inputs:
+  `_foreach_add_([x, y], 1)`, then `x.copy_(y)`. `x` gets its own result, not `y`'s.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ BATCH_NORMS: Final = (
 )
 
 _IN_PLACE: Final = frozenset(
-    # ops that compute each element from the same place of their operands, besides pointwise ones
+    # ops that compute each element from the same index of their operands, besides pointwise ops
     {"_to_copy", "alias", "detach", "lift_fresh_copy", "copy", "copy_", "tril", "triu", "fill_",
      "zero_", "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"}
 )  # fmt: skip
 
 _APART: Final = frozenset(
-    # ops with kernels of their own, whose results are there before any loop reads them
+    # ops with standalone kernels: their results are complete before any loop reads them
     {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "linear_backward",
      "convolution", "convolution_backward", "_trilinear", "embedding_dense_backward",
      "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",
@@ -66,7 +66,7 @@ _NORM_BACKWARDS: Final = ("native_layer_norm_backward", "native_group_norm_backw
 _POINTWISE: Final = torch.Tag.pointwise
 
 _SCATTERS: Final = frozenset(
-    # ops that return their first operand, parts of it written
+    # ops that return their first operand with parts of it overwritten
     {"slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter", "index_put",
      "index_put_", "_unsafe_index_put", "_index_put_impl", "_index_put_impl_", "index_copy",
      "index_copy_", "index_add", "index_add_", "scatter", "scatter_", "scatter_add",
@@ -100,19 +100,19 @@ def _overwrite(graph: Graph) -> Graph:
 
 
 class _DonatedReads:
-    """The donated inputs that values are computed from, in the loop that reads the value."""
+    """Which donated inputs each value reads, within the loop that would compute the value."""
 
     def __init__(self, block: Block) -> None:
         donated = frozenset(block.donated)
         inputs = [v for v in (*block.read, *block.donated) if type(v.type) is not ScalarType]
-        self.here = {v: frozenset({v}) & donated for v in inputs}  # from the same place
-        self.elsewhere: dict[Value, Inputs] = {}  # from other places
-        self.sole: dict[Value, Value | None] = {v: v for v in inputs}  # only input; None: several
+        self.here = {v: frozenset({v}) & donated for v in inputs}  # read at the same index
+        self.elsewhere: dict[Value, Inputs] = {}  # read at other indices
+        self.sole: dict[Value, Value | None] = {v: v for v in inputs}  # only read; None: several
         self.together: dict[Value, frozenset[Value]] = {}  # results of one op on lists
-        self.copied: dict[Value, Value] = {}  # result of an op on lists that this one is
+        self.copied: dict[Value, Value] = {}  # value -> the list op's result that it equals
         self.first: dict[Value, Value] = {}  # the first operand of each value
-        self.scattered: dict[Value, list[Value]] = {}  # inputs of which parts are written
-        self.updated: dict[Value, list[tuple[int, tuple[Value, ...]]]] = {}  # place in such ops
+        self.scattered: dict[Value, list[Value]] = {}  # input -> its partial overwrites
+        self.updated: dict[Value, list[tuple[int, tuple[Value, ...]]]] = {}  # list ops
         for node in block.nodes:
             self._follow(node)
 
@@ -147,7 +147,7 @@ class _DonatedReads:
                 self._note_reads(value, read, shape)
 
     def _note_reads(self, value: Value, operands: Iterable[Operand], shape: Any) -> None:
-        """What a value is computed from; from the same places, if operands have that shape."""
+        """Record what `value` reads: at the same index, for operands that have its shape."""
         here, elsewhere = _NONE, _NONE
         for _, _, operand, form in operands:
             known = self.here.get(operand, _NONE)
@@ -174,24 +174,24 @@ class _DonatedReads:
             yield value
 
     def is_lost(self, output: Value, value: Value) -> bool:
-        """Parts of the input `value` are written for something else than `output`."""
+        """Whether parts of the input `value` are written for something other than `output`."""
         written = self.scattered.get(value)
         return written is not None and not set(self.descent(output)).issuperset(written)
 
     def are_mixed(self, output: Value, value: Value, donated: Donated) -> bool:
-        """`output` is computed from another input that the same op on lists writes over."""
+        """Whether `output` reads another input that the same op on lists overwrites."""
         together = self.together.get(output, _NONE)
         read = self.here.get(output, _NONE) | self.elsewhere.get(output, _NONE)
         return any(donated.get(other) in together for other in read - {value})
 
     def are_exchanged(self, output: Value, value: Value) -> bool:
-        """`output` is a result of an op on lists for another input than `value`."""
+        """Whether `output` is the result of an op on lists for an input other than `value`."""
         copied = self.copied.get(output)
         updates = self.updated.get(value, ())
         return any(copied in made and copied is not made[place] for place, made in updates)
 
     def _of_statistics(self, node: Node, value: Value) -> Inputs:
-        """Batch norm writes running statistics place by place; what it saves is computed before."""
+        """Batch norm updates running statistics elementwise, after computing those it saves."""
         written = spec_of(node.op.target).mutated
         from_end = len(node.outputs) - value.index
         if from_end > len(written):
@@ -209,7 +209,7 @@ def _operands(node: Node) -> Iterator[Operand]:
 
 
 def _others(operands: Sequence[Operand], place: int) -> list[Operand]:
-    """Operands of an op on lists that belong to the same item as its output, or to all items."""
+    """Operands of an op on lists that belong to the item at `place`, or to all items."""
     lengths = [0] * (1 + max((position for position, *_ in operands), default=0))
     for position, *_ in operands:
         lengths[position] += 1
@@ -218,9 +218,9 @@ def _others(operands: Sequence[Operand], place: int) -> list[Operand]:
 
 
 def unsafe(block: Block) -> set[Value]:
-    """Donated inputs of `block` that its results must not be written over."""
+    """Donated inputs of `block` that its results must not overwrite."""
     reads, donated = _DonatedReads(block), dict(block.donated)
-    while True:  # a result that is not written over an input is kept elsewhere
+    while True:  # each exclusion makes one more result separate memory
         new = set(donated.values())
         kept = {reads.sole.get(output) for output in block.outputs or () if output not in new}
         found = [

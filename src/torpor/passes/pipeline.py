@@ -1,4 +1,4 @@
-"""What a pass is, and how several run in order, each checked."""
+"""What a pass is, and how passes are run in order, verifying the graph after each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torpor.text.verify import verify
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A graph in, a graph out; the same graph where there is nothing to do."""
+    """Takes a graph and returns a graph; the same one if it changes nothing."""
 
     name: str
     description: str
@@ -29,7 +29,7 @@ def run_passes(passes: Iterable[Pass], graph: Graph) -> Graph:
 
 
 def stages(passes: Iterable[Pass], graph: Graph) -> Iterator[tuple[Pass, Graph]]:
-    """`graph` after each of `passes`; verified there, unless `config.verify_graphs` is off."""
+    """`graph` after each of `passes`, verified unless `config.verify_graphs` is off."""
     known: set[Node] = set()
     for one in passes:
         before, graph = graph, one.run(graph)

@@ -1,4 +1,4 @@
-"""Cuts blocks where what is in them repeats, such as the layers of a network: compiled once.
+"""Cut blocks where sequences of nodes repeat, as in the layers of a network, to compile them once.
 
     compiled 0:                         compiled 0 repeat 0:
       %1 = aten.mm.default(%0, %0)        %1 = aten.mm.default(%0, %0)
@@ -7,17 +7,17 @@
       %4 = aten.sin.default(%3)           %3 = aten.mm.default(%2, %2)
                                           %4 = aten.sin.default(%3)
 
-Nodes are compared by op, attributes and types, not by the values they use. Where the same sequence
-of them occurs several times in a row, forward, backward or in the optimizer, each copy becomes a
-block. Which blocks are equal once values are renamed, and so what is compiled, is decided later.
+Nodes are compared by op, attributes and types, not by the values they use. If the same sequence
+occurs several times in a row, in forward, backward or the optimizer, each copy becomes a block.
+Which blocks are equal up to renaming of values, and so share compiled code, is decided later.
 
-All that happens to one item of lists that were split (`split-lists`) is put together first: an
-optimizer's work on one layer then repeats as the layer itself does.
+Items of split lists (`split-lists`) are first regrouped by item, so that an optimizer's work on one
+layer repeats as the layer itself does.
 
-What a cut costs is weighed against what it saves, in seconds of compiling. A node takes a while to
-compile; a block takes a while by itself; a call of a block takes some time in every run, and so
-does a value that would not have been written to memory had the code not been cut there, however
-often it is cut. How often a graph will run is a guess.
+The cost of a cut is weighed against what it saves, in seconds of compile time. Each node costs
+compile time, and each block a fixed overhead. At run time a call of a block costs, and so does a
+value that a cut forces through memory (once, however many cuts it crosses). The expected number of
+runs of a graph is a guess.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ from torpor.passes.pipeline import Pass
 from torpor.passes.rewrite import is_view
 
 NODE: Final = 0.03  # seconds to compile a node
-BLOCK: Final = 0.4  # seconds to compile a block, however small
+BLOCK: Final = 0.4  # fixed seconds to compile a block, however small
 
 
 @dataclass(frozen=True, slots=True)
 class RunCosts:
-    """What running a graph takes."""
+    """Run-time costs of a graph."""
 
-    runs: int  # of a graph
+    runs: int  # expected runs of a graph
     call: float  # seconds to call a block
-    byte: float  # seconds to write it and read it again
+    byte: float  # seconds to write and reread a byte
 
 
 COSTS: Final = {
     "cpu": RunCosts(10_000, 20e-6, 2 / 100e9),
-    "cuda": RunCosts(50_000, 2e-6, 2 / 3e12),  # calls of a CUDA graph cost little
+    "cuda": RunCosts(50_000, 2e-6, 2 / 3e12),  # blocks are replayed in a CUDA graph
 }
 
-SEED: Final = 6  # nodes in a row that must be equal for a period to be looked at
-PERIODS: Final = 24  # periods that are looked at
+SEED: Final = 6  # equal consecutive nodes needed for a period to be considered
+PERIODS: Final = 24  # how many periods are considered
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`count` copies of `length` nodes each, from `start` on."""
+    """`count` consecutive copies of `length` nodes each, starting at `start`."""
 
     start: int
     length: int
     count: int
-    saved: float  # seconds
+    saved: float  # seconds, net of costs
 
     @property
     def end(self) -> int:
@@ -77,7 +77,7 @@ class Repeat:
 
 
 def repeats(device: torch.device) -> Pass:
-    """The pass, for what running takes on a device."""
+    """The pass, with the run-time costs of a device."""
     costs = COSTS.get(device.type, COSTS["cpu"])
 
     def run(graph: Graph) -> Graph:
@@ -88,7 +88,7 @@ def repeats(device: torch.device) -> Pass:
 
 
 def _parts(block: Block, costs: RunCosts) -> list[Block]:
-    """A block in parts, some of them equal."""
+    """A block in parts, of which some are equal."""
     if block.kind == EAGER:
         return [block]
     nodes = waiting(items_together(block.nodes))
@@ -111,7 +111,7 @@ def _parts(block: Block, costs: RunCosts) -> list[Block]:
 
 
 def items_together(nodes: Iterable[Node]) -> list[Node]:
-    """The same nodes, with those that belong to one item of lists together."""
+    """The nodes reordered so that those of one list item are adjacent."""
     ordered: list[Node] = []
     strands = _Strands()
     for node in nodes:
@@ -125,11 +125,11 @@ def items_together(nodes: Iterable[Node]) -> list[Node]:
 
 
 class _Strands:
-    """Items that wait; those that read what others made are of one strand with them."""
+    """Delayed items, grouped in strands: an item joins the strands of the items it reads."""
 
     def __init__(self) -> None:
-        self.made: dict[Value, int] = {}  # value -> its strand, or one that was joined to it
-        self.joined: list[int] = []  # strand -> itself, or the strand it was joined to
+        self.made: dict[Value, int] = {}  # value -> its strand, possibly merged since
+        self.joined: list[int] = []  # strand -> itself, or the one it was merged into (union-find)
         self.nodes: list[list[Node]] = []
 
     def add(self, node: Node) -> None:
@@ -151,7 +151,7 @@ class _Strands:
         return strand
 
     def taken(self) -> list[Node]:
-        """All that waited, strand by strand, each in the order of the ops."""
+        """Remove all items: strand by strand, each in the order of the ops."""
         nodes = [node for strand in self.nodes for node in sorted(strand, key=_op_of)]
         self.__init__()  # type: ignore[misc]  # empty again
         return nodes
@@ -164,12 +164,12 @@ def _op_of(node: Node) -> int:
 
 
 def waiting(nodes: Sequence[Node]) -> list[Node]:
-    """The same nodes, with what is computed from inputs of the block where it is first read.
+    """The nodes, with those computed only from inputs of the block moved to their first use.
 
-    A dropout's mask is then in its layer, wherever it was recorded, and fuses with the layer.
+    A dropout mask then lies in its layer, wherever it was recorded, and fuses with the layer.
     """
-    makers: dict[Value, Node] = {}  # of values, which wait
-    known: set[Value] = set()  # values that are made and do not wait
+    makers: dict[Value, Node] = {}  # of delayed values
+    known: set[Value] = set()  # values made and not delayed
     ordered: list[Node] = []
 
     def emit(node: Node) -> None:
@@ -200,10 +200,10 @@ def waiting(nodes: Sequence[Node]) -> list[Node]:
 
 
 class Lost:
-    """What cuts cost in each run, in seconds.
+    """The run-time cost of cuts, in seconds per run.
 
-    `values` are those that cost if they are cut: `(first, last, cost)` for one that is cut by any
-    border from `first` to `last`; a border comes before the node of that number.
+    `values` are `(first, last, cost)`: a border from `first` to `last` forces that value through
+    memory. Border n comes before node n.
     """
 
     def __init__(self, values: Iterable[tuple[int, int, float]], nodes: int) -> None:
@@ -212,7 +212,7 @@ class Lost:
         self.at = functools.cache(self._at)
 
     def _at(self, length: int) -> list[float]:
-        """What each border costs where there is one `length` nodes before it, or none with 0."""
+        """The cost of each border, given another one `length` nodes before it (0: none)."""
         steps = [0.0] * (self.nodes + 2)
         for first, last, cost in self.values:
             steps[first] += cost
@@ -220,12 +220,12 @@ class Lost:
         return list(itertools.accumulate(steps))[: self.nodes + 1]
 
     def by(self, borders: range) -> float:
-        """What borders at equal distances cost together."""
+        """The total cost of equidistant borders."""
         return self.at(0)[borders.start] + sum(self.at(borders.step)[b] for b in borders[1:])
 
 
 def find_repeats(tokens: Sequence[int], lost: Lost, costs: RunCosts) -> list[Repeat]:
-    """Repeats that are worth a cut, none overlapping, in order."""
+    """Repeats worth cutting for, disjoint and in order."""
     stretches = [
         (start, end, period)
         for period in _periods(tokens)
@@ -255,12 +255,12 @@ def find_repeats(tokens: Sequence[int], lost: Lost, costs: RunCosts) -> list[Rep
 
 
 def _may_pay(length: int, period: int) -> bool:
-    """A stretch of that length can be worth a cut, where no values are lost by it."""
+    """Whether a stretch of that length can be worth a cut at all, ignoring lost fusion."""
     return length >= 2 * period and NODE * (length - period) > 2 * BLOCK
 
 
 def _periods(tokens: Sequence[int]) -> list[int]:
-    """Distances at which sequences come back, the most frequent ones."""
+    """The most frequent distances at which sequences recur."""
     seen: dict[tuple[int, ...], int] = {}
     votes: dict[int, int] = {}
     for place in range(len(tokens) - SEED + 1):
@@ -273,7 +273,7 @@ def _periods(tokens: Sequence[int]) -> list[int]:
 
 
 def _stretches(tokens: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
-    """The longest stretches in which every token comes back after `period`, copies included."""
+    """The maximal stretches in which every token recurs after `period`, last copy included."""
     start = None
     for place in range(len(tokens) - period + 1):
         if place < len(tokens) - period and tokens[place] == tokens[place + period]:
@@ -285,9 +285,9 @@ def _stretches(tokens: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
 
 
 def _best_cut(start: int, end: int, period: int, lost: Lost, costs: RunCosts) -> Repeat:
-    """The best way to cut a stretch of equal copies: how long a part is, and where it begins."""
+    """The best way to cut a stretch of equal copies: the length of a part, and the start."""
     copies = (end - start) // period
-    # nodes of a part times calls is constant: their sum is least near the root
+    # part length x number of calls is constant: the sum of their costs is least near the root
     ideal = (costs.runs * costs.call / NODE * copies * period) ** 0.5 / period
     sizes = {min(max(size, 1), copies // 2) for size in (int(ideal), int(ideal) + 1)}
     options = (
@@ -308,7 +308,7 @@ def _cut_at(start: int, end: int, length: int, lost: Lost, costs: RunCosts) -> R
 
 
 def _rest_together(nodes: list[Node], found: list[Repeat]) -> tuple[list[Node], list[Repeat]]:
-    """Put items that come after the last repeat before the first: one block fewer."""
+    """Move items after the last repeat to before the first one: saves a block."""
     if not _are_items(nodes[found[-1].start :]):
         return nodes, found
     first = next(r for r in found if _are_items(nodes[r.start :]))
@@ -328,7 +328,7 @@ def _are_items(nodes: Sequence[Node]) -> bool:
 
 
 def _tokens(nodes: Sequence[Node]) -> list[int]:
-    """A number for each node: the same for the same op with the same attributes and types."""
+    """A number per node, equal for the same op, attributes and types."""
     numbers: dict[Any, int] = {}
     return [
         numbers.setdefault(
@@ -339,7 +339,7 @@ def _tokens(nodes: Sequence[Node]) -> list[int]:
 
 
 def _frozen(arg: Any) -> Any:
-    """An argument as a key: values by their types, numbers with their type and all their bits."""
+    """An argument as a hashable key: values by type, numbers by type and exact bits."""
     kind = type(arg)
     if kind is Value:
         return (Value, arg.type)
@@ -351,21 +351,20 @@ def _frozen(arg: Any) -> Any:
 # -- what a cut costs ------------------------------------------------------------------------------
 
 UNFUSED: Final = ("convolution", "linear", "scaled_dot", "attention", "rnn", "dropout_mask")
-"""In the names of ops whose kernels no compiler makes, so that they are not part of others."""
+"""Substrings of the names of ops with library kernels, which compilers do not fuse with others."""
 
 
 def _lost(nodes: Sequence[Node], byte: float) -> Lost:
-    """What cuts cost, where a byte that is written and read again takes so many seconds.
+    """The run-time cost of cuts, with `byte` seconds per byte written and reread.
 
-    A value costs if it is made and read by what would have been one kernel: no op with a kernel of
-    its own lies between. A view is nothing but what it is a view of. What can wait is computed by
-    the kernel that needs it: what backward computes from a value of forward alone is no part of
-    forward's kernels.
+    A cut costs where a value's producer and consumer would have been fused: no op with a library
+    kernel lies between them. Views count as their base. A value computed from forward values but
+    needed only in backward belongs to the backward kernel that reads it, not to forward's.
     """
-    base: dict[Value, Value] = {}  # what a value is a view of
-    level: dict[Value, int] = {}  # kernels of their own on the way to a value
-    made: dict[Value, int] = {}  # where a value is made, if by a kernel that others may join
-    ops: list[tuple[int, list[Value], bool]] = []  # place, what is read, whether it joins no others
+    base: dict[Value, Value] = {}  # view -> its base
+    level: dict[Value, int] = {}  # value -> number of library kernels before it
+    made: dict[Value, int] = {}  # value -> position of its node, if that is fusible
+    ops: list[tuple[int, list[Value], bool]] = []  # position, operands, whether unfusible
     for place, node in enumerate(nodes):
         sources = list(dict.fromkeys([base.get(value, value) for value in node.operands]))
         if is_view(node):
@@ -377,8 +376,8 @@ def _lost(nodes: Sequence[Node], byte: float) -> Lost:
         ops.append((place, sources, alone))
         if not alone:
             made.update(dict.fromkeys(node.outputs, place))
-    needed: dict[Value, int] = {}  # the level at which a value is needed first
-    joining: list[tuple[Value, int, int]] = []  # value, where it is read, at which level
+    needed: dict[Value, int] = {}  # value -> lowest level at which it is needed
+    joining: list[tuple[Value, int, int]] = []  # value, position and level of a read
     for place, sources, alone in reversed(ops):
         outputs = nodes[place].outputs
         then = min((needed.get(v, level[v]) for v in outputs), default=0) - alone
@@ -386,7 +385,7 @@ def _lost(nodes: Sequence[Node], byte: float) -> Lost:
             needed[value] = min(needed.get(value, then), then)
             if not alone and value in made:
                 joining.append((value, place, then))
-    read: dict[Value, int] = {}  # where a value is last read by a kernel that could have joined
+    read: dict[Value, int] = {}  # value -> its last read that could have been fused with it
     for value, place, then in joining:
         if needed[value] == then:
             read.setdefault(value, place)

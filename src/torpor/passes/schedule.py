@@ -1,4 +1,4 @@
-"""Puts nodes into blocks that can be run in order: compiled, by eager's kernels, and to commit.
+"""Partition the nodes into blocks in a runnable order: compiled, eager, and to commit.
 
     %1 = aten.sin.default(%0)               compiled 0:
     %2 = aten.nonzero.default(%1)             %1 = aten.sin.default(%0)
@@ -9,14 +9,14 @@
                                               %3 = aten.add_.Tensor(%0, %1)
                                               return %2, %3 over %0, %4
 
-A node that cannot be compiled splits the graph. Nodes are put in an order that makes few blocks:
-all that can be computed before the first of them is one block, all that can be computed after it
-and before the next another. A collective is started as soon as it can be, and waited for last.
+A node that cannot be compiled splits the graph. Nodes are ordered to make few blocks: one for
+everything that can be computed before the first such node, one for everything between that and the
+next, and so on. Collectives are launched as early as possible and waited for as late as possible.
 
-A step that fails must not have written over an input. So all that may fail runs first (indices are
-checked, memory is taken, ops of somebody's own are called), and what updates donated inputs element
-by element is committed when nothing can go wrong any more. That is where an optimizer's arithmetic
-is: the gradients are there before it, in memory of their own.
+A step that fails must not have overwritten an input. So everything that may fail runs first (index
+checks, memory allocation, custom ops), and elementwise updates of donated inputs are committed when
+nothing can fail any more. An optimizer's arithmetic qualifies: it reads gradients that are already
+in memory of their own.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from torpor.passes.rewrite import is_view
 Predicate = Callable[[Node], bool]
 
 _ELEMENTWISE: Final = frozenset(
-    # besides the ops that torch calls pointwise
+    # besides the ops that torch tags as pointwise
     {"_to_copy", "alias", "detach", "lift_fresh_copy", "copy", "copy_", "fill_", "zero_", "clone"}
 )  # fmt: skip
 MIN_OVERLAP: Final = 16
-"""Nodes that compute something, beside which a collective is worth starting a block of its own."""
+"""Computing nodes that must overlap with a collective to make splitting a block worth it."""
 _REDUCING: Final = ("_foreach_norm", "_foreach_max", "_foreach_powsum")
 
 
 def schedule(runs_eagerly: Predicate, may_refuse: Predicate) -> Pass:
-    """The pass, for a compiler: what it cannot compile, and which nodes eager may refuse to run."""
+    """The pass, given which nodes cannot be compiled and which may raise when run."""
 
     def run(graph: Graph) -> Graph:
         late = updates(graph, runs_eagerly, may_refuse)
@@ -60,12 +60,12 @@ def schedule(runs_eagerly: Predicate, may_refuse: Predicate) -> Pass:
 
 
 def _ordered(nodes: Sequence[Node], runs_eagerly: Predicate) -> Iterable[Block]:
-    """Blocks in an order that can be run."""
+    """Blocks in a runnable order."""
     levels: dict[int, tuple[list[Node], list[Node]]] = {}
-    made_eagerly: dict[Value, int] = {}  # the level after which a compiled block may read it
+    made_eagerly: dict[Value, int] = {}  # values made by eager nodes -> their level
     made: dict[Value, int] = {}  # the level of a value
-    drawn = 0  # the level of the last draw: random numbers are drawn in the program's order
-    top = floor = work = 0  # levels: the highest of what is compiled, the lowest of a wait from now
+    drawn = 0  # the level of the last random op: these keep the program's order
+    top = floor = work = 0  # levels: highest compiled so far; lowest allowed for a wait
     for node in nodes:
         read, eager = node.operands, runs_eagerly(node)
         level = max((made.get(value, 0) for value in read), default=0)
@@ -75,7 +75,7 @@ def _ordered(nodes: Sequence[Node], runs_eagerly: Predicate) -> Iterable[Block]:
             top, work = max(top, level), work + (not is_view(node))
         elif node.op.target is WAIT:
             if work >= MIN_OVERLAP:
-                floor, work = top, 0  # while the collective is under way, that is computed
+                floor, work = top, 0  # computed while the collective is in flight
             level = max(level, floor)
         elif spec_of(node.op.target).draws(node.args):
             drawn = level = max(level, drawn)
@@ -91,7 +91,7 @@ def _ordered(nodes: Sequence[Node], runs_eagerly: Predicate) -> Iterable[Block]:
 
 
 def _launched(compiled: list[Node], eager: list[Node]) -> Iterator[tuple[list[Node], list[Node]]]:
-    """What is computed up to the start of a collective and what comes with it, in turns.
+    """Split a level at collectives: first what each one needs, then what it can overlap with.
 
         compiled 0:                             compiled 0:
           %1 = backward of the last layers        %1 = backward of the last layers
@@ -102,7 +102,7 @@ def _launched(compiled: list[Node], eager: list[Node]) -> Iterator[tuple[list[No
                                                 eager 1:
                                                   %4 = torpor.wait.default(%3)
 
-    So ranks compute while they communicate. It is not done for the sake of a few nodes.
+    So ranks compute while they communicate. Not done for fewer than `MIN_OVERLAP` nodes.
     """
     left = dict.fromkeys((*compiled, *eager))
     work = sum(not is_view(node) for node in compiled)
@@ -117,7 +117,7 @@ def _launched(compiled: list[Node], eager: list[Node]) -> Iterator[tuple[list[No
 
 
 def _needed(last: Node, among: Collection[Node], after: Mapping[Node, Node]) -> set[Node]:
-    """The nodes that have to run before one of them can, and that one."""
+    """`last` and the nodes of `among` that must run before it."""
     found, todo = {last}, [last]
     while todo:
         node = todo.pop()
@@ -129,17 +129,17 @@ def _needed(last: Node, among: Collection[Node], after: Mapping[Node, Node]) -> 
 
 
 def _draws(nodes: Sequence[Node]) -> dict[Node, Node]:
-    """The draw before each: random numbers are drawn in the program's order."""
+    """The random op before each one: these keep the program's order."""
     drawing = [node for node in nodes if spec_of(node.op.target).draws(node.args)]
     return dict(zip(drawing[1:], drawing))
 
 
 def updates(graph: Graph, runs_eagerly: Predicate, may_refuse: Predicate) -> set[Node]:
-    """The nodes that only donated inputs are updated by, and that cannot fail."""
+    """Nodes that only contribute to updates of donated inputs, and cannot fail."""
     if not graph.donated:
         return set()
     late = set(graph.donated.values())
-    early = set(graph.outputs) - late  # values that have to be there before anything is written
+    early = set(graph.outputs) - late  # values that must be computed before anything is overwritten
     found: set[Node] = set()
     for node in reversed(graph.nodes):
         if (
@@ -157,12 +157,12 @@ def updates(graph: Graph, runs_eagerly: Predicate, may_refuse: Predicate) -> set
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Compiled code needs no memory for it besides its results."""
+    """Whether compiled code needs no memory for it besides its results."""
     name = spec_of(node.op.target).target._opname
     if name.startswith("_foreach_"):
         constants = any(
             type(arg) is tuple and not any(type(item) is Value for item in arg) for arg in node.args
         )
-        return not (constants or name.startswith(_REDUCING))  # compilers call kernels of eager's
+        return not (constants or name.startswith(_REDUCING))  # compilers call eager's kernels
     known = torch.Tag.pointwise in node.op.target.tags or name in _ELEMENTWISE
     return known or is_view(node)

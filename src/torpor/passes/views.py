@@ -1,4 +1,4 @@
-"""Lets blocks compute for themselves the views they read of what other blocks make.
+"""Recompute views in the blocks that read them, instead of passing them between blocks.
 
     compiled 0:                          compiled 0:
       %1 = aten.t.default(%0)              %1 = aten.t.default(%0)
@@ -7,8 +7,8 @@
       %3 = aten.mm.default(%2, %1)         %3 = aten.t.default(%0)
                                            %4 = aten.mm.default(%2, %3)
 
-A view that leaves a block would be copied: compiled code returns nobody else's memory. Blocks of
-one stage take over views of each other, those that commit also views of the stages before.
+A view that leaves a compiled block would be copied, since compiled code returns only fresh memory.
+Blocks of one stage recompute each other's views; commit blocks also those of all earlier stages.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Makers = dict[Value, Node]
 
 
 def _copy_views(graph: Graph) -> Graph:
-    stages: dict[tuple[str, int], Makers] = {}  # the views of each
-    earlier: Makers = {}  # those of all stages before the commit
+    stages: dict[tuple[str, int], Makers] = {}  # the views made in each
+    earlier: Makers = {}  # views made in all stages before the commit
     values: Values = {}
     blocks: list[Block] = []
     for block in graph.blocks:
@@ -46,7 +46,7 @@ def _copy_views(graph: Graph) -> Graph:
 
 
 def _read(nodes: Iterable[Node], views: Makers) -> list[Node]:
-    """Those of `views` that nodes read, and the views these are views of before them."""
+    """The nodes of `views` that `nodes` read, each preceded by the views it derives from."""
     made = {value for node in nodes for value in node.outputs}
     found: Makers = {}
     for node in nodes:
@@ -61,14 +61,14 @@ def _read(nodes: Iterable[Node], views: Makers) -> list[Node]:
 
 
 def _with_copies(block: Block, views: Sequence[Node], values: Values) -> Block:
-    """`block` with views of its own before its nodes; its results replace the earlier ones."""
+    """`block` with copies of these views prepended, its results replacing the earlier ones."""
     before = {value: values.get(value) for view in views for value in view.outputs}
     copies: list[Node] = []
     for view in views:
         copies.append(Derived(view, tuple([mapped(arg, values) for arg in view.args])))
         values.update(zip(view.outputs, copies[-1].outputs, strict=True))
     nodes = [on(node, values) for node in block.nodes]
-    for value, known in before.items():  # other blocks do not see them
+    for value, known in before.items():  # the copies are local to this block
         if known is None:
             del values[value]
         else:

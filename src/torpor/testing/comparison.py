@@ -1,4 +1,4 @@
-"""When two tensors are the same: within what their dtype can hold, or to the last bit."""
+"""When two tensors are the same: within the tolerance of their dtype, or bit for bit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ WIDER = {
     torch.complex32: torch.complex128,
     torch.complex64: torch.complex128,
 }
-"""In which dtype a result is computed to see how exact it is."""
+"""The wider dtype in which a result is computed to judge its precision."""
 
-_FURTHER = 2.0  # how many times eager's own error a result may be off
-_SAME_THING = 1e-2  # further apart, relative to the largest number, it is another computation
+_FURTHER = 2.0  # how many times eager's own error is allowed
+_SAME_THING = 1e-2  # beyond this relative error of eager's, precision is no excuse
 
 
 def difference(got: Any, expected: Any, exact: bool = False) -> str | None:
-    """What is wrong with the numbers in `got`, in words; None if they are what eager gave."""
+    """A description of how `got` differs from eager's result; None if it does not."""
     if not isinstance(expected, torch.Tensor):
         return _number_difference(got, expected, exact)
     if not isinstance(got, torch.Tensor):
@@ -45,7 +45,7 @@ def _number_difference(got: Any, expected: Any, exact: bool) -> str | None:
 
 
 def type_difference(got: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """What is wrong with the type of `got`, strides included; None if it is eager's."""
+    """How the type of `got` differs from eager's, strides included; None if it does not."""
     for name in ("dtype", "shape", "layout", "requires_grad"):
         one, other = getattr(got, name), getattr(expected, name)
         if one != other:
@@ -71,9 +71,9 @@ def _value_difference(got: torch.Tensor, expected: torch.Tensor, exact: bool) ->
 
 
 def no_further(got: Any, expected: torch.Tensor, judged: Any) -> bool:
-    """`got` is hardly further from `judged`, computed in a wider dtype, than `expected` is.
+    """Whether `got` is hardly further from `judged`, computed in a wider dtype, than `expected`.
 
-    A gradient that is zero but for rounding errors has no digits on which two kernels could agree.
+    A gradient that is zero except for rounding errors has no digits on which kernels could agree.
     """
     if any(getattr(tensor, "shape", None) != expected.shape for tensor in (got, judged)):
         return False

@@ -1,4 +1,4 @@
-"""Whether an op that a backend says it lowers is run by the backend: for generated packages."""
+"""For generated packages: whether a backend really runs an op that it claims to lower."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torpor.codegen.coverage import op_db
 from torpor.testing.run import run_kit
 
 MAX_ENTRIES = 5
-"""Entries of torch's operator table that are run for one op."""
+"""The most entries of torch's operator table to run for one op."""
 
 
 def entries_with(op: str) -> list[str]:
-    """Entries that bring `op` to a backend; the ones with the fewest other ops first."""
+    """Entries that dispatch `op` to a backend, those with the fewest other ops first."""
     found = [(len(ops["forward"]), name) for name, ops in op_db().items() if op in ops["forward"]]
     return [name for _, name in sorted(found)][:MAX_ENTRIES]
 
 
 def fallbacks_of(backend: str, op: str) -> list[str]:
-    """Entries in which `backend` leaves `op` to eager's kernel, or is wrong."""
+    """Entries in which `backend` falls back for `op`, or is wrong."""
     names = entries_with(op)
     if not names:
         return []

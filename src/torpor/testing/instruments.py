@@ -1,4 +1,4 @@
-"""Ops that make running visible: one counts its runs, one fails. Only running graphs call them."""
+"""Ops that make execution observable: one counts its runs, one fails. Only running calls them."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ for _op in (_counted, _failing):
 
 
 def counted(x: torch.Tensor) -> torch.Tensor:
-    """A copy of `x`; every run of it is counted."""
+    """A copy of `x`; each run is counted."""
     return torch.ops.torpor_kit.counted(x)  # type: ignore[no-any-return]  # an op
 
 
 def failing(x: torch.Tensor) -> torch.Tensor:
-    """Raises ArithmeticError when it runs."""
+    """Raises ArithmeticError when run."""
     return torch.ops.torpor_kit.failing(x)  # type: ignore[no-any-return]  # an op
 
 
 def runs() -> int:
-    """How often `counted` ran since `need_custom_ops`."""
+    """How often `counted` has run since `need_custom_ops`."""
     return len(_runs)
 
 
 def need_custom_ops(kit: Kit) -> None:
-    """Skip the test on a backend that compiles no ops but torch's own; forget earlier runs."""
+    """Skip the test if the backend compiles only torch's own ops; reset the count of runs."""
     try:
         kit.compiled(counted(kit.put(torch.ones(1))))
     except CompileError:
@@ -57,9 +57,9 @@ def need_custom_ops(kit: Kit) -> None:
 
 
 def user_program(source: str, **names: Any) -> tuple[dict[str, Any], str]:
-    """Run `source` as a program of a user's: its names afterwards, and its file name.
+    """Execute `source` as a user's program; returns its globals and its file name.
 
-    The kit's own lines are torpor's, and are never shown as the user's.
+    Needed because lines of the kit count as torpor's, which are never reported as the user's.
     """
     file = f"program{next(_programs)}.py"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)

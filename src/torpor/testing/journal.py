@@ -1,6 +1,6 @@
-"""A file in which a run notes each result as it comes, so that a later run can go on from there.
+"""A file to which a run appends each result, so that a later run can resume from it.
 
-One JSON object a line. The first says which run it is; a run with other settings is refused.
+One JSON object per line. The first identifies the run; resuming with other settings is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Journal:
-    """The results of one run by key; `add` writes through."""
+    """The results of a run by key; `add` writes through to the file."""
 
     def __init__(self, path: Path, run: dict[str, Any]) -> None:
         self.path = path
@@ -25,19 +25,19 @@ class Journal:
         self.records.update((record["key"], record) for record in records)
 
     def add(self, key: str, kind: str, result: dict[str, Any]) -> None:
-        """Note a result; one of the same key before it no longer counts."""
+        """Append a result, replacing an earlier one with the same key."""
         record = {"key": key, "kind": kind, "result": result}
         self.records[key] = record
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """Every result of a kind, in the order it was noted."""
+        """Every result of a kind, in order."""
         return [record["result"] for record in self.records.values() if record["kind"] == kind]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a journal; a last line cut short when the run was killed is left out."""
+    """The records of a journal, without a last line that was cut short when the run was killed."""
     if not path.exists():
         return []
     whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")

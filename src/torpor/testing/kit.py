@@ -1,4 +1,4 @@
-"""What a test of the kit works with: the backend under test, and ways onto it and back."""
+"""The fixture of the kit's tests: the backend under test, and copies to and from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _by_path: set[str] = set()
 
 @dataclass
 class BackendCall:
-    """One call of a backend method: what it was given and what it returned or raised."""
+    """One call of a backend method, with its result or error."""
 
     name: str
     args: tuple[Any, ...]
@@ -37,7 +37,7 @@ class BackendCall:
 
 @dataclass
 class Calls:
-    """Every call the core made while a test watched."""
+    """The calls that the core made while a test was watching."""
 
     made: list[BackendCall] = field(default_factory=list)
 
@@ -49,7 +49,7 @@ class Calls:
 
 
 def register_by_path(name: str) -> None:
-    """Let `package.module:factory` be the name of a backend that is registered nowhere."""
+    """Register a backend named by its path, `package.module:factory`."""
     module, separator, factory = name.partition(":")
     if separator and name not in _by_path and f"{module}:NAME" not in registry.backends():
         registry.register(name, getattr(importlib.import_module(module), factory))
@@ -59,9 +59,9 @@ def register_by_path(name: str) -> None:
 class Kit:
     """The backend under test, fresh for each test, and tensors on it.
 
-    `put` copies a plain tensor or module onto the backend, `plain` brings numbers back, `eager`
-    makes the judge's copy. On `lazy` tensors are on the virtual device, on `concrete` they are
-    lazy on their own device.
+    `put` copies a plain tensor or module to the backend, `plain` converts back, `eager` makes the
+    copy for the eager baseline. With place `lazy`, tensors are on the virtual device; with
+    `concrete`, they are lazy on their own device.
     """
 
     def __init__(self, name: str, place: str = "lazy", exact: bool = False) -> None:
@@ -74,18 +74,18 @@ class Kit:
         torch.manual_seed(0)
 
     def close(self) -> None:
-        """Leave nothing pending, nothing running, and the reference backend active."""
+        """Finish all work, and activate the reference backend."""
         self.settle()
         torpor.use("reference")
 
     def settle(self) -> None:
-        """Finish what is recorded; an error in it was the business of the test that made it."""
+        """Finish all work, ignoring errors, which concern only the test that caused them."""
         for finish in (torpor.sync, torpor.wait):
             with suppress(Exception):
                 finish()
 
     def renew(self) -> Backend:
-        """A second backend of the same name, with nothing compiled yet."""
+        """Make a second backend of the same name, with nothing compiled yet."""
         self.backend = torpor.use(self.name)
         return self.backend
 
@@ -93,7 +93,7 @@ class Kit:
 
     @property
     def device(self) -> torch.device:
-        """Where the user sees tensors of this kit."""
+        """The device that the user sees."""
         return torch.device("lazy", 0) if self.place == "lazy" else self.physical
 
     def put(self, thing: Any) -> Any:
@@ -108,7 +108,7 @@ class Kit:
         return lazy.requires_grad_(thing.requires_grad)
 
     def eager(self, thing: Any) -> Any:
-        """A plain copy on the physical device, for the judge."""
+        """A plain copy on the physical device, for the eager baseline."""
         if isinstance(thing, nn.Module):
             return copy.deepcopy(thing).to(self.physical)
         if not isinstance(thing, torch.Tensor):
@@ -117,7 +117,7 @@ class Kit:
         return own.requires_grad_(thing.requires_grad)
 
     def plain(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The numbers of a tensor as a plain one."""
+        """The contents of a tensor as a plain one."""
         if not torpor.is_lazy(tensor):
             return tensor
         own = tensor.detach()
@@ -125,7 +125,7 @@ class Kit:
         return read.requires_grad_(tensor.requires_grad)
 
     def check(self, got: Any, expected: Any, where: str = "result") -> None:
-        """`got`, computed by the backend, is what eager gave."""
+        """Assert that `got`, computed by the backend, equals eager's result."""
         if isinstance(expected, list | tuple):
             assert len(got) == len(expected), f"{where}: {len(got)} items, not {len(expected)}"
             for index, (one, other) in enumerate(zip(got, expected, strict=True)):
@@ -139,7 +139,7 @@ class Kit:
         assert wrong is None, f"{where}: {wrong}"
 
     def broken_promise(self, tensor: torch.Tensor) -> str | None:
-        """How the memory behind a tensor differs from what the tensor says; None if it does not."""
+        """How a tensor's buffer differs from its metadata; None if it does not."""
         if not isinstance(tensor, LazyTensor) or tensor._lazy_view is not None:
             return None
         torpor.sync(tensor, wait=True)
@@ -152,7 +152,7 @@ class Kit:
         return f"{real.dtype} with strides {real.stride()} behind {TensorType.of_tensor(tensor)!r}"
 
     def agree(self, program: Callable[..., Any], *inputs: Any) -> Any:
-        """Run `program` eagerly and on the backend, compare; the backend's results."""
+        """Run `program` eagerly and on the backend, and compare; returns the backend's results."""
         torch.manual_seed(0)
         expected = program(*[self.eager(one) for one in inputs])
         torch.manual_seed(0)
@@ -167,31 +167,31 @@ class Kit:
         return Graph.of([value_of(tensor) for tensor in tensors])  # type: ignore[arg-type]  # lazy
 
     def compiled(self, *tensors: torch.Tensor) -> Computation:
-        """`tensors` lowered and compiled, not run."""
+        """The computation of `tensors`: lowered and compiled, not run."""
         device = self.backend.backend_device(self.device)
         return compile_graph(self.graph(*tensors), "kit", self.backend, device)
 
     def data(self, tensor: torch.Tensor) -> BackendData:
-        """Data of the backend with the numbers of a plain tensor."""
+        """Backend data with the contents of a plain tensor."""
         device = self.backend.backend_device(self.device)
         type_ = TensorType.of_tensor(tensor, self.device)
         return self.backend.data_from_tensor(tensor.to(self.physical), type_, device)
 
     def datas(self, *tensors: torch.Tensor) -> list[BackendData]:
-        """Data with copies of plain tensors."""
+        """Backend data with copies of plain tensors."""
         return [self.data(tensor.clone()) for tensor in tensors]
 
     def execute(self, computation: Computation, arguments: Sequence[Any]) -> list[BackendData]:
-        """Run a computation without the core."""
+        """Run a computation, bypassing the core."""
         return self.backend.execute(computation, list(arguments), computation.device)
 
     def read(self, data: BackendData) -> torch.Tensor:
-        """The numbers behind data, as the core would read them."""
+        """The contents of data, as the core would read them."""
         return self.backend.tensor_from_data(data.wait())
 
     @contextmanager
     def watched(self, *names: str) -> Iterator[Calls]:
-        """Note every call of these methods on the active backend."""
+        """Record every call of these methods on the active backend."""
         backend, calls = get_backend(), Calls()
         before = {name: vars(backend).get(name) for name in names}
         for name in names:
@@ -223,7 +223,7 @@ def _watching(name: str, method: Callable[..., Any], calls: Calls) -> Callable[.
 
 
 def raised_by(call: Callable[[], Any]) -> BaseException:
-    """The exception `call` ends in; it must end in one."""
+    """The exception that `call` raises; it must raise one."""
     try:
         call()
     except Exception as error:
@@ -232,5 +232,5 @@ def raised_by(call: Callable[[], Any]) -> BaseException:
 
 
 def message_of(error: BaseException) -> str:
-    """All an error tells its reader."""
+    """The full text of an error, with its notes."""
     return "\n".join([str(error), *getattr(error, "__notes__", [])])

@@ -1,4 +1,4 @@
-"""The scorecard as a page of Markdown: what is kept of a whole run."""
+"""The scorecard as Markdown, to document a complete run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Row = Sequence[object]
 
 
 def render(card: Scorecard) -> str:
-    """The page: when and with what it was run, points, operators, and who did not run natively."""
+    """The page: how it was run, points, operators, and those that did not run natively."""
     return "\n\n".join([*_head(card), *_points(card), *_operators(card)]) + "\n"
 
 
 def table(columns: Row, rows: Iterable[Row]) -> str:
-    """A table of Markdown."""
+    """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
 
@@ -56,7 +56,7 @@ def _points(card: Scorecard) -> list[str]:
 
 
 def _why(detail: str) -> str:
-    """The line of a failure or a skip that says what was wrong."""
+    """The line with the reason of a failure or a skip."""
     lines = [line for line in detail.splitlines() if line.startswith("E ")] or detail.splitlines()
     return lines[0].removeprefix("E ").strip()[:200] if lines else ""
 

@@ -1,4 +1,4 @@
-"""The small networks the kit trains, each with a batch and a loss."""
+"""The small networks that the kit trains, each with a batch and a loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Network:
-    """How a network is made, what it is trained on, and by what."""
+    """How to make and train a network."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[int], tuple[Tensor, Tensor]]
@@ -22,7 +22,7 @@ class Network:
 
 
 class Recurrent(nn.Module):
-    """An LSTM that reads a sequence and names its class."""
+    """An LSTM that classifies a sequence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Recurrent(nn.Module):
 
 
 class Attentive(nn.Module):
-    """Two transformer layers with dropout over a sequence of tokens."""
+    """Two transformer layers with dropout, over a sequence of tokens."""
 
     def __init__(self) -> None:
         super().__init__()

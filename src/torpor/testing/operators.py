@@ -1,4 +1,4 @@
-"""One entry of torch's operator table: its first samples, forward and backward, against eager."""
+"""Checks an entry of torch's operator table: its first samples, forward and backward."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ UNINITIALISED = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ "
     "resize_as_".split()
 )
-"""Entries whose result is whatever the memory held: all but the values is compared."""
+"""Entries whose result is uninitialized memory: everything but values is compared."""
 
 OTHER_DTYPES = (torch.float32, torch.int64, torch.complex64, torch.bool)
-"""What an entry without any dtype asked for is run with: bitwise ops, views of complex numbers."""
+"""The dtypes for an entry that supports no requested one, such as bitwise ops."""
 
 EITHER_ZERO = frozenset({"max_reduction_no_dim", "min_reduction_no_dim"})
-"""Entries for whose gradient autograd multiplies by a mask if a tensor is a subclass, and fills
-zeros if it is plain: 0.0 and -0.0 are the same there."""
+"""Entries whose gradient autograd computes by a mask product for tensor subclasses, but by filling
+zeros for plain tensors: 0.0 and -0.0 are considered equal."""
 
 
 @cache
@@ -45,7 +45,7 @@ def entries() -> dict[str, Any]:
 
 
 def check_entry(kit: Kit, entry: Any, dtypes: list[torch.dtype], samples: int) -> OpResult:
-    """Run an entry eagerly and on the backend, and say how it went."""
+    """Run an entry eagerly and on the backend, and compare."""
     check = _Check(kit, entry)
     with warnings.catch_warnings(), _no_steps_of_others():
         warnings.simplefilter("ignore")
@@ -55,14 +55,14 @@ def check_entry(kit: Kit, entry: Any, dtypes: list[torch.dtype], samples: int) -
 
 
 def _dtypes_of(entry: Any, asked: list[torch.dtype], device: str) -> list[torch.dtype]:
-    """The dtypes asked for; for an entry that has none of them, one that it has."""
+    """The requested dtypes that an entry supports; if none, one that it does."""
     supported = entry.supported_dtypes(device)
     own = [dtype for dtype in (*OTHER_DTYPES, *sorted(supported, key=str)) if dtype in supported]
     return [dtype for dtype in asked if dtype in supported] or own[:1]
 
 
 def _no_steps_of_others() -> contextlib.AbstractContextManager[Any]:
-    """op_db's random entries call `torch._lazy.mark_step` on the device `lazy`, if it is there."""
+    """Disable `torch._lazy.mark_step`, which op_db's random entries call on the device `lazy`."""
     return mock.patch("torch._lazy.mark_step", return_value=None)
 
 
@@ -95,7 +95,7 @@ class _Check:
         try:
             expected = self.run(sample, run, self.kit.eager, self.kit.physical)
         except Exception:
-            return  # eager refuses it: there is nothing to be right about
+            return  # eager raises: there is no baseline
         self.samples += 1
         before = Counter(torpor.metrics.counters())
         try:
@@ -119,7 +119,7 @@ class _Check:
     def _factories(
         self, args: Any, kwargs: Any, device: torch.device
     ) -> contextlib.AbstractContextManager[Any]:
-        """A sample without tensors makes its results on the default device."""
+        """Make a sample without tensors create its results on the default device."""
         if any(isinstance(leaf, torch.Tensor) for leaf in leaves((args, kwargs))):
             return contextlib.nullcontext()
         if self.kit.place == "concrete" and device == self.kit.device:
@@ -157,7 +157,7 @@ class _Check:
         return difference(got, expected, self.kit.exact)
 
     def _eager_differs_too(self, sample: Any, run: Run, position: int, got: Any) -> bool:
-        """Some kernels give other last bits in other memory: eager, asked again, may agree."""
+        """Rerun eager: some kernels' last bits depend on memory, so another run may agree."""
         for _ in range(EAGER_RERUNS if self.kit.exact else 2):
             again = self.run(sample, run, self.kit.eager, self.kit.physical)
             if self._difference(got, again[position]) is None:
@@ -167,7 +167,7 @@ class _Check:
     def _eager_is_no_nearer(
         self, sample: Any, run: Run, position: int, got: Any, expected: Any
     ) -> bool:
-        """Where rounding is all there is to see, eager in double precision is the judge of both."""
+        """Compare both with eager in double precision, in case the difference is mere rounding."""
         if not isinstance(expected, torch.Tensor) or expected.dtype not in WIDER:
             return False
         try:
@@ -182,7 +182,7 @@ class _Check:
         return wide.requires_grad_(tensor.requires_grad)
 
     def result(self) -> OpResult:
-        """How the forward ran is the entry's status; what fell back in its backward is told too."""
+        """The status describes the forward; fallbacks in backward are listed separately."""
         status, detail = _how_it_ran(self.counts["forward"])
         fallbacks, later = (_fallbacks(self.counts[way]) for way in ("forward", "backward"))
         if self.faults:
@@ -231,7 +231,7 @@ def _backward(entry: Any, sample: Any, args: Any, kwargs: Any, put: Put) -> Any:
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Everything in nested lists, tuples and dictionaries."""
+    """The leaves of nested lists, tuples and dictionaries."""
     if isinstance(tree, dict):
         tree = tuple(tree.values())
     if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
@@ -251,7 +251,7 @@ def _under(prefix: str, counts: Counter[str]) -> list[str]:
 
 
 class _Carrier:
-    """Copies a sample; a tensor met twice is copied once, so that shared arguments stay shared."""
+    """Copies a sample; a tensor that occurs twice is copied once, to preserve sharing."""
 
     def __init__(self, put: Put, device: torch.device) -> None:
         self.put, self.device = put, device
@@ -283,7 +283,7 @@ class _Carrier:
         return copy.requires_grad_(thing.requires_grad)
 
     def _strided_copy(self, tensor: torch.Tensor) -> Any:
-        """Holes and overlaps, which a copy would straighten, are looked at through a window."""
+        """Preserve holes and overlaps, which a copy would remove, by a view of copied memory."""
         strided = tensor.layout is torch.strided
         if not strided or torch.empty_like(tensor).stride() == tensor.stride():
             return self.put(tensor)

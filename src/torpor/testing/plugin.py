@@ -1,4 +1,4 @@
-"""The pytest side of the kit: its options, its fixture, and the scorecard at the end."""
+"""The kit's pytest plugin: its options, its fixture, and the scorecard at the end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """`2/4` as numbers."""
+    """Parse `2/4`."""
     number, _, count = text.partition("/")
     if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
         raise argparse.ArgumentTypeError(f"expected K/N with 1 <= K <= N, got {text!r}")
@@ -82,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def kit(request: pytest.FixtureRequest) -> Iterator[Kit]:
-    """The backend under test, fresh, in strict mode: nothing stands in for it unseen."""
+    """The backend under test, fresh, in strict mode: no silent fallback to the reference."""
     option = request.config.getoption
     settings = torpor.config
     before = settings.strict, settings.compile_after, settings.cache
@@ -96,12 +96,12 @@ def kit(request: pytest.FixtureRequest) -> Iterator[Kit]:
 
 
 class Gatherer:
-    """Collects what every test found out, from all processes, and shows it at the end."""
+    """Collects the results of all tests, from all processes, and reports them at the end."""
 
     def __init__(self, config: pytest.Config, card: Scorecard) -> None:
         self.config = config
         self.card = card
-        # In a worker process of pytest-xdist: what its main process knows.
+        # In a pytest-xdist worker: the data sent by its main process.
         self.worker: dict[str, Any] | None = getattr(config, "workerinput", None)
         self.journal = None if self.worker is not None else _journal(config)
         self.done: set[str] = set()
@@ -114,7 +114,7 @@ class Gatherer:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a worker of pytest-xdist what need not run: the same to all, also to late ones."""
+        """Tell every pytest-xdist worker, including late ones, which tests need not run."""
         node.workerinput["torpor_done"] = sorted(self.done)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -132,7 +132,7 @@ class Gatherer:
         if report.when == "call" and "torpor_op" in found:
             self.add_op(key, OpResult.from_json(json.loads(str(found["torpor_op"]))))
         elif report.when != "call" and report.passed:
-            return  # how the test itself ended is told by another report
+            return  # the outcome of the test itself is another report
         elif module != "test_operators":
             self.add_point(key, _point(report, module, name, str(found.get("torpor_doc", ""))))
         elif report.failed:
@@ -157,7 +157,7 @@ class Gatherer:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.worker is not None:
             return
-        if self.done:  # what an earlier run found out counts too
+        if self.done:  # results of an earlier run count too
             ended = pytest.ExitCode.OK if self.card.held else pytest.ExitCode.TESTS_FAILED
             if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
                 session.exitstatus = ended
@@ -178,16 +178,16 @@ def _journal(config: pytest.Config) -> Journal | None:
 
 
 def _key(test: pytest.Item | pytest.TestReport) -> str:
-    """Which test it is, wherever the kit is installed: `test_operators::test_operator[add]`."""
+    """A test's name, wherever the kit is installed: `test_operators::test_operator[add]`."""
     file, _, name = test.nodeid.partition("::")
     module = Path(file or test.location[0]).stem
-    if not module:  # its process died, and pytest was given a module: no file is told
+    if not module:  # its process died, and the report names no file
         module = "test_operators" if name.startswith("test_operator[") else "test_process"
     return f"{module}::{name}"
 
 
 def _sentence(name: str) -> str:
-    """A test's name as it reads; its parameter as it is."""
+    """A test's name as a sentence, with its parameter unchanged."""
     words, bracket, parameter = name.partition("[")
     return words.replace("_", " ") + (f" {bracket}{parameter}" if bracket else "")
 

@@ -1,4 +1,4 @@
-"""The scorecard as one HTML file that needs nothing else."""
+"""The scorecard as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _tile(name: str, number: str, note: str, kind: str) -> str:
 
 
 def _bar(card: Scorecard) -> str:
-    """How the operators ran, as one bar with a legend."""
+    """How the operators ran, as a stacked bar with a legend."""
     if not card.ops:
         return ""
     counts = {status: number for status, number in card.statuses().items() if number}
@@ -130,7 +130,7 @@ def _row(point: Point) -> str:
 
 
 def _tail(text: str, lines: int = 24) -> str:
-    """The end of a traceback, where the reason stands."""
+    """The end of a traceback, which has the reason."""
     kept = text.rstrip().splitlines()
     return "\n".join(kept if len(kept) <= lines else ["…", *kept[-lines:]])
 

@@ -1,4 +1,4 @@
-"""Running the kit from a program: what `torpor conformance` does."""
+"""Runs the kit from a program, such as `torpor conformance`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import pytest
 from torpor.testing.plugin import CARD, PACKAGE
 from torpor.testing.scorecard import Scorecard
 
-Advance = Callable[[int, str], None]  # how many tests there are; one is done, with this outcome
+Advance = Callable[[int, str], None]  # called with the number of tests and one test's outcome
 
 
 @dataclass
 class Watcher:
-    """A pytest plugin that tells how far the run is, and keeps its scorecard."""
+    """A pytest plugin that reports progress and keeps the scorecard."""
 
     advance: Advance | None = None
-    stream: TextIO = field(default_factory=lambda: sys.stderr)  # pytest takes its place
+    stream: TextIO = field(default_factory=lambda: sys.stderr)  # saved before pytest redirects it
     total: int = 0
     card: Scorecard | None = None
     seen: set[str] = field(default_factory=set)
@@ -49,7 +49,7 @@ class Watcher:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of the kit ended in."""
+    """The result of a run of the kit."""
 
     status: int
     card: Scorecard
@@ -70,8 +70,8 @@ def run_kit(
     """Run the kit on `backend` in this process.
 
     `selection` are modules of the kit or tests in them ("test_contract",
-    "test_models::test_dropout_masks_are_eagers"); without any it is all of it. Settings of the
-    directory it is called from do not count.
+    "test_models::test_dropout_masks_are_eagers"); default is everything. Pytest settings in the
+    current directory are ignored.
     """
     watcher = Watcher(advance)
     output = io.StringIO()
@@ -82,7 +82,7 @@ def run_kit(
         *("--capture=sys", "-W", "ignore::pytest.PytestAssertRewriteWarning"),
         *("--backend", backend, "--device", device, *options),
     ]
-    # A warning is the kit's business, not that of the program that runs it.
+    # Output and warnings are the kit's, not the calling program's.
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         status = pytest.main(arguments, plugins=[watcher])
     card = watcher.card or Scorecard(backend, device)

@@ -1,4 +1,4 @@
-"""What the kit found out about a backend: points held, and how each operator ran."""
+"""The kit's results for a backend: points held, and how each operator ran."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ class Scorecard:
     ops: list[OpResult] = field(default_factory=list)
 
     def sections(self) -> dict[str, Counter[str]]:
-        """How many points of each section were held, broken and skipped."""
+        """Points held, broken and skipped, by section."""
         found: dict[str, Counter[str]] = {}
         for point in self.points:
             found.setdefault(point.section, Counter())[point.outcome] += 1
         return found
 
     def statuses(self) -> dict[str, int]:
-        """How many operators ran in each way."""
+        """The number of operators by status."""
         counts = Counter(result.status for result in self.ops)
         return {status: counts[status] for status in STATUSES}
 
     @staticmethod
     def falls_back_later(result: OpResult) -> bool:
-        """The forward is the backend's own, the backward is not."""
+        """Whether the forward runs natively, but the backward does not."""
         return result.status in ("native", "decomposed") and bool(result.backward_fallbacks)
 
     @property
@@ -83,11 +83,11 @@ class Scorecard:
 
     @property
     def held(self) -> bool:
-        """Everything that was asked of the backend, it did."""
+        """Whether the backend passed everything."""
         return not self.broken and not self.wrong
 
     def text(self) -> str:
-        """The card as a few lines of text."""
+        """The scorecard as a few lines of text."""
         rows = []
         for section, counts in self.sections().items():
             asked = counts["held"] + counts["broken"]

@@ -1,6 +1,6 @@
-"""Data, devices and graphs that are not torch's: fallbacks, decompositions, `torch.compile`.
+"""Backend-owned data and devices, fallbacks, decompositions, `torch.compile`.
 
-Holds for every backend; most of all for one whose data are no torch tensors.
+For every backend; most relevant for those whose data are not torch tensors.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_a_buffer_that_others_hold_is_not_written_over(kit: Kit) -> None:
     x = kit.put(X)
     x.add_(1)
     torpor.sync(wait=True)
-    held = kit.read(x._lazy_storage.data)  # a look at the buffer itself, where it is a tensor
+    held = kit.read(x._lazy_storage.data)  # the buffer itself, if it is a tensor
     before = held.clone()
     for _ in range(3):
         x.add_(1)
@@ -175,6 +175,6 @@ def test_a_graph_for_several_devices_is_compiled_once(kit: Kit) -> None:
     with kit.watched("compile") as calls:
         for device in (kit.device, where, kit.device, where):
             x = X.clone().to(device)
-            assert same_bits(((x + x) * x).cpu(), (X + X) * X)  # numbers may become inputs
+            assert same_bits(((x + x) * x).cpu(), (X + X) * X)  # numbers could be promoted
             torpor.sync(wait=True)
     assert calls.count("compile") <= (1 if shared else 2)

@@ -1,4 +1,4 @@
-"""The methods of `Backend`: what each returns, and what the core may rely on."""
+"""The methods of `Backend`: what each returns, and what the core relies on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Y = torch.tensor([[0.5, 0.5, -3.0], [2.0, -1.0, 8.0]])
 
 
 def sample(dtype: torch.dtype) -> torch.Tensor:
-    """Twelve numbers that every dtype holds, signs and fractions where it can."""
+    """Twelve numbers that every dtype can represent, with signs and fractions if possible."""
     numbers = torch.arange(12.0).view(6, 2)
     if dtype.is_floating_point or dtype.is_complex:
         numbers = (numbers - 5.5) / 4
@@ -59,7 +59,7 @@ def sample(dtype: torch.dtype) -> torch.Tensor:
     return numbers.to(dtype)
 
 
-# -- life --------------------------------------------------------------------------------------
+# -- lifecycle ---------------------------------------------------------------------------------
 
 
 def test_it_is_a_backend_and_knows_its_name(kit: Kit) -> None:
@@ -365,7 +365,7 @@ def test_a_computation_computes_anew_from_other_arguments(kit: Kit) -> None:
 
 
 def test_numbers_given_at_run_time_are_taken_anew(kit: Kit) -> None:
-    """A number that changes from step to step enters as an argument, not as a constant."""
+    """A number that changes from step to step is passed as an argument, not as a constant."""
     x = kit.put(X)
     for number in (2.0, 3.0, 5.0, 7.5):
         kit.check(x * number, kit.eager(X * number))
@@ -398,7 +398,7 @@ def test_results_of_an_earlier_run_stay_what_they_are(kit: Kit) -> None:
 
 
 def test_a_donated_argument_changes_no_result(kit: Kit) -> None:
-    """An alias lets a result be written over an argument; who reads it later must not notice."""
+    """An alias lets a result overwrite an argument; later readers of it must not notice."""
     x, y = kit.put(X), kit.put(Y)
     graph = kit.graph(x + y, x * x, (x - y).relu())
     device = kit.backend.backend_device(kit.device)
@@ -418,11 +418,11 @@ def test_the_text_of_a_computation_is_text(kit: Kit) -> None:
     assert text.strip()
 
 
-# -- graphs kept on disk -----------------------------------------------------------------------
+# -- the disk cache ----------------------------------------------------------------------------
 
 
 def must_keep(kit: Kit) -> str:
-    """The key under which the backend keeps compiled graphs; a backend need not keep any."""
+    """The backend's cache key; skips backends that do not cache compiled graphs."""
     key = kit.backend.cache_key()
     if key is None:
         pytest.skip("the backend keeps no compiled graphs")
@@ -430,7 +430,7 @@ def must_keep(kit: Kit) -> str:
 
 
 def test_a_graph_that_was_kept_computes_the_same(kit: Kit) -> None:
-    """What `dump` returns is all that another process, with another backend, has to go by."""
+    """Another process, with another backend object, has nothing but the result of `dump`."""
     must_keep(kit)
     x, y = kit.put(X), kit.put(Y)
     graph = kit.graph((x @ y.t()).softmax(1), (x * y).t(), x.add_(y), (x - y).sum(0))
@@ -533,7 +533,7 @@ def test_compilation_devices_are_names(kit: Kit) -> None:
     assert kit.backend.compilation_devices(device, [])
 
 
-# -- insight -----------------------------------------------------------------------------------
+# -- metrics and memory ------------------------------------------------------------------------
 
 
 def test_metrics_are_numbers_and_the_report_is_text(kit: Kit) -> None:
@@ -553,7 +553,7 @@ def test_memory_info_is_consistent(kit: Kit) -> None:
 
 
 def test_buffers_of_past_steps_are_let_go(kit: Kit) -> None:
-    """What nobody holds any more is freed: after a few steps the first one's data are gone."""
+    """Dead data are freed: after a few steps, those of the first are gone."""
     seen: list[weakref.ref[BackendData]] = []
     x = kit.put(X)
     with kit.watched("placeholder") as calls:

@@ -1,4 +1,4 @@
-"""When something fails: the user sees what and where, loses nothing, and can go on."""
+"""Failures: the user sees what failed and where, loses no data, and can continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _widths = itertools.count(101)
 
 
 def unmet() -> torch.Tensor:
-    """A tensor of a size that no test recorded an op on: its lines are nobody else's."""
+    """A tensor of a size that no other test uses, so that its nodes have no other lines."""
     return torch.linspace(-1.0, 1.0, next(_widths))
 
 
@@ -28,7 +28,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def assert_reported(error: BaseException, kit: Kit, line: str) -> None:
-    """The message names the backend, the graph and the user's line."""
+    """Assert that the message names the backend, the graph and the user's line."""
     text = message_of(error)
     for part in (repr(kit.name), "graph", line):
         assert part in text, f"{part} is not in:\n{text}"

@@ -1,4 +1,4 @@
-"""What runs, when, and how often; what a step leaves behind."""
+"""What runs, when, and how often; and the state after each step."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_warm_training_step_compiles_nothing_and_is_one_run(kit: Kit) -> None:
     assert [call.name for call in calls.made] == ["execute"]
 
 
-# -- numbers from step to step -----------------------------------------------------------------
+# -- values from step to step ------------------------------------------------------------------
 
 
 def test_a_step_takes_the_numbers_of_its_own_inputs(kit: Kit) -> None:
@@ -201,7 +201,7 @@ def test_a_write_after_a_sync_reaches_views_taken_before_it(kit: Kit) -> None:
 
 
 def test_writing_one_result_leaves_the_others_alone(kit: Kit) -> None:
-    """Two results may hold equal numbers; they are not one memory."""
+    """Two results may be equal, but must not share memory."""
 
     def program(x: torch.Tensor) -> object:
         left, right = x + x, (x + x).clone()

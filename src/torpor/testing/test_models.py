@@ -1,4 +1,4 @@
-"""Whole models: five training steps give eager's losses, parameters and random numbers."""
+"""Whole models: five training steps give eager's losses, parameters and random state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RELATIVE = 1e-4
 
 
 def train(network: Network, put: Callable[[Any], Any]) -> tuple[list[float], nn.Module, Tensor]:
-    """Losses of all steps and of the trained model, the model, and the generator's state."""
+    """The losses of all steps and of the trained model, the model, and the generator's state."""
     torch.manual_seed(1)
     model = put(network.build()).train()
     optimizer = network.optimizer(list(model.parameters()))
@@ -47,8 +47,8 @@ def test_training_gives_the_losses_eager_gives(kit: Kit, name: str) -> None:
         close = one == other if kit.exact else math.isclose(one, other, rel_tol=RELATIVE)
         assert close, f"step {step}: loss {one!r} in the place of {other!r}"
     assert torch.equal(own_state, state), "the generator is not where eager leaves it"
-    # Adam blows a gradient of nothing but rounding errors up to a full step: without --bit-exact
-    # parameters are judged by the losses they lead to, and buffers by their numbers.
+    # Adam amplifies a gradient that is mere rounding error to a full step: without --bit-exact,
+    # parameters are judged by the resulting losses, and only buffers are compared.
     wanted = judge.state_dict() if kit.exact else dict(judge.named_buffers())
     have = model.state_dict()
     for where, expected_tensor in wanted.items():
@@ -67,7 +67,7 @@ def test_dropout_masks_are_eagers(kit: Kit) -> None:
 
 
 def test_evaluation_gives_what_eager_gives(kit: Kit) -> None:
-    kit.exact = False  # without gradients torch has other kernels for LSTMs and attention
+    kit.exact = False  # without gradients torch uses other kernels for LSTMs and attention
     for network in NETWORKS.values():
         torch.manual_seed(1)
         model = network.build().eval()

@@ -14,8 +14,7 @@ from torpor.testing.kit import Kit
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One item for each entry that `--ops` and `--part` select; none, with the reason, without the
-    table."""
+    """One test per entry that `--ops` and `--part` select; without a table, a skipped test."""
     if "entry_name" not in metafunc.fixturenames:
         return
     try:

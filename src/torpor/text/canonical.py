@@ -1,7 +1,7 @@
-"""A graph as the text that identifies it, in any process: for keys of what is kept on disk.
+"""Canonical text of a graph, identical in every process: the key of the disk cache.
 
-Two graphs have the same text if and only if a backend cannot tell them apart: inputs are numbered,
-names and source lines are left out, and every attribute is written with its type.
+Two graphs have the same text if and only if a backend cannot distinguish them: inputs are numbered,
+names and source lines are omitted, and every attribute is written with its type.
 
     torpor.leaf float32[4] @lazy:0
     torpor.scalar float
@@ -9,8 +9,8 @@ names and source lines are left out, and every attribute is written with its typ
     aten.sum.dim_IntList n0.0 (int:0) bool:False None -> float32[] @lazy:0
     return n1.0
 
-Symbols in the place of sizes are numbered as they stand among the inputs, and their types written
-in full: strides that look contiguous for the sizes of one step may not be so in the next.
+Symbolic sizes are numbered by their first occurrence in the inputs, and their types are written in
+full: strides that look contiguous for one step's sizes may not be for the next step's.
 
     torpor.leaf float32[s0,8] stride [8,1] offset 0 @lazy:0
     torpor.size s0
@@ -34,11 +34,11 @@ _TORCH: Final = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme, 
 
 
 class NotCanonical(Exception):
-    """Something in a graph has no text that another process would write alike."""
+    """A graph contains something without a process-independent text."""
 
 
 def canonical_text(graph: Graph) -> str:
-    """The text of `graph`; `NotCanonical` if it holds what cannot be told in text."""
+    """The canonical text of `graph`; raises `NotCanonical` if it has none."""
     return _Writer(graph).text()
 
 
@@ -59,7 +59,7 @@ class _Writer:
         return "\n".join(lines)
 
     def _input(self, value: Value) -> str:
-        """What an input is; one that was computed before is like a leaf."""
+        """The text of an input; values computed earlier count as leaves."""
         op = value.node.op
         if op is SIZE:
             return f"{SIZE.name} {self.symbols[value.node.args[0]]}"
@@ -67,7 +67,7 @@ class _Writer:
 
     def _node(self, node: Node, number: int) -> str:
         args = " ".join(map(self._argument, node.args))
-        for output in node.outputs:  # one that is an input as well is not computed anew
+        for output in node.outputs:  # an output that is also an input keeps its name
             self.names.setdefault(output, f"n{number}.{output.index}")
         types = ", ".join(self._type(output.type) for output in node.outputs)
         return f"{node.op.name} {args} -> {types}"
@@ -102,7 +102,7 @@ class _Writer:
         return f"{str(type_.dtype).removeprefix('torch.')}[{sizes}] {lies} @{type_.device}"
 
     def _size(self, size: Any) -> str:
-        """A size; terms and factors stand in the order of their text, as the sum is the same."""
+        """A size; terms and factors are sorted by their text, as their order is arbitrary."""
         if type(size) is Symbol:
             return self._symbol(size)
         if type(size) is not Expr:
@@ -128,7 +128,7 @@ def _constant(constant: Any) -> str:
     if constant is None:
         return "None"
     if kind in _NUMBERS:
-        return f"{kind.__name__}:{constant!r}"  # tells 1, 1.0 and True apart, and 0.0 and -0.0
+        return f"{kind.__name__}:{constant!r}"  # distinguishes 1, 1.0 and True, and 0.0 and -0.0
     if kind in _TORCH:
         return f"{kind.__name__}:{constant}"
     raise NotCanonical(f"a {kind.__name__} among the arguments")

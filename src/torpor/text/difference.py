@@ -1,12 +1,12 @@
-"""What makes two graphs two: the first thing that differs, with the user's lines.
+"""Finds the first difference between two graphs, with the user's lines.
 
     before                                 after
     %1 = aten.mul.Tensor(%0, 2)            %1 = aten.mul.Tensor(%0, 3)     ->  constant: 2 -> 3
 
-Leaves are numbered in the order of their first use, so the leaf of the highest number that a node
-is made of says how late in its step it was recorded. The first difference is the one with the
-lowest such number. Nodes are matched by structure alone: op and operands, no types, no attributes.
-Then types are compared at the leaves, where they come from, and attributes at matching nodes.
+Leaves are numbered by first use, so the highest-numbered leaf that a node depends on indicates how
+late in its step the node was recorded. The first difference is the one with the lowest such number.
+Nodes are matched by structure: op and operands, without types or attributes. Types are compared at
+the leaves, where they originate, and attributes at matching nodes.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from torpor.ir.graph import Graph
 from torpor.ir.node import LEAF, SCALAR, SIZE, Node, Value
 from torpor.ir.types import SymbolicType, TensorType
 
-SAME = "same"  # the same graph: it was forgotten in between
-SHAPE = "shape"  # a tensor that enters has another size
-SIZES = "sizes"  # a size that changes has become a symbol
-DTYPE = "dtype"  # a tensor that enters, or is made, has another dtype
-LAYOUT = "layout"  # a tensor that enters has other strides, or is on another device
-MODULE = "module"  # a tensor that was always the same one is another one, of another type
+SAME = "same"  # the same graph: its plan was dropped in between
+SHAPE = "shape"  # an input has another size
+SIZES = "sizes"  # a changing size has become symbolic
+DTYPE = "dtype"  # an input or a result has another dtype
+LAYOUT = "layout"  # an input has other strides, or is on another device
+MODULE = "module"  # an input that was always the same tensor is now one of another type
 CONSTANT = "constant"  # a number, a size, a flag of an op
-INDEX = "index"  # where a view begins or ends
+INDEX = "index"  # where a view starts or ends
 PROMOTED = "promoted"  # a number has become a run-time input
 LIST = "list"  # an op takes more tensors, or fewer
 BRANCH = "branch"  # other ops
-READ = "read"  # a tensor was read earlier in the step, so the graph begins later
-OPEN = "open"  # the trace of the earlier graph goes on: nothing has ended it
-RESULTS = "results"  # other results of the same nodes are held
-ORDER = "order"  # the same, but for the order in which tensors entered
-UNKNOWN = "unknown"  # the earlier graph is no longer known
+READ = "read"  # a tensor was read earlier in the step, so the graph starts later
+OPEN = "open"  # the earlier graph's trace was never cut, and continues
+RESULTS = "results"  # the same nodes, but other results are live
+ORDER = "order"  # equal except for the order in which inputs were first used
+UNKNOWN = "unknown"  # the earlier graph is no longer kept
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first thing that differs between two graphs."""
+    """The first difference between two graphs."""
 
     kind: str
-    op: str = ""  # the op where it shows
-    argument: str = ""  # and the argument of that op
+    op: str = ""  # the op at which they differ
+    argument: str = ""  # and its argument
     before: str = ""
     after: str = ""
     dim: int | None = None  # of the sizes that differ
     slot: int | None = None  # of the leaf
     line: str = ""  # the user's line in the later graph
-    line_before: str = ""  # and the one in the earlier graph, where it is another
-    then: Difference | None = None  # what differs in structure, where a leaf differs too
+    line_before: str = ""  # the line in the earlier graph, if different
+    then: Difference | None = None  # a structural difference besides that of a leaf
 
     @property
     def sentence(self) -> str:
-        """What differs, in words."""
+        """The difference as a sentence."""
         return _WORDS[self.kind].format_map(_Words(self))
 
     @property
     def lines(self) -> list[str]:
-        """What differs, and where else than at `line`."""
+        """The difference, and further lines involved besides `line`."""
         lines = [self.sentence]
         if self.line_before:
             lines.append(f"before: {self.line_before}")
@@ -99,7 +99,7 @@ _WORDS = {
 
 
 class _Words(dict[str, str]):
-    """The parts of a sentence about a difference."""
+    """The placeholders of a sentence about a difference."""
 
     def __init__(self, found: Difference) -> None:
         dims = "" if found.dim is None else f"dim {found.dim} of "
@@ -117,11 +117,11 @@ class _Words(dict[str, str]):
 
 
 MOST_NODES = 10_000
-"""Nodes that are looked at besides those of a graph, to find out what its inputs are made of."""
+"""The most nodes outside a graph that are visited to find what its inputs were computed from."""
 
 
 def difference(before: Graph, after: Graph, replaced: Collection[int] = ()) -> Difference:
-    """What differs first; `replaced` are leaves that were always the same tensor, and are not."""
+    """The first difference; `replaced` are leaves that were the same tensor until now."""
     wholes = _whole(before), _whole(after)
     if wholes[0] is None or wholes[1] is None:
         return difference_of_parts(before, after)
@@ -142,14 +142,14 @@ def difference(before: Graph, after: Graph, replaced: Collection[int] = ()) -> D
 
 
 def _same_ops(one: Graph, other: Graph) -> bool:
-    """They have the same ops, each as often: it may be the order alone that differs."""
+    """Whether they have the same ops equally often, so that only their order may differ."""
     if len(one) != len(other):
         return False
     return Counter(node.op.name for node in one.nodes) == Counter(n.op.name for n in other.nodes)
 
 
 def difference_of_parts(before: Graph, after: Graph) -> Difference:
-    """What differs first in graphs taken as they are, whatever their inputs were computed from."""
+    """The first difference, ignoring what the graphs' inputs were computed from."""
     signatures: dict[tuple[Any, ...], int] = {}
     old = _ComparedGraph(before, before, _numbers_by_place(before), signatures)
     new = _ComparedGraph(after, after, _numbers_by_place(after), signatures)
@@ -157,7 +157,7 @@ def difference_of_parts(before: Graph, after: Graph) -> Difference:
 
 
 def _whole(graph: Graph) -> Graph | None:
-    """`graph` from its leaves on, where it begins with computed values; None if that is large."""
+    """`graph` extended back to its leaves; None if that is too large."""
     stack = _computed(graph)
     if not stack:
         return graph
@@ -172,7 +172,7 @@ def _whole(graph: Graph) -> Graph | None:
 
 
 def _computed(graph: Graph) -> list[Value]:
-    """The inputs of `graph` that were computed before."""
+    """The inputs of `graph` that were computed earlier."""
     return [v for v in graph.inputs if v.node.op is not LEAF and v.node.op is not SCALAR]
 
 
@@ -191,11 +191,11 @@ def _first(
 Order = tuple[int, int]  # highest leaf number, position
 Found = tuple[Order, Difference]
 Uses = dict[tuple[Any, ...], int]
-"""Numbers of leaves by what they are used for."""
+"""Uses of leaves -> their numbers."""
 
 
 class _ComparedGraph:
-    """A graph's nodes by structure, and in the order in which they were recorded, nearly."""
+    """A graph's nodes by structure, and approximately in recording order."""
 
     def __init__(
         self,
@@ -205,8 +205,8 @@ class _ComparedGraph:
         signatures: dict[tuple[Any, ...], int],
     ) -> None:
         self.graph = graph
-        self.whole = whole  # what is compared
-        self.number = number  # of what it begins with
+        self.whole = whole  # the graph to compare: from the leaves on
+        self.number = number  # of its leaves
         self.computed = _computed(graph)
         self.leaves = {number: value for value, number in number.items()}
         self.signature: dict[Node, int] = {}
@@ -233,11 +233,11 @@ class _ComparedGraph:
 
     @cached_property
     def in_order(self) -> list[Node]:
-        """Its nodes, those of early leaves first."""
+        """Its nodes, sorted by the highest leaf they depend on."""
         return sorted(self.order, key=self.order.__getitem__)
 
     def first_use(self, slot: int) -> tuple[Node, int] | None:
-        """The first node that takes the leaf, and at which argument."""
+        """The first node that takes the leaf, and the position of the argument."""
         value = self.leaves[slot]
         for node in self.in_order:
             for position, argument in enumerate(node.args):
@@ -251,12 +251,12 @@ def _numbers_by_slot(graph: Graph) -> dict[Value, int]:
 
 
 def _numbers_by_place(graph: Graph) -> dict[Value, int]:
-    """Inputs numbered by where they stand: nodes in post-order meet them alike in equal graphs."""
+    """Inputs numbered by position: equal in equal graphs, as nodes are in post-order."""
     return {v: place for place, v in enumerate(graph.inputs) if v.node.op not in (SCALAR, SIZE)}
 
 
 def _numbers_by_use(graph: Graph, uses: Uses) -> dict[Value, int]:
-    """Leaves numbered by the nodes that take them: the same in graphs of any order."""
+    """Leaves numbered by the nodes that take them, independent of recording order."""
     shape: dict[Node, int] = {}
     leaves = [value for value in graph.inputs if value.node.op is LEAF]
     users: dict[Value, set[tuple[int, int]]] = {value: set() for value in leaves}
@@ -281,7 +281,7 @@ def _numbers_by_use(graph: Graph, uses: Uses) -> dict[Value, int]:
 def _leaf(
     old: _ComparedGraph, new: _ComparedGraph, replaced: Collection[int], structure: Found | None
 ) -> Difference | None:
-    """A leaf of another type that both graphs use alike; the earliest."""
+    """The earliest leaf that both graphs use alike, but whose type differs."""
     limit = structure[0][0] if structure else None
     for slot in sorted(new.leaves.keys() & old.leaves.keys()):
         one, other = old.leaves[slot].type, new.leaves[slot].type
@@ -343,7 +343,7 @@ def _sizes(type_: TensorType) -> str:
 
 
 def _changed_dim(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The dimension that differs, if it is one alone."""
+    """The dimension that differs, if there is exactly one."""
     if len(one) != len(other):
         return None
     changed = [dim for dim, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
@@ -354,7 +354,7 @@ def _changed_dim(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def _attribute(old: _ComparedGraph, new: _ComparedGraph) -> Found | None:
-    """The first pair of nodes alike in structure whose attributes differ."""
+    """The first pair of structurally equal nodes whose attributes differ."""
     for node in new.in_order:
         signature = new.signature[node]
         theirs, ours = old.groups.get(signature), new.groups[signature]
@@ -383,7 +383,7 @@ def _attribute_difference(match: Node, node: Node) -> Difference | None:
     return None
 
 
-_VIEWS = ("aten.select", "aten.slice", "aten.narrow")  # and what scatters into them
+_VIEWS = ("aten.select", "aten.slice", "aten.narrow")  # including their scatter variants
 _INDICES = ("index", "start", "end")
 
 
@@ -406,12 +406,12 @@ def _is_tensor(argument: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal and of one type: `1` is not `True`, and NaN is itself."""
+    """Equal and of the same type: `1` is not `True`, and NaN equals NaN."""
     if type(one) is not type(other):
         return False
     if type(one) is tuple:
         return len(one) == len(other) and all(map(_same, one, other))
-    if type(one) is Value:  # graphs that were read from files share no nodes
+    if type(one) is Value:  # parsed graphs share no nodes
         return one.node.args == other.node.args and one.type is other.type
     return one is other or repr(one) == repr(other)
 
@@ -420,12 +420,12 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _structure(old: _ComparedGraph, new: _ComparedGraph) -> Found | None:
-    """The first node that only one graph has, and what the other has in its place."""
+    """The first node that only one graph has, and the other's in its place."""
     added, removed = _surplus(new, old), _surplus(old, new)
     if not added and not removed:
         return None
     node, gone = next(iter(added), None), next(iter(removed), None)
-    if node and gone and node.op is not gone.op:  # the later one may be what moves up for it
+    if node and gone and node.op is not gone.op:  # the later one may have merely moved up
         ranks = old.order[gone][0], new.order[node][0]
         node, gone = node if ranks[1] <= ranks[0] else None, gone if ranks[0] <= ranks[1] else None
     orders = [new.order[node]] if node else []
@@ -434,7 +434,7 @@ def _structure(old: _ComparedGraph, new: _ComparedGraph) -> Found | None:
 
 
 def _surplus(one: _ComparedGraph, other: _ComparedGraph) -> list[Node]:
-    """Nodes of `one` that `other` has not, or not as often; first ones first."""
+    """Nodes of `one` that `other` lacks, or has fewer of; in order."""
     left = Counter({signature: len(nodes) for signature, nodes in other.groups.items()})
     found = []
     for node in one.in_order:
@@ -446,7 +446,7 @@ def _surplus(one: _ComparedGraph, other: _ComparedGraph) -> list[Node]:
 
 
 def _exchange(gone: Node | None, node: Node | None) -> Difference:
-    """`node` stands where `gone` stood; either may be missing."""
+    """The difference that `node` replaces `gone`; either may be None."""
     at = node or gone
     assert at is not None, "one graph has a node that the other has not"
     texts = gone.op.name if gone else "", node.op.name if node else ""
@@ -460,7 +460,7 @@ def _exchange(gone: Node | None, node: Node | None) -> Difference:
 
 
 def _cast(gone: Node | None, node: Node | None) -> tuple[str, str] | None:
-    """The dtypes before and after, where one graph casts and the other does not."""
+    """The dtypes before and after, if only one graph has a cast here."""
     casts = [n for n in (gone, node) if n and n.op.name == "aten._to_copy.default"]
     if len(casts) != 1:
         return None
@@ -472,15 +472,15 @@ def _cast(gone: Node | None, node: Node | None) -> tuple[str, str] | None:
 
 
 def _tensors(node: Node) -> int:
-    """How many tensors its lists hold."""
+    """The total length of its lists of tensors."""
     return sum(len(arg) for arg in node.args if type(arg) is tuple and _is_tensor(arg))
 
 
-# -- where graphs begin and end ----------------------------------------------------------------
+# -- inputs and outputs of graphs --------------------------------------------------------------
 
 
 def _ends(old: _ComparedGraph, new: _ComparedGraph) -> Difference:
-    """All nodes are alike: other values were computed before, or other results are held."""
+    """The difference if all nodes are equal: other values were computed earlier, or are live."""
     if len(old.computed) != len(new.computed):
         longer = new if len(new.computed) > len(old.computed) else old
         node = longer.computed[0].node
@@ -508,10 +508,10 @@ def _only_in(
     yield from (value for key, value in theirs.items() if key not in ours)
 
 
-# -- words -------------------------------------------------------------------------------------
+# -- formatting --------------------------------------------------------------------------------
 
 
-_LONG = 60  # characters of a constant that are shown
+_LONG = 60  # the most characters of a constant to show
 
 
 def _line(node: Node) -> str:

@@ -1,7 +1,7 @@
-"""Graphs as pictures: Graphviz text, for `dot -Tsvg`.
+"""Graphs as Graphviz text, for `dot -Tsvg`.
 
-Green is a leaf, yellow a run-time scalar, grey a value computed before, blue an op, red an op that
-writes to an argument. Hovering over a box of an SVG shows the node in full and the user's line.
+Leaves are green, run-time scalars yellow, values computed earlier grey, ops blue, and ops that
+write to an argument red. In an SVG, hovering over a box shows the full node and the user's line.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _COLOURS: Final = {
     "op": "#d8e6f7",
     "write": "#f7d3c8",
 }
-_LINE: Final = 44  # characters in a line of a label
+_LINE: Final = 44  # characters per line of a label
 _LINES: Final = 4  # lines for the attributes of a node
-_TYPES: Final = 3  # output types that a label lists
+_TYPES: Final = 3  # output types in a label
 _TOOLTIP: Final = 600
 
 _HEAD: Final = (
@@ -62,7 +62,7 @@ def _node(node: Node, id_: str, ids: dict[Value, str]) -> Iterator[str]:
     for operand in node.operands:
         yield _edge(operand, id_, ids)
     for output in node.outputs:
-        ids.setdefault(output, id_)  # an input that the graph computes again stays the input
+        ids.setdefault(output, id_)  # an output that is also an input keeps the input's box
 
 
 def _results(graph: Graph, ids: dict[Value, str]) -> Iterator[str]:
@@ -84,7 +84,7 @@ def _box(id_: str, label: Iterable[str], colour: str, node: Node) -> str:
 
 
 def _edge(value: Value, target: str, ids: dict[Value, str]) -> str:
-    source = ids.get(value, '"defined nowhere"')  # a graph that breaks the rules is drawn as well
+    source = ids.get(value, '"defined nowhere"')  # invalid graphs are drawn too
     label = f' [taillabel="{value.index}"]' if len(value.node.outputs) > 1 else ""
     return f"  {source} -> {target}{label};"
 
@@ -93,7 +93,7 @@ def _edge(value: Value, target: str, ids: dict[Value, str]) -> str:
 
 
 def _attributes(node: Node) -> list[str]:
-    """The arguments that are not values or defaults, in a few lines."""
+    """The arguments other than values and defaults, wrapped."""
     given = [
         f"{a.name}={text}" if a.name else text
         for a in given_arguments(node)
@@ -122,7 +122,7 @@ def _writes(op: OpKind) -> bool:
 
 
 def _quoted(text: str) -> str:
-    """A Graphviz string: quotes and backslashes escaped, line breaks as centred lines."""
+    """A Graphviz string: quotes and backslashes escaped, lines centred."""
     text = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "\\n".join(_printable(line) for line in text.splitlines()) + '"'
 

@@ -1,4 +1,4 @@
-"""Reads graphs from the text that `torpor.text.printer` writes.
+"""Parses the text that `torpor.text.printer` writes.
 
     graph     = "graph" "(" [ input { "," input } [","] ] ")" "{" body "return" results "}"
     body      = { statement } | { block }
@@ -21,14 +21,14 @@
     result    = name [ "over" name ]
     integers  = "[" integer { "," integer } "]"
 
-A name is `%` and a word. Comments run from `#` to the end of their line; line breaks mean no more
-than blanks do. Statements that say the same thing are one node, as everywhere.
+A name is `%` and a word. Comments run from `#` to the end of the line; line breaks are whitespace.
+Identical statements are one node, by interning.
 
 Leaves, scalars and nodes are interned, so a printed graph whose inputs are leaves and scalars
-parses to the very nodes it was printed from (unless the bounded table has forgotten them since).
-An input `computed k` has lost the nodes behind it: it comes back as an opaque value of its own
-(op `torpor.computed`), the same one for the same k and type. A graph is read without its sites. A
-node that stands in several blocks is a copy (`Derived`) in all but the first.
+parses to the same nodes (unless they have been evicted from the bounded table since). An input
+`computed k` has lost the nodes behind it: it parses to an opaque value (op `torpor.computed`), the
+same one for the same k and type. Sites are not parsed. A node that occurs in several blocks becomes
+a copy (`Derived`) in all but the first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from torpor.ir.types import TensorType, Types, contiguous_strides
 from torpor.text.printer import COMPUTED
 
 Intern = Callable[[str, list[Any], dict[str, Any], Types], Node]
-"""Finds or makes the node of an op, by name, on positional and named arguments."""
+"""Finds or makes the node of an op, by name, from positional and named arguments and types."""
 
 _BLANK: Final = re.compile(r"(?:\s+|#[^\n]*)*")
 _NAME: Final = re.compile(r"%\w+")
@@ -77,12 +77,12 @@ _DEEPEST_LIST: Final = 8
 
 
 def parse_graph(text: str, intern: Intern) -> Graph:
-    """The graph `text` describes; its nodes come from `intern`."""
+    """Parse `text`; nodes are made by `intern`."""
     return _GraphParser(text, intern).graph()
 
 
 class _TextReader:
-    """A place in a text, and what stands there."""
+    """A position in a text, and what can be read there."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -90,27 +90,27 @@ class _TextReader:
         self.move(0)
 
     def move(self, position: int) -> None:
-        """Go to `position`, and past the blanks and comments there."""
-        self.end = position  # of what was read last
+        """Move to `position`, and past whitespace and comments."""
+        self.end = position  # end of the last token
         blank = _BLANK.match(self.text, position)
         self.position = position if blank is None else blank.end()
 
     def accept(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """What `pattern` matches here, if it does; moves past it."""
+        """Match `pattern` here, and move past it."""
         match = pattern.match(self.text, self.position)
         if match is not None:
             self.move(match.end())
         return match
 
     def accept_mark(self, mark: str) -> bool:
-        """Whether `mark`, a piece of punctuation, stands here; moves past it."""
+        """Whether `mark`, a piece of punctuation, is next; moves past it."""
         found = self.text.startswith(mark, self.position)
         if found:
             self.move(self.position + len(mark))
         return found
 
     def accept_word(self, word: str) -> bool:
-        """Whether `word` stands here; moves past it."""
+        """Whether `word` is next; moves past it."""
         match = _WORD.match(self.text, self.position)
         return match is not None and match[0] == word and self.accept_mark(word)
 
@@ -125,7 +125,7 @@ class _TextReader:
             self.fail_expecting(repr(mark))
 
     def fail_expecting(self, what: str, on_new_line: bool = False) -> NoReturn:
-        """Raise GraphError because something else than `what` stands here."""
+        """Raise GraphError: something other than `what` is next."""
         found = repr(self.text[self.position : self.position + 24].split("\n")[0].rstrip())
         position = self.position
         if position == len(self.text):
@@ -135,7 +135,7 @@ class _TextReader:
         self.fail(f"expected {what}, found {found}", position)
 
     def fail(self, problem: str, position: int) -> NoReturn:
-        """Raise GraphError with the line, and a mark under the place."""
+        """Raise GraphError with the line, and a marker below the position."""
         number = self.text.count("\n", 0, position) + 1
         start = self.text.rfind("\n", 0, position) + 1
         line = self.text[start:].split("\n", 1)[0]
@@ -144,13 +144,13 @@ class _TextReader:
 
 
 class _GraphParser(_TextReader):
-    """Reads one graph."""
+    """Parses one graph."""
 
     def __init__(self, text: str, intern: Intern) -> None:
         super().__init__(text)
         self.intern = intern
         self.values: dict[str, Value] = {}
-        self.types: dict[str, TensorType] = {}  # by their text: most lines repeat one
+        self.types: dict[str, TensorType] = {}  # by text, as most are repeated
         self.nodes: dict[Node, None] = {}
 
     def graph(self) -> Graph:
@@ -249,7 +249,7 @@ class _GraphParser(_TextReader):
     # Statements
 
     def statement(self, copied: bool = False) -> Node:
-        """One node; if they are `copied`, a second one where it stands again."""
+        """Parse one node; if `copied`, a repeated one becomes a copy."""
         start = self.position
         targets = self.targets()
         wanted = "an op such as aten.add.Tensor" if targets else "a node or 'return'"
@@ -382,7 +382,7 @@ class _GraphParser(_TextReader):
 
     def number(self, text: str) -> Any:
         is_integer = text.lstrip("-").isdecimal()
-        if is_integer and len(text) > 4000:  # more than Python turns into an int, or torch uses
+        if is_integer and len(text) > 4000:  # beyond Python's limit for int(), and never valid
             self.fail("this integer is too long", self.end - len(text))
         return int(text) if is_integer else float(text)
 
@@ -444,5 +444,5 @@ class _GraphParser(_TextReader):
 
 
 def _computed(place: int, type_: TensorType) -> Value:
-    """The opaque value that stands for the `place`-th input computed before."""
+    """The opaque value for the input `computed place`."""
     return intern(COMPUTED, (place, type_), lambda: ((place,), (type_,))).outputs[0]

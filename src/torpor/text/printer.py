@@ -1,4 +1,4 @@
-"""Graphs and nodes as text; `torpor.text.torch_parser.parse` reads a printed graph back.
+"""Prints graphs and nodes as text; `torpor.text.torch_parser.parse` is the inverse.
 
     graph(%0 = leaf 0 : float32[4,8] @lazy:0, %1 = scalar 0 : float) {
       %2 = aten.add.Tensor(%0, %0, alpha=%1) : float32[4,8] @lazy:0    # train.py:31  y = x + x
@@ -6,17 +6,17 @@
       return %2, %4
     }
 
-An argument equal to its schema's default is left out, and what follows it is given by name. A
-node's outputs are the tensors its op returns and then the new contents of each argument it
-writes; an undefined one has the type `none`.
+An argument equal to its schema's default is omitted, and those after it are given by name. A node's
+outputs are the tensors its op returns, then the new contents of each argument it writes; an
+undefined tensor has the type `none`.
 
-An input that is neither a leaf nor a run-time scalar was computed before; it prints as
-`computed k` and the nodes behind it are not shown. Where the graph computes such a value once
-more (another output of its node is needed), `_` stands in the place of its name.
+An input that is neither a leaf nor a run-time scalar was computed earlier; it prints as
+`computed k`, without the nodes behind it. Where the graph computes such a value again (because
+another output of its node is needed), `_` is printed instead of its name.
 
-What passes found out (`torpor.passes`) stands there too: blocks with their kind and stage, which of
-them are copies of each other, what each leaves behind, which output may be written over which
-input, and which items of a list a node works on:
+The results of passes (`torpor.passes`) are printed too: blocks with their kind and stage, which
+are copies of each other, the outputs of each, which output may overwrite which input, and which
+items of a list a node works on:
 
     compiled 0 repeat 1:
       %2 = aten.sin.default(%0) : float32[4] @cpu
@@ -39,12 +39,12 @@ from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value, items_of
 from torpor.symbols.expressions import Expr
 
 COMPUTED: Final = TABLE.kind("torpor.computed", parameters=("position",))
-"""What stands for an input that was computed before, in a graph read from text."""
+"""Stands for a value computed earlier, in a graph parsed from text."""
 
 INPUT_WORDS: Final = {LEAF: "leaf", SCALAR: "scalar", SIZE: "size", COMPUTED: "computed"}
 
 _WIDTH: Final = 100
-_LONGEST_LIST: Final = 8  # items of a list that `print_node` shows
+_LONGEST_LIST: Final = 8  # the most items of a list in `print_node`
 _TORCH_CONSTANTS: Final = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
 _PLAIN_CONSTANTS: Final = (type(None), bool, int, float, Expr)
 
@@ -52,7 +52,7 @@ Names = Callable[[Value], str]
 
 
 def print_graph(graph: Graph) -> str:
-    """A graph, one node a line; parses back to the same nodes."""
+    """Print a graph, one node per line; parses to the same nodes."""
     names = name_values(graph)
     inputs = frozenset(graph.inputs)
     lines = _header(graph, names)
@@ -89,7 +89,7 @@ def _results(outputs: Iterable[Value], donated: Donated, names: dict[Value, str]
 
 
 def print_node(node: Node) -> str:
-    """One node on one line, its operands named after letters and shown with their types."""
+    """Print one node on one line, with lettered operands and their types."""
     if node.op in INPUT_WORDS:
         return _input(INPUT_WORDS[node.op], node.args[0], node.outputs[0])
     given = _arguments(node, _LetteredOperands(), _LONGEST_LIST)
@@ -98,7 +98,7 @@ def print_node(node: Node) -> str:
 
 
 def name_values(graph: Graph) -> dict[Value, str]:
-    """A name for every value of a graph, numbered in the order of the text."""
+    """A name for every value of a graph, numbered in textual order."""
     names: dict[Value, str] = {}
     for value in _values(graph):
         if value not in names:
@@ -113,7 +113,7 @@ def _values(graph: Graph) -> Iterator[Value]:
 
 
 def _name(names: dict[Value, str], value: Value) -> str:
-    return names.get(value, "%?")  # a graph that breaks the rules prints all the same
+    return names.get(value, "%?")  # invalid graphs are printed too
 
 
 # Inputs
@@ -134,7 +134,7 @@ def _input(word: str, place: object, value: Value) -> str:
 
 
 def input_words(graph: Graph) -> dict[Value, tuple[str, object]]:
-    """For every input its kind (`leaf`, `scalar`, `computed`) and its place among that kind."""
+    """For every input, its kind (`leaf`, `scalar`, `computed`) and its number within that kind."""
     taken = {v.node.args[0] for v in graph.inputs if v.node.op is COMPUTED}
     free = (place for place in count() if place not in taken)
     return {
@@ -150,7 +150,7 @@ def _is_computed(value: Value) -> bool:
 
 
 def _origin(value: Value) -> str:
-    """A comment that says where a computed input comes from."""
+    """A comment with the node that computed an input."""
     if not _is_computed(value):
         return ""
     which = f" output {value.index}" if len(value.node.outputs) > 1 else ""
@@ -186,17 +186,17 @@ def type_text(value: Value) -> str:
 
 
 class Given(NamedTuple):
-    """An argument that is not its schema's default."""
+    """An argument that differs from its schema's default."""
 
-    name: str  # empty where the op has no schema
+    name: str  # empty if the op has no schema
     value: Any
-    by_name: bool  # must be given by name: keyword-only, or one before it is left out
+    by_name: bool  # keyword-only, or follows an omitted argument
 
 
 def given_arguments(node: Node) -> Iterator[Given]:
-    """The arguments of a node, defaults left out."""
+    """The arguments of a node, except defaults."""
     parameters = node.op.parameters
-    if node.op.target is None or len(parameters) != len(node.args):  # no schema to go by
+    if node.op.target is None or len(parameters) != len(node.args):  # no schema
         yield from (Given("", arg, False) for arg in node.args)
         return
     by_name = False
@@ -208,13 +208,13 @@ def given_arguments(node: Node) -> Iterator[Given]:
 
 
 def same_constant(a: object, b: object) -> bool:
-    """Equal and of one type all the way down: tells 1 from 1.0 from True and 0.0 from -0.0."""
+    """Equal and of the same types throughout: distinguishes 1, 1.0 and True, and 0.0 and -0.0."""
     if type(a) is not type(b):
         return False
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(same_constant, a, b))
     if isinstance(a, (float, complex)):
-        return repr(a) == repr(b)  # signs of zeros and NaN included
+        return repr(a) == repr(b)  # includes the sign of zero, and NaN
     return a is b or bool(a == b)
 
 
@@ -227,7 +227,7 @@ def _arguments(node: Node, names: Names, longest: int | None = None) -> str:
 
 
 def argument_text(arg: Any, names: Names, longest: int | None = None) -> str:
-    """One argument; of a list no more than the `longest` first items."""
+    """One argument; of a list, at most the first `longest` items."""
     if type(arg) is Value:
         return names(arg)
     if isinstance(arg, (tuple, list)):
@@ -239,7 +239,7 @@ def argument_text(arg: Any, names: Names, longest: int | None = None) -> str:
 
 
 def constant_text(constant: object) -> str:
-    """One constant; something no schema allows in a graph prints as `<its type>`."""
+    """One constant; an object that no schema allows prints as `<its type>`."""
     kind = type(constant)
     if kind in _PLAIN_CONSTANTS:
         return repr(constant)
@@ -255,7 +255,7 @@ def constant_text(constant: object) -> str:
 
 
 class _LetteredOperands:
-    """Names operands %a, %b, ... and gives the type of each where it is first met."""
+    """Names operands %a, %b, ..., with the type of each at its first occurrence."""
 
     def __init__(self) -> None:
         self.names: dict[Value, str] = {}

@@ -1,4 +1,4 @@
-"""Graphs from text, on torch's ops: the way back from `torpor.text.printer.print_graph`."""
+"""Parses graphs onto torch's ops: the inverse of `torpor.text.printer.print_graph`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _LISTS: Final = (ArgKind.TENSORS, ArgKind.PLAINS, ArgKind.FLOATS, ArgKind.SCALAR
 
 
 Make = Callable[[OpSpec, list[Any], Types], Node]
-"""Finds or makes the node of an op on its arguments, in schema order."""
+"""Finds or makes the node of an op from its arguments, in schema order, and types."""
 
 
 def parse(text: str, make: Make = node_of) -> Graph:
-    """The graph `text` describes, of the nodes that recording the same ops gives.
+    """Parse `text` into the same nodes that recording the same ops gives.
 
-    Types are taken at their word: a node met here first has the types that the text says, for
-    recorders too. Read text that torpor printed; for any other, give a `make` that interns nothing.
+    Types are trusted: a node interned here first has the types in the text, for recorders too. So
+    parse only text that torpor printed; for any other, pass a `make` that does not intern.
     """
     return parse_graph(text, partial(_node, make))
 
 
 def find_op(name: str) -> OpOverload:
-    """The torch op of that name in the IR: `aten.add.Tensor`."""
+    """The torch op with that name in the IR: `aten.add.Tensor`."""
     kind = TABLE.kinds.get(name)
     found = kind.target if kind is not None else None
     parts = name.split(".")

@@ -1,18 +1,18 @@
-"""Rules every graph keeps, checked before it is compiled.
+"""The invariants of graphs, checked before a graph is compiled.
 
-Inputs      are distinct; a leaf or scalar slot enters once, under one type.
-Nodes       stand once, after the nodes they take operands from; leaves are never among them.
+Inputs      are distinct; a leaf or scalar slot enters once, with one type.
+Nodes       occur once, after the nodes they take operands from; leaves are not among them.
 Operands    are the values in the arguments, in order, each an output of its own node.
 Outputs     know their node and position; what the graph returns is defined in it and not `none`.
-Types       have a stride for every size, and nothing negative in them.
-Devices     the results of a node are where an operand of it is, or where an argument says.
-Interning   a node is the one its op's table knows, as long as the table never forgot one; or it is
-            private to the graph, and no table knows it.
-Donations   an output is written over one input, of its type.
-Blocks      hold all nodes, in order. Once it is known what they leave behind, nothing else that a
-            block made is read after it, and only what it leaves is written over inputs.
+Types       have a stride for every size, and no negative numbers.
+Devices     the results of a node are on the device of an operand, or of an argument.
+Interning   a node is the one in its op's table, as long as the table has evicted nothing; or it is
+            private to the graph, and in no table.
+Donations   an output overwrites one input, of its own type.
+Blocks      contain all nodes, in order. If their outputs are known, nothing else that a block makes
+            is read after it, and only its outputs overwrite inputs.
 
-A value computed before may be an input although its node stands in the graph as well: then another
+A value computed earlier may be an input although its node is in the graph too, because another
 output of that node is needed.
 """
 
@@ -31,12 +31,12 @@ from torpor.text.printer import INPUT_WORDS, print_node
 
 
 def verify(graph: Graph, known: set[Node] | None = None) -> None:
-    """Raise GraphError, with the node and the user's line, at the first rule that is broken.
+    """Raise GraphError, with the node and the user's line, at the first violated invariant.
 
-    Nodes that are `known` were found to be well formed before; those of the graph are added.
+    Nodes in `known` have been checked before; those of the graph are added to it.
     """
     known = set() if known is None else known
-    checked: set[TensorType] = set()  # types found to be well formed: they are few
+    checked: set[TensorType] = set()  # valid types: there are few
     _check_inputs(graph, checked)
     defined = set(graph.inputs)
     seen: set[Node] = set()
@@ -119,7 +119,7 @@ def _check_blocks(graph: Graph) -> None:
     if graph.nodes != tuple([node for block in graph.blocks for node in block.nodes]):
         raise GraphError("the blocks of the graph do not hold its nodes in order")
     inputs = set(graph.inputs)
-    inside: set[Value] = set()  # of blocks before, and not left behind
+    inside: set[Value] = set()  # made by earlier blocks, and not outputs of them
     for block in graph.blocks:
         for value in block.read:
             if value in inside:
@@ -179,8 +179,8 @@ def _type_problem(type_: TensorType) -> str:
 
 
 def _check_interned(node: Node) -> None:
-    """Before the table has dropped a node (two generations), a key can have no second one."""
-    if node.conditions or type(node) is not Node:  # another node may serve other sizes
+    """A key has only one node until the table has evicted one (after two generations)."""
+    if node.conditions or type(node) is not Node:  # another node may exist for other sizes
         return
     known = node.op.nodes.get(node.key) or node.op.old_nodes.get(node.key)
     if known is not None and known is not node:
@@ -224,5 +224,5 @@ def _device_arguments(node: Node) -> Iterator[torch.device]:
 
 
 def _is_on(device: torch.device, named: torch.device) -> bool:
-    """Whether `named`, perhaps without an index, means `device`."""
+    """Whether `named`, which may lack an index, means `device`."""
     return (device.type == named.type and None in (device.index, named.index)) or device == named

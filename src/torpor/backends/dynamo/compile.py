@@ -1,4 +1,4 @@
-"""The adapter: a graph as an fx module and example inputs, as TorchDynamo hands them over."""
+"""The adapter: passes a graph to a TorchDynamo backend as an fx module with example inputs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torpor.backends.fx.trace import Piece, Traced
 from torpor.errors import BackendError, did_you_mean
 
 MAX_NODES = 4000
-"""Nodes given to a compiler at a time."""
+"""The most nodes given to a compiler at a time."""
 
 
 class DynamoBackend(FxBackend):
-    """Compiles graphs with the TorchDynamo backend `compiler`; `options` are that backend's own.
+    """Compiles graphs with the TorchDynamo backend `compiler`, passing it `options`.
 
-    With `equal_subgraphs`, those that are equal are compiled once; whether a function may be called
-    on the tensors of several layers, only the compiler knows.
+    With `equal_subgraphs`, equal subgraphs are compiled once. Opt-in: only the compiler knows
+    whether its code may be called on the tensors of other layers.
     """
 
     def __init__(

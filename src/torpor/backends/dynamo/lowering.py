@@ -1,4 +1,4 @@
-"""Lowering for TorchDynamo's backends: the steps of the FX backends, no op taken apart."""
+"""Lowering for TorchDynamo's backends: the shared FX lowering, without decompositions."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torpor.backends.fx.program import Compiled
 
 
 def unboxed(function: Callable[..., Any]) -> Compiled:
-    """`function` as compiled code is called: with one list of tensors, tensors returned."""
+    """Adapt `function` to the boxed calling convention: one list of tensors in, tensors out."""
 
     def run(inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         results = function(*inputs)

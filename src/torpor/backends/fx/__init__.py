@@ -1,4 +1,4 @@
-"""Graphs of nodes as functional ATen `torch.fx` modules: what the FX backends share."""
+"""Graphs as functional ATen `torch.fx` modules: shared by the FX backends."""
 
 from torpor.backends.fx.backend import FxBackend
 

@@ -1,4 +1,4 @@
-"""What backends that compile `torch.fx` modules share: lowering, cutting, compiling, running."""
+"""The base class of backends that compile `torch.fx` modules: lower, partition, compile, run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 class Refused(Exception):
-    """A compiler refused some of the instructions it was given."""
+    """A compiler rejected some of its instructions."""
 
     def __init__(self, instructions: Sequence[Instruction], reason: BaseException) -> None:
         super().__init__(str(reason))
@@ -75,11 +75,11 @@ class Refused(Exception):
 
 
 class FailedBefore(Exception):
-    """A piece that is equal to another could not be compiled."""
+    """An equal piece has failed to compile before."""
 
 
 class FxLowering(ReferenceLowering):
-    """The reference's instructions, with the graph and the type of every register beside them."""
+    """The reference backend's lowering, keeping the graph and the type of every register."""
 
     def build(self) -> Computation:
         computation = super().build()
@@ -94,13 +94,13 @@ class FxLowering(ReferenceLowering):
         return computation
 
     def _donated(self) -> dict[Value, Value]:
-        """Donated parameters whose results fit over them."""
+        """Donated parameters whose type equals that of their result."""
         pairs = [(self.parameters[p], self.results[r]) for p, r in self.aliases.items()]
         return {value: result for value, result in pairs if value.type is result.type}
 
 
 class FxBackend(Backend):
-    """Compiles graphs piece by piece; what a compiler refuses runs by eager's kernels."""
+    """Compiles graphs piece by piece; what a compiler rejects falls back to eager's kernels."""
 
     host_devices = config.cpu_devices
 
@@ -112,39 +112,39 @@ class FxBackend(Backend):
         if max_nodes < 1:
             raise BackendError(f"max_nodes is at least 1, not {max_nodes}")
         self.max_nodes = max_nodes
-        self.equal_subgraphs = equal_subgraphs  # are compiled once
+        self.equal_subgraphs = equal_subgraphs  # compile equal pieces once
         self.shared = SharedPieces()
-        self.failed: set[Any] = set()  # pieces of this graph that could not be compiled
-        self.refused: set[Any] = set()  # ops the compiler refused, with the types of their operands
-        self.complaints: list[str] = []  # warnings for the next thread of the user's that compiles
+        self.failed: set[Any] = set()  # keys of pieces that failed to compile
+        self.refused: set[Any] = set()  # ops the compiler rejected, with their operand types
+        self.complaints: list[str] = []  # warnings to issue when a user's thread next compiles
 
-    # -- for compilers to fill in ------------------------------------------------------------------
+    # -- to be implemented per compiler ------------------------------------------------------------
 
     @abc.abstractmethod
     def compile_module(self, traced: Traced, piece: Piece) -> tuple[Compiled, Callable[[], str]]:
-        """Compile a traced piece: a function on its inputs, and a function that shows the code."""
+        """Compile a traced piece: returns the compiled function, and one that gives its code."""
 
     def in_background(self, program: Program) -> AbstractContextManager[Callable[[], None]]:
-        """While `program` is compiled, `compile_module` may return before all is done.
+        """A context in which `compile_module` may return before compilation is complete.
 
-        What the context gives is then called, and returns, or raises, when it is.
+        It yields a function that waits for all compilations, and raises if one failed.
         """
         return nullcontext(lambda: None)
 
     def traced_decompositions(self) -> dict[Any, Callable[..., Any]] | None:
-        """The ops that are taken apart while tracing."""
+        """Decompositions to apply while tracing."""
         return None
 
     def blamed_ops(self, error: BaseException) -> set[str]:
-        """The ATen ops a compiler's error is about, as far as it says."""
+        """The ATen ops that a compiler's error message blames, if any."""
         return set()
 
     def prefers_channels_last(self, traced: Traced) -> bool:
-        """Convolutions are faster if channels lie side by side, for all that surrounds them."""
+        """Whether channels-last convolutions are faster here, including conversions around them."""
         return False
 
     def miscompiles(self, node: Node) -> bool:
-        """The compiler is known to make wrong code of it."""
+        """Whether the compiler is known to generate wrong code for the node."""
         return False
 
     # -- passes ------------------------------------------------------------------------------------
@@ -157,12 +157,12 @@ class FxBackend(Backend):
         return (first, SPLIT_LISTS, repeats(device.torch_device), JOIN_LISTS, *rest)
 
     def _cut_passes(self) -> tuple[Pass, ...]:
-        """Those that cut a graph, and do not look for what repeats."""
+        """The passes that partition a graph, except the search for repeats."""
         first = schedule(self._runs_eagerly, may_refuse)
         return (first, limit(self.max_nodes), VIEWS, OUTPUTS, OVERWRITE)
 
     def _runs_eagerly(self, node: Node) -> bool:
-        """No compiler gets to see the node."""
+        """Whether the node must not be compiled."""
         drawn = spec_of(node.op.target).draws(node.args) and not self.draws
         if drawn or self._name(node) in self.refused:
             return True
@@ -172,9 +172,9 @@ class FxBackend(Backend):
         return any(type_.kind not in PACKED for type_ in numbers)
 
     def _changes_device(self, node: Node) -> bool:
-        """It brings tensors from one device to another, as `x.cpu()` does on a GPU.
+        """Whether it moves tensors between devices, as `x.cpu()` does on a GPU.
 
-        Between `lazy` and the device that does its work nothing moves: that is a copy like others.
+        A copy between `lazy` and the physical device behind it moves nothing: it is compiled.
         """
         values = [value for value in node.operands if not is_number(value.type)]
         read = {self.backend_device(value.type.device) for value in values}
@@ -195,7 +195,7 @@ class FxBackend(Backend):
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
         for computation in computations:
             compile_ = self._compile_in_background if on_compile_thread() else self._compile_quietly
-            inside = is_waited_for()  # a lowering that reads: the lock is held for it
+            inside = is_waited_for()  # nested: the outer compile holds the lock
             in_fresh_thread(functools.partial(_alone, inside, compile_, computation.program))
         while self.complaints and not on_compile_thread():
             warnings.warn(self.complaints.pop(0), TorporWarning, stacklevel=2)
@@ -226,20 +226,20 @@ class FxBackend(Backend):
         text: str = computation.program.text()
         return text
 
-    # -- graphs kept on disk -----------------------------------------------------------------------
+    # -- graphs in the disk cache ------------------------------------------------------------------
 
     def dump_code(self, code: Compiled) -> bytes | None:
-        """What `compile_module` made, as bytes; None if that cannot be."""
+        """Serialize what `compile_module` made; None if that is impossible."""
         return None
 
     def load_code(
         self, saved: bytes, piece: Piece, program: Program
     ) -> tuple[Compiled, Callable[[], str]]:
-        """What `compile_module` made, from the bytes of `dump_code`."""
+        """Restore what `compile_module` made, from the bytes of `dump_code`."""
         raise NotImplementedError(f"backend {self.name!r} keeps no compiled graphs")
 
     def dump(self, computation: Computation) -> bytes | None:
-        """The steps of a graph, unless the compiler failed at some of it: it may not, next time."""
+        """The serialized steps; None if compiling some failed, as it may succeed next time."""
         program = computation.program
         for step in program.steps:
             if isinstance(step, Instruction) and not self._runs_eagerly(step.node):
@@ -262,14 +262,14 @@ class FxBackend(Backend):
     # -- compiling ---------------------------------------------------------------------------------
 
     def _compile_in_background(self, program: Program) -> None:
-        """Compile while the program goes on, and draws."""
+        """Compile while the user's program keeps running and drawing random numbers."""
         with _torch.leave_states_alone():
             self._compile_program(program)
 
     def _compile_quietly(self, program: Program) -> None:
-        """Compile without a trace: no warnings about compilers, no random numbers drawn.
+        """Compile without side effects: suppress warnings, restore random state.
 
-        Compilers draw numbers to measure kernels with, from the generators of the program.
+        Compilers draw random inputs to benchmark kernels, from the program's generators.
         """
         with warnings.catch_warnings(), undrawn(program.device):
             warnings.simplefilter("ignore")
@@ -281,7 +281,7 @@ class FxBackend(Backend):
             self._compile_steps(program)
         try:
             finish()
-        except Exception:  # one piece after the other, it turns out which one it was
+        except Exception:  # recompile one by one, to find the piece that failed
             self.shared.clear()
             program.types, program.steps = types, []
             self._compile_steps(program)
@@ -305,7 +305,7 @@ class FxBackend(Backend):
         program: Program,
         bound: Collection[int] | None = None,
     ) -> list[CompiledStep]:
-        """The steps of a block; outputs that are not `bound` may lie in memory as it comes."""
+        """The steps of a block; outputs that are not `bound` may have any strides."""
         if block.kind == EAGER:
             return self._by_eager([registers.instruction(node) for node in block.nodes])
         piece = registers.piece(block)
@@ -344,18 +344,18 @@ class FxBackend(Backend):
         ]
 
     def _compile_piece(self, piece: Piece, program: Program) -> CompiledPiece:
-        """Compile a piece, unless an equal one was compiled before."""
+        """Compile a piece, unless an equal one has been compiled."""
         compile_or_find = self._shared if self.equal_subgraphs else self._compile_anew
         shared = compile_or_find(piece, program)
         piece.checked = shared.checked
         known = {one.text for one in program.conditions}
         program.conditions += [one for one in shared.conditions if one.text not in known]
-        for position, type_ in shared.layouts.items():  # as later pieces will find them
+        for position, type_ in shared.layouts.items():  # the strides that later pieces will read
             program.types[piece.outputs[position]] = type_
         return CompiledPiece(piece, shared.run, shared.text)
 
     def _shared(self, piece: Piece, program: Program) -> Shared:
-        """What is compiled for all pieces that are equal to this one."""
+        """The compiled code shared by all pieces equal to this one."""
         key = (key_of(piece, program.types, program.device), provenance.settings_of_torch())
         if key in self.failed:
             raise FailedBefore
@@ -373,7 +373,7 @@ class FxBackend(Backend):
         return found
 
     def _compile_anew(self, piece: Piece, program: Program) -> Shared:
-        """Compile a piece: for all sizes, or if that fails for those that occur."""
+        """Compile a piece for all sizes or, if that fails, for the current ones."""
         try:
             return self._compile_traced(piece, program, fixed=not piece.sizes)
         except Refused:
@@ -414,7 +414,7 @@ class FxBackend(Backend):
 
     def _note_fallback(self, instruction: Instruction) -> None:
         node = instruction.node
-        if node.op.target in ORDERED:  # the process group runs it, as it should
+        if node.op.target in ORDERED:  # run by the process group by design: not a fallback
             return
         metrics.count_line(f"fallback::{node.op.name}", str(node.site))
 
@@ -434,7 +434,7 @@ class FxBackend(Backend):
 
 
 def _conditions(traced: Traced, piece: Piece, hints: Mapping[Symbol, int]) -> tuple[Condition, ...]:
-    """What compiling assumed about sizes."""
+    """The guards on sizes that compiling introduced."""
     if traced.open_sizes is None:
         texts = [f"{one.name} == {hints[one]}" for one in piece.sizes]
     else:
@@ -444,7 +444,7 @@ def _conditions(traced: Traced, piece: Piece, hints: Mapping[Symbol, int]) -> tu
 
 
 def _plan(program: Program) -> None:
-    """Find where registers die, now that the order of steps is known."""
+    """Find where registers die, now that the order of the steps is known."""
     parameters = len(program.types) - sum(len(i.outputs) for i in program.reference[0])
     order: list[Instruction] = []
     for step in program.steps:
@@ -465,10 +465,10 @@ def _plan(program: Program) -> None:
 
 @contextmanager
 def undrawn(device: torch.device) -> Iterator[None]:
-    """The generators are afterwards what they were before.
+    """Restore the random generators on exit.
 
-    That of a GPU draws from a copy of its state meanwhile: to set its state, even to what it is,
-    starts the dropout of cuDNN's recurrent networks anew, for which it draws once more.
+    A GPU's generator is replaced by a copy meanwhile: setting its state, even to the current one,
+    resets the dropout state of cuDNN's RNNs, which then draws an extra number.
     """
     before = torch.get_rng_state()
     try:
@@ -492,7 +492,7 @@ def _on_a_copy(device: torch.device) -> Iterator[None]:
 
 
 _COMPILING = threading.Lock()
-"""Compilers keep what they are at in module globals: one graph at a time."""
+"""Compilers keep their state in module globals, so only one graph is compiled at a time."""
 
 
 def _alone(inside: bool, compile_: Callable[[Program], None], program: Program) -> None:
@@ -501,10 +501,10 @@ def _alone(inside: bool, compile_: Callable[[Program], None], program: Program) 
 
 
 def in_fresh_thread(function: Callable[[], T]) -> T:
-    """Run `function` on a thread of its own and wait for it.
+    """Run `function` on a new thread and wait for it.
 
-    Compilers trace, and must not meet the modes, dispatch keys and settings of whoever happens to
-    ask for a number.
+    Compilers trace, and must not see the modes, dispatch keys and settings of the thread that
+    happened to need a result.
     """
     outcome: list[Any] = []
     threads = torch.get_num_threads()

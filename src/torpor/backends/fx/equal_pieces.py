@@ -1,4 +1,4 @@
-"""When two pieces are the same but for the names of their registers, and what they then share."""
+"""When two pieces are equal up to renaming of registers, and the compiled code they then share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torpor.symbols.expressions import Condition
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What was compiled for a piece, for all that are equal to it."""
+    """Code compiled for a piece, reused for all equal ones."""
 
     run: Compiled
     text: Callable[[], str]
@@ -29,7 +29,7 @@ class Shared:
 
 
 class SharedPieces(OrderedDict[Key, Shared]):
-    """The pieces compiled last, by what they are."""
+    """The most recently compiled pieces, by key."""
 
     KEPT: Final = 256
 
@@ -40,7 +40,7 @@ class SharedPieces(OrderedDict[Key, Shared]):
 
 
 def key_of(piece: Piece, types: dict[int, Any], device: torch.device) -> Key:
-    """What a piece is, with its registers numbered as they are met: all that compiling looks at."""
+    """The key of a piece: everything compilation depends on, registers renumbered by first use."""
     names: dict[int, int] = {}
 
     def name(register: int) -> int:
@@ -72,7 +72,7 @@ def _type(arg: Any) -> Any:
 
 
 def frozen(args: Iterable[Any], name: Callable[[int], Any]) -> tuple[Any, ...]:
-    """Arguments as a key: registers by `name`, numbers with their type and all their bits."""
+    """Arguments as a hashable key: registers via `name`, numbers by type and exact bits."""
     return tuple([_frozen(arg, name) for arg in args])
 
 

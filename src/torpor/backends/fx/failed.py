@@ -1,4 +1,4 @@
-"""A block that was not compiled, as a graph by itself."""
+"""Extracts a block that failed to compile, as a graph of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torpor.passes.interpreter import AtSizes
 
 
 class _FailedBlock(AtSizes):
-    """Copies a block, on inputs that lie in memory as compiled code left them."""
+    """Copies a block; its inputs get the strides that compiled code gave them."""
 
     def __init__(self, program: Program, registers: Registers) -> None:
         super().__init__(program.hints)
@@ -28,7 +28,7 @@ class _FailedBlock(AtSizes):
 def failure_of(
     block: Block, program: Program, registers: Registers, backend: Backend, error: BaseException
 ) -> CompileFailure:
-    """What is known of a block that was not compiled: its graph, for the sizes it failed at."""
+    """A report of a block that failed to compile: its graph, at the sizes it failed for."""
     outputs = block.outputs or ()
     copier = _FailedBlock(program, registers)
     copier.run(block.nodes)

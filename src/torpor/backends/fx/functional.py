@@ -1,8 +1,8 @@
-"""Nodes as calls of functional ops.
+"""Calls nodes as functional ops.
 
-A node has value semantics already; a compiler wants an op that has them too. An op that writes
-becomes its functional twin (`add_` -> `add`, `sin.out` -> `sin`, `_foreach_mul_` ->
-`_foreach_mul`), and its result takes the dtype of what was written to.
+A node has value semantics; a compiler needs an op that has them too. An op that writes is replaced
+by its functional variant (`add_` -> `add`, `sin.out` -> `sin`, `_foreach_mul_` -> `_foreach_mul`),
+and its result is cast to the dtype of the argument it writes to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 class NotTraceable(Exception):
-    """A node has no functional form; it runs by itself, outside compiled code."""
+    """A node has no functional form; it runs on its own, outside compiled code."""
 
 
 class NoValue:
@@ -34,11 +34,11 @@ class NoValue:
 NO_VALUE: Final = NoValue()
 
 Form = Callable[[OpSpec, list[Any], list[Any]], list[Any]]
-"""From the spec, the arguments in schema order and the promised types to the node's outputs."""
+"""Takes the spec, the arguments in schema order and the output types; returns the outputs."""
 
 
 def call(spec: OpSpec, args: list[Any], types: list[Any], operand_types: list[Any]) -> list[Any]:
-    """Call the functional form of an op; outputs in the order of a node's."""
+    """Call the functional form of an op; outputs in the node's order."""
     form = FORMS.get(spec.name)
     if form is not None:
         return form(spec, args, types)
@@ -55,9 +55,9 @@ _SCALED: Final = frozenset({"add", "add_", "_foreach_add", "_foreach_add_"})
 
 
 def _refuse_scaled_booleans(spec: OpSpec, args: list[Any], types: list[Any]) -> None:
-    """Inductor (torch 2.13) computes `boolean + alpha * boolean` in int64, and stores it as that.
+    """Inductor (torch 2.13) computes `boolean + alpha * boolean` in int64, and stores int64.
 
-    Eight bytes go where there is room for one: over whatever lies behind.
+    That writes eight bytes per one-byte element: past the end of the buffer.
     """
     if spec.target._opname not in _SCALED or types[0] is None or types[0].dtype is not torch.bool:
         return
@@ -73,7 +73,7 @@ def call_op(target: OpOverload, spec: OpSpec, args: list[Any]) -> Any:
 
 
 def outputs(spec: OpSpec, result: Any) -> list[Any]:
-    """The tensors an op returns, lists spread out."""
+    """The tensors an op returned, with lists flattened."""
     found: list[Any] = []
     results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
     for returned, value in zip(spec.returns, results, strict=True):
@@ -105,7 +105,7 @@ def _call_twin(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
 
 
 def _call_on_copies(spec: OpSpec, args: list[Any]) -> list[Any]:
-    """Call an op of somebody's own that writes: compilers know what to do, as its schema tells."""
+    """Call a custom op that writes, on copies: compilers functionalize it from its schema."""
     if any(r.kind is ReturnKind.ARGUMENT for r in spec.returns):
         raise NotTraceable(f"{spec.name} returns what it writes to, which torch does not trace")
     args = [_writable(v) if a.mutated else v for a, v in zip(spec.arguments, args, strict=True)]
@@ -127,11 +127,11 @@ def _flat(result: Any) -> list[Any]:
 
 
 def cast(tensor: Any, type_: TensorType) -> Any:
-    """`tensor` in the dtype that was promised."""
+    """`tensor` cast to the inferred dtype."""
     return tensor if tensor.dtype is type_.dtype else tensor.to(type_.dtype)
 
 
-# -- ops that look at memory -----------------------------------------------------------------------
+# -- ops that depend on memory layout --------------------------------------------------------------
 
 STRIDED: Final = frozenset(
     # ops whose result depends on the strides of their argument
@@ -140,7 +140,7 @@ STRIDED: Final = frozenset(
 
 
 def _with_promised_strides(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
-    """`tensor` as it lies in memory in eager; the functional form may have made another layout."""
+    """`tensor` with eager's strides; the functional form may have produced others."""
     if tensor.stride() == type_.stride and tensor.storage_offset() == type_.offset:
         return tensor
     if type_.offset or not type_.is_dense:
@@ -149,31 +149,31 @@ def _with_promised_strides(tensor: torch.Tensor, type_: TensorType) -> torch.Ten
 
 
 def _check_bounds(spec: OpSpec, args: list[Any]) -> None:
-    """Refuse a window that leaves the memory of its tensor: compiled code does not look."""
+    """Refuse a window that exceeds its tensor's memory: compiled code has no bounds check."""
     named = {a.name: value for a, value in zip(spec.arguments, args, strict=True)}
     tensor, size, stride = named["self"], named["size"], named["stride"]
     offset = named["storage_offset"]
     numbers = (*size, *stride, tensor.storage_offset() if offset is None else offset)
     if any(type(number) is not int for number in numbers) or 0 in size:
-        return  # sizes that are symbols: recording has looked at them
+        return  # symbolic sizes: checked when recorded
     last = sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + numbers[-1]
     if min(numbers) < 0 or last * tensor.itemsize >= tensor.untyped_storage().nbytes():
         raise NotTraceable(f"{spec.name} leaves the memory of its tensor")
 
 
 def with_strides(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
-    """A copy of `tensor` with the strides of `type_`, which has no holes; functional ops only."""
+    """A copy of `tensor` with the strides of `type_`, which is dense; functional ops only."""
     order = sorted(range(tensor.dim()), key=lambda d: (-type_.stride[d], -type_.shape[d]))
     inverse = [order.index(dim) for dim in range(tensor.dim())]
     copy = tensor.permute(order).clone(memory_format=torch.contiguous_format)
     return copy.permute(inverse)
 
 
-# -- forms by hand ---------------------------------------------------------------------------------
+# -- hand-written forms ----------------------------------------------------------------------------
 
 
 def _reshape(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
-    """Views of values are values: no sizes and strides have to fit."""
+    """A view as a reshape: with value semantics, strides need not permit a view."""
     return [args[0].reshape(types[0].shape)]
 
 
@@ -209,7 +209,7 @@ def _fill(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
 
 
 def _batch_norm(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
-    """Batch norm of all names; only cuDNN's and MIOpen's backward look at what is left out."""
+    """All batch norm variants; only cuDNN's and MIOpen's backward read the omitted outputs."""
     named = dict(zip((a.name for a in spec.arguments), args, strict=True))
     source: torch.Tensor = named["input"]
     mean, variance = named.get("running_mean"), named.get("running_var")
@@ -235,18 +235,18 @@ def _batch_norm(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
 
 
 def _left_out(type_: TensorType, like: torch.Tensor) -> Any:
-    """An output that a functional form does not compute: an empty one can be had all the same."""
+    """An output that the functional form does not compute; it can be made if it is empty."""
     return NO_VALUE if type_.numel else like.new_empty(type_.shape, dtype=type_.dtype)
 
 
 def _moved(old: torch.Tensor, new: torch.Tensor, momentum: Any) -> torch.Tensor:
-    """`old` moved towards `new` by a momentum that is known when the graph runs."""
+    """`old` moved towards `new` by a momentum that is a run-time number."""
     weight = momentum.to(old.dtype)
     return old * (1 - weight) + new * weight  # type: ignore[no-any-return]  # tensors
 
 
 def _cudnn_batch_norm_backward(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
-    """The same by what all batch norms save; what cuDNN keeps for itself is not needed."""
+    """Computed from the saved statistics alone, without cuDNN's reserve space."""
     source, grad, weight, mean, variance, saved_mean, saved_scale, eps, _ = args
     statistics = (mean, variance, saved_mean, saved_scale)
     masked = (True, eps, [True, True, True])
@@ -270,7 +270,7 @@ def _bernoulli(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
 
 
 UNREAD: Final = {"aten.cudnn_batch_norm_backward.default": 8}
-"""Arguments that a form by hand does not look at."""
+"""The position of an argument that a hand-written form ignores."""
 
 FORMS: Final[dict[str, Form]] = {
     "aten.view.default": _reshape,

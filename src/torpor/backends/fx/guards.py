@@ -1,9 +1,9 @@
-"""Numbers that eager refuses are looked for by the graph itself.
+"""Run-time checks in the graph for values that eager rejects.
 
-Compiled code for the CPU that meets an index out of range, or divides an integer by zero, ends the
-process; with other numbers that eager refuses, such as probabilities above 1, it computes. So a
-graph keeps such operands in range, and returns whether they were: if not, it is run again by
-eager's kernels, which raise at the user's line.
+Compiled CPU code aborts the process on an index out of range or an integer division by zero, and
+silently computes with other values that eager rejects, such as probabilities above 1. So the graph
+clamps such operands and returns a flag that says whether all were valid: if not, it is run again
+with eager's kernels, which raise at the user's line.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torpor.ops.spec import OpSpec
 
 
 class Guards:
-    """Keeps operands in range while a graph is traced; `flags` say whether they were."""
+    """Clamps operands while a graph is traced; `flags` say whether they were in range."""
 
     def __init__(self) -> None:
         self.flags: list[torch.Tensor] = []
         self.known: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def guarded(self, spec: OpSpec, args: list[Any]) -> list[Any]:
-        """The arguments of an op with its operands in range."""
+        """The arguments of an op, with checked operands clamped into range."""
         name = spec.target._opname.removesuffix("_")
         if name in UNGUARDED:
             raise NotTraceable(f"{spec.name} has operands that cannot be checked before it runs")
@@ -36,7 +36,7 @@ class Guards:
     def inside(
         self, index: torch.Tensor, low: int, high: int, ignored: int | None = None
     ) -> torch.Tensor:
-        """`index` moved into `low <= index < high`, and a flag that says whether it was there."""
+        """`index` clamped to `low <= index < high`; adds a flag: it was in range already."""
         if not index.numel() or index.dtype in (torch.bool, torch.uint8):
             return index
         key = (id(index), str(low), str(high), ignored)  # symbols have no hash
@@ -49,7 +49,7 @@ class Guards:
         return self.known[key]
 
     def not_zero(self, divisor: torch.Tensor) -> torch.Tensor:
-        """`divisor` with ones for its zeros, and a flag that says whether there were any."""
+        """`divisor` with zeros replaced by ones; adds a flag: there were none."""
         key = (id(divisor),)
         if key not in self.known:
             self.flags.append((divisor != 0).all())
@@ -57,7 +57,7 @@ class Guards:
         return self.known[key]
 
     def probabilities(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor`, and a flag that says whether all of it is from 0 to 1; NaN is not."""
+        """`tensor` itself; adds a flag: all of it is between 0 and 1 (NaN is not)."""
         key = (id(tensor), "probabilities")
         if key not in self.known and tensor.numel():
             self.flags.append(((tensor >= 0) & (tensor <= 1)).all())
@@ -65,14 +65,14 @@ class Guards:
         return tensor
 
     def flag(self) -> torch.Tensor | None:
-        """Whether all operands were in range; None if there was nothing to look at."""
+        """All flags combined; None if nothing was checked."""
         if not self.flags:
             return None
         return torch.stack(self.flags).all()
 
 
 def may_refuse(node: Node) -> bool:
-    """The node may be given numbers that eager refuses."""
+    """Whether eager may raise for some values of the node's operands."""
     name = node.op.target._opname.removeprefix("_foreach_").removesuffix("_")
     if name == "div":
         return len(node.args) > 2 and node.args[2] is not None  # it rounds
@@ -83,7 +83,7 @@ Guard = Callable[[Guards, list[Any]], list[Any]]
 
 
 def _along(index: int, *, negative: bool = False) -> Guard:
-    """The op takes `(self, dim, index)`, the index at position `index`."""
+    """For ops on `(self, dim, index)`, with the index at position `index`."""
 
     def guard(guards: Guards, args: list[Any]) -> list[Any]:
         tensor, dim = args[0], args[1]
@@ -121,7 +121,7 @@ def _embedding_backward(guards: Guards, args: list[Any]) -> list[Any]:
 
 
 def _loss(scores: int) -> Guard:
-    """The op takes `(..., scores, target, weight, reduction, ignore_index)`."""
+    """For ops on `(..., scores, target, weight, reduction, ignore_index)`."""
 
     def guard(guards: Guards, args: list[Any]) -> list[Any]:
         tensor, target, ignored = args[scores], args[scores + 1], args[scores + 4]
@@ -132,7 +132,7 @@ def _loss(scores: int) -> Guard:
 
 
 def _divide(guards: Guards, args: list[Any]) -> list[Any]:
-    """Integers divided into integers."""
+    """Integer division."""
     left, right = args[0], args[1]
     if not _is_integral(left) or not _is_integral(right):
         return args
@@ -195,8 +195,8 @@ GUARDS: Final[dict[str, Guard]] = {
 }
 
 UNGUARDED: Final = frozenset(
-    # ops that Inductor computes with indices whose range they do not tell, or without a check that
-    # is as long as the op
+    # ops for which Inductor derives indices from values of unknown range, or whose check would cost
+    # as much as the op
     {"_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "index_reduce",
      "max_unpool2d", "max_unpool3d", "_embedding_bag", "_embedding_bag_forward_only",
      "repeat_interleave"}

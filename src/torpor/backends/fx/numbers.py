@@ -1,9 +1,9 @@
 """Run-time numbers in functional graphs.
 
-A compiled graph takes its run-time numbers as elements of one tensor of float64 and one of int64,
-so another learning rate needs no other graph. Ops on them must promote dtypes as they do for Python
-numbers: a number never raises the precision of a tensor, and is itself not rounded to half
-precision. So it is given the dtype in which eager computes with it.
+A compiled graph takes its run-time numbers as elements of one float64 and one int64 tensor, so that
+a changed learning rate needs no new graph. Type promotion must treat them as Python numbers: they
+never raise the precision of a tensor, and are not themselves rounded to half precision. So each is
+converted to the dtype in which eager computes with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class Number:
-    """A Python number that is known when the graph runs."""
+    """A Python number whose value is only known at run time."""
 
     __slots__ = ("kind", "tensor")
 
@@ -34,7 +34,7 @@ class Number:
         self.kind = kind
 
     def sample(self) -> Any:
-        """Some number of the same kind: all that type promotion looks at."""
+        """An arbitrary number of the same kind: type promotion depends on nothing else."""
         return self.kind(1)
 
     def to(self, dtype: torch.dtype) -> torch.Tensor:
@@ -42,7 +42,7 @@ class Number:
 
 
 def has_numbers(args: list[Any]) -> bool:
-    """There are run-time numbers among `args`."""
+    """Whether `args` contain run-time numbers."""
     return any(
         type(arg) is Number or (type(arg) is list and any(type(item) is Number for item in arg))
         for arg in args
@@ -50,7 +50,7 @@ def has_numbers(args: list[Any]) -> bool:
 
 
 def call(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
-    """Call an op that takes run-time numbers; outputs in the order of a node's."""
+    """Call an op that takes run-time numbers; outputs in the node's order."""
     if spec.name in BATCH_NORMS:
         return functional.FORMS[spec.name](spec, args, types)
     name = functional_name(spec.target._opname)
@@ -68,7 +68,7 @@ def _is_out(spec: OpSpec, position: int) -> bool:
 
 
 def _call_foreach(name: str, spec: OpSpec, named: dict[str, Any], types: list[Any]) -> list[Any]:
-    """One call for each tensor of the list, as eager's slow path makes them."""
+    """One call per tensor of the list, like eager's slow path."""
     single = name.removeprefix("_foreach_")
     length = len(types)
     columns = [v if isinstance(v, list) else [v] * length for v in named.values()]
@@ -91,7 +91,7 @@ _WIDE: Final = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def common_dtype(operands: list[Any]) -> torch.dtype:
-    """The dtype eager computes an op in, numbers promoted as numbers."""
+    """The dtype in which eager computes, promoting numbers as Python numbers."""
     tensors = [o for o in operands if isinstance(o, torch.Tensor)]
     numbers = [o.sample() if type(o) is Number else o for o in operands if not _is_tensor(o)]
     dtype = tensors[0].dtype
@@ -110,13 +110,13 @@ def _is_tensor(operand: Any) -> bool:
 
 
 def _like(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Something of that dtype that promotes as the two together: 0-dim only if both are."""
+    """A meta tensor of that dtype that promotes like both: 0-dim only if both are."""
     shape = (1,) if one.dim() or other.dim() else ()
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _operands(args: list[Any], *, wide: bool) -> list[Any]:
-    """Tensors and numbers as tensors of the dtype the op is computed in."""
+    """Tensors and numbers, converted to the dtype in which the op is computed."""
     operands = [a for a in args if a is not None]
     dtype = common_dtype(operands)
     if wide:
@@ -158,7 +158,7 @@ def _rsub(args: list[Any], type_: TensorType) -> torch.Tensor:
 
 
 def _sum(args: list[Any], op: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """`add`, `sub` and `rsub`: the third argument scales one of the others."""
+    """`add`, `sub` and `rsub`, whose third argument scales one of the others."""
     alpha = args[2] if len(args) > 2 else 1
     left, right = _operands(args[:2], wide=True)
     if type(alpha) is int and alpha == 1:
@@ -168,7 +168,7 @@ def _sum(args: list[Any], op: Callable[..., torch.Tensor]) -> torch.Tensor:
 
 
 def scale_second(op: Any, left: Any, right: Any, scale: torch.Tensor) -> torch.Tensor:
-    """`op(left, right, alpha=scale)` with a tensor for alpha."""
+    """`op(left, right, alpha=scale)` for an alpha that is a tensor."""
     if op is torch.rsub:
         return right - left * scale  # type: ignore[no-any-return]  # tensors
     return op(left, right * scale)  # type: ignore[no-any-return]  # tensors

@@ -1,4 +1,4 @@
-"""Blocks of a graph as pieces: the instructions to compile together, on registers."""
+"""Blocks as pieces: instructions to compile together, in terms of registers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torpor.ops.spec import spec_of
 
 
 class PartialInstruction(Instruction):
-    """An instruction on lists, for some of their items."""
+    """An op on lists, restricted to some of their items."""
 
     __slots__ = ("positions", "whole")
 
@@ -32,16 +32,16 @@ class PartialInstruction(Instruction):
 
 
 def _some_of(node: Node, positions: Sequence[int]) -> Node:
-    """The node on some of its items alone."""
+    """The node restricted to some of its items."""
     args = tuple(tuple(a[p] for p in positions) if type(a) is tuple else a for a in node.args)
     types = tuple(node.outputs[position].type for position in positions)
     return private_node(spec_of(node.op.target), args, types, node.site)
 
 
 class Registers:
-    """The registers of a lowered program, for the nodes and values of its graph after passes.
+    """Maps nodes and values of the graph after passes to registers of the lowered program.
 
-    A value has the register of the recorded one that it stands for.
+    A value has the register of the recorded value it derives from.
     """
 
     def __init__(self, program: Program) -> None:
@@ -57,11 +57,11 @@ class Registers:
         return whole if items is None else PartialInstruction(whole, items.positions)
 
     def donated(self, donated: Donated) -> dict[int, int]:
-        """Parameters, and the results written over them."""
+        """Parameter registers -> registers of the results that overwrite them."""
         return {self.inputs[value]: self.register(output) for value, output in donated.items()}
 
     def copied(self, graph: Graph) -> dict[int, int]:
-        """What no block writes over its parameter: it is copied when all has run."""
+        """Donations that no block performs in place: copied at the end of the step."""
         written = {value for block in graph.blocks for value in block.donated}
         return self.donated({v: o for v, o in graph.donated.items() if v not in written})
 
@@ -73,7 +73,7 @@ class Registers:
         return self.inputs[value]
 
     def piece(self, block: Block) -> Piece:
-        """A block on registers."""
+        """A block in terms of registers."""
         instructions = [self.instruction(node) for node in block.nodes]
         made = {register for i in instructions for register in i.outputs}
         read = {r: None for i in instructions for r in registers_in(i.args) if r not in made}

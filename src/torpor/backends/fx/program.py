@@ -1,8 +1,8 @@
-"""Compiled graphs and how they run: compiled pieces, lone instructions, and the reference.
+"""Compiled graphs and how they run: compiled pieces, single instructions, reference instructions.
 
-Donated parameters are written last, when all that may fail has run. Should compiled code fail
-before, the whole graph runs again by the reference's instructions, which say which op failed and at
-which line of the user's, and compute what does not depend on it.
+Donated parameters are overwritten last, when nothing can fail any more. If compiled code fails
+before that, the whole graph is rerun with the reference instructions, which report the op and the
+user's line, and still compute everything that does not depend on it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from torpor.ir.types import TensorType
 from torpor.symbols.expressions import Condition, Symbol
 
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-"""Takes a list of tensors, which it may clear, and returns tensors."""
+"""Takes a list of tensors, which it may clear (boxed), and returns tensors."""
 
 Replays = Callable[[Compiled, list[torch.Tensor]], Sequence[torch.Tensor]]
-"""Takes a function, and what it is to be called with."""
+"""Takes a function and the tensors to call it with."""
 
 ReferenceProgram = tuple[list[Instruction], int, list[int]]
 
 
 @dataclass(slots=True)
 class CompiledPiece:
-    """A piece and the function that computes it."""
+    """A piece and its compiled function."""
 
     piece: Piece
     run: Compiled
@@ -58,7 +58,7 @@ CompiledStep = CompiledPiece | Instruction
 
 @dataclass(slots=True, weakref_slot=True)
 class Program:
-    """All that runs one graph."""
+    """Everything needed to run one graph."""
 
     name: str
     graph: Graph  # as it was lowered
@@ -67,27 +67,27 @@ class Program:
     device: torch.device
     steps: list[CompiledStep] = field(default_factory=list)
     dead: list[list[int]] = field(default_factory=list)  # registers not read after each step
-    packing: Packing = field(default_factory=lambda: Packing(()))  # of numbers, for all steps
+    packing: Packing = field(default_factory=lambda: Packing(()))  # run-time numbers
     donated: dict[int, int] = field(default_factory=dict)  # parameter -> result, both registers
-    copied: dict[int, int] = field(default_factory=dict)  # those copied when all has run
-    commit: int = 0  # the first step that writes over parameters; before it, nothing is written
+    copied: dict[int, int] = field(default_factory=dict)  # donations that are copied at the end
+    commit: int = 0  # the first step that overwrites parameters
     guarded: dict[int, list[int]] = field(default_factory=dict)  # see `guard_memory`
-    free_strides: frozenset[int] = frozenset()  # registers of results that may have any strides
+    free_strides: frozenset[int] = frozenset()  # results that may have any strides
     padded: bool = False  # results may have gaps between their rows
-    argument_paths: ArgumentPaths | None = None  # of arguments that become results, once known
-    fixes: dict[int, Fix] | None = None  # what results need, by their places, once known
+    argument_paths: ArgumentPaths | None = None  # set by the first run
+    fixes: dict[int, Fix] | None = None  # by position of results; set by the first run
     sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes
-    hints: dict[Symbol, int] = field(default_factory=dict)  # sizes when it was compiled
-    conditions: list[Condition] = field(default_factory=list)  # sizes for which it was
+    hints: dict[Symbol, int] = field(default_factory=dict)  # the sizes it was compiled with
+    conditions: list[Condition] = field(default_factory=list)  # guards on sizes
     broken: BaseException | None = None  # compiled code failed where the reference did not
-    replayed: Replays | None = None  # runs a function on the tensors it is given, or its like
+    replayed: Replays | None = None  # runs a function, or replays its CUDA graph
 
     @property
     def results(self) -> list[int]:
         return self.reference[2]
 
     def text(self) -> str:
-        """What was compiled, for people; code that several pieces share stands there once."""
+        """The generated code, for people; code shared by several pieces is shown once."""
         parts: list[str] = []
         shown: dict[int, int] = {}
         for number, step in enumerate(self.steps):
@@ -107,7 +107,7 @@ def run(
     types: tuple[TensorType, ...],
     device: BackendDevice,
 ) -> list[BackendData]:
-    """Run a program on data; one handle per result, failed ones with their error."""
+    """Run a program; returns one handle per result, with an error where it failed."""
     given = None if program.broken is not None else tensors_of(arguments)
     if given is None:
         return run_reference(program.reference, arguments, types, device)
@@ -127,9 +127,9 @@ def run(
 
 
 def note_writes(error: BaseException, written: bool = True) -> None:
-    """Let `error` say that inputs were written over (see `Backend.execute`)."""
+    """Mark `error`: inputs have been overwritten (see `Backend.execute`)."""
     if written:
-        error.inputs_written = True  # type: ignore[attr-defined]  # a mark on a foreign exception
+        error.inputs_written = True  # type: ignore[attr-defined]  # marks a foreign exception
 
 
 def function(
@@ -137,10 +137,10 @@ def function(
     types: Sequence[TensorType],
     slowly: Callable[[list[torch.Tensor]], list[torch.Tensor]],
 ) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-    """A program as a function of a list of tensors, which it clears, to hold nothing for long.
+    """A program as a function of a list of tensors, which it clears to free them early.
 
-    `slowly` is another function, for its first run and for errors. On a CPU compiled code looks at
-    indices; `slowly` says what is wrong. On a GPU it is too late then to run anything.
+    `slowly` serves its first run, and reruns after errors: compiled CPU code checks indices, and
+    `slowly` then raises the right error. On a GPU that would come too late.
     """
 
     keeps = program.device.type == "cpu" and not program.donated
@@ -180,7 +180,7 @@ def _run_again(
     device: BackendDevice,
     error: Exception,
 ) -> list[BackendData]:
-    """Let the reference find out what is wrong; if it finds nothing, the compiled code is."""
+    """Rerun with the reference, for eager's error; if none, the compiled code is broken."""
     results = run_reference(program.reference, arguments, types, device)
     if all(result.error is None for result in results) and not _is_out_of_memory(error):
         program.broken = error
@@ -188,13 +188,13 @@ def _run_again(
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """The step may well succeed another time."""
+    """Whether the step ran out of memory, so that it may succeed another time."""
     known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     return known or "can't allocate memory" in str(error)  # what torch says for a CPU
 
 
 def _run_steps(program: Program, given: list[Any]) -> list[Any]:
-    """Run all steps; the tensors of the results."""
+    """Run all steps and return the result tensors."""
     argument_paths = program.argument_paths = program.argument_paths or ArgumentPaths(program)
     written = argument_paths.written(given)
     made: Sequence[torch.Tensor]
@@ -209,7 +209,7 @@ def _run_steps(program: Program, given: list[Any]) -> list[Any]:
 
 
 class ArgumentPaths:
-    """How arguments of a program become results, beside what is computed; found out once."""
+    """How arguments and computed tensors map to results; built once per program."""
 
     __slots__ = ("results", "tensors", "written")
 
@@ -217,12 +217,12 @@ class ArgumentPaths:
         self.tensors = item_getter(tensor_parameters(program))
         self.written = item_getter(list(program.donated))
         over = {register: place for place, register in enumerate(program.donated.values())}
-        made = itertools.count(len(program.donated))  # what is computed follows
+        made = itertools.count(len(program.donated))  # computed results follow
         self.results = item_getter([over[r] if r in over else next(made) for r in program.results])
 
 
 def on_tensors(program: Program) -> Compiled:
-    """`compute` as a function of the tensors that a program is given, packed numbers after them."""
+    """`compute` as a function of the tensor arguments followed by the packed numbers."""
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         parameters = tensor_parameters(program)
@@ -238,7 +238,7 @@ def on_tensors(program: Program) -> Compiled:
 
 
 def parameters_of(program: Program) -> int:
-    """How many parameters a program has: the first registers."""
+    """The number of parameters, which are the first registers."""
     return len(program.types) - sum(len(i.outputs) for i in program.reference[0])
 
 
@@ -250,9 +250,9 @@ def tensor_parameters(program: Program) -> list[int]:
 def compute(
     program: Program, given: list[Any], packed: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Run all steps on arguments and packed numbers; the results that are not donated.
+    """Run all steps on arguments and packed numbers; returns the results that are not donated.
 
-    The list of arguments becomes that of all registers: what no step reads any more is let go.
+    The list of arguments is extended to hold all registers; dead ones are cleared.
     """
     env = given
     env += [None] * (program.reference[1] - len(given))
@@ -299,10 +299,10 @@ def _pairs(copied: dict[int, int], env: list[Any]) -> tuple[list[Any], list[Any]
 
 
 def guard_memory(program: Program, env: list[Any], place: int, made: Sequence[int]) -> None:
-    """Copy those of `made` that lie in the memory of parameters which are written over later.
+    """Copy those of `made` that alias parameters which are overwritten later.
 
-    Compiled code may return a parameter in the place of a copy of it. Which code does so is found
-    out once for each place in a program, as it does not change.
+    Compiled code may return a parameter itself instead of a copy. Which registers do so is found on
+    the first run of each place in a program, since it does not change.
     """
     found = program.guarded.get(place)
     if found is None:
@@ -315,12 +315,12 @@ def guard_memory(program: Program, env: list[Any], place: int, made: Sequence[in
 
 
 def made_while_writing(step: CompiledStep) -> list[int]:
-    """What a step leaves behind besides the parameters it writes over."""
+    """A step's outputs, except the parameters it overwrites."""
     return step.outputs if isinstance(step, Instruction) else step.returned
 
 
 def crossing(program: Program) -> list[int]:
-    """Registers made before anything is written, and read after that."""
+    """Registers made before the commit and read after it starts."""
     rest = program.steps[program.commit :]
     pieces = [step.piece for step in rest if isinstance(step, CompiledPiece)]
     made = {r for step in rest for r in _made_by(step)}
@@ -336,19 +336,19 @@ def _made_by(step: CompiledStep) -> list[int]:
 
 
 def commit_of(steps: Sequence[CompiledStep]) -> int:
-    """The first step that writes over parameters."""
+    """The index of the first step that overwrites parameters."""
     writes = (isinstance(step, CompiledPiece) and bool(step.piece.donated) for step in steps)
     return next((place for place, one in enumerate(writes) if one), len(steps))
 
 
 ALIGNED: Final = 2
-"""How many numbers of 8 bytes lie between places where compilers let memory begin."""
+"""The alignment that compilers assume, in 8-byte numbers."""
 
 
 class Packing:
-    """How run-time numbers come to a device: those of one kind in one tensor.
+    """Transfers run-time numbers to a device in one tensor per kind.
 
-    `places` says, for each piece in turn and each kind of number that it takes, where they lie.
+    `places` gives, for each piece and each kind of number it takes, where its numbers are.
     """
 
     def __init__(self, steps: Sequence[CompiledStep]) -> None:
@@ -366,7 +366,7 @@ class Packing:
         return place
 
     def pack(self, given: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
-        """The numbers among the arguments, on the device."""
+        """The run-time numbers among the arguments, as tensors on the device."""
         pinned = device.type == "cuda"  # so that the copy does not wait for the device
         tensors = []
         for kind, registers in self.registers.items():
@@ -379,7 +379,7 @@ class Packing:
 def _run_piece(
     step: CompiledPiece, env: list[Any], packed: list[torch.Tensor], dead: Sequence[int]
 ) -> None:
-    """Run compiled code, which alone holds what is `dead` after it, and lets go of it early."""
+    """Run compiled code, handing over `dead` inputs so that it can free them early."""
     piece = step.piece
     sizes = [env[register] for register in piece.sizes.values()]
     inputs = [*(env[register] for register in piece.inputs), *packed, *sizes]
@@ -392,12 +392,12 @@ def _run_piece(
         env[register] = tensor
     for parameter, result in piece.donated.items():
         env[result] = env[parameter]
-    for register in dead:  # what it made and nobody reads
+    for register in dead:  # outputs that nobody reads
         env[register] = None
 
 
 def refusal(step: CompiledStep) -> StepError:
-    """The error of a step that was given what it refuses."""
+    """The error of a step whose operand check failed."""
     assert isinstance(step, CompiledPiece), "no other step refuses anything"
     return _refusal(step.piece)
 
@@ -414,7 +414,7 @@ def _refusal(piece: Piece) -> StepError:
 
 
 class Fix(enum.Enum):
-    """What a result needs to be what its type promises, in memory of its own."""
+    """How a result must be corrected to match its type, in memory of its own."""
 
     STRIDES = "strides"  # other strides in dimensions of size 1
     COPY = "copy"
@@ -427,7 +427,7 @@ def _store(
     types: tuple[TensorType, ...],
     device: BackendDevice,
 ) -> list[BackendData]:
-    """Handles for results; what each needs is found out once, as compiled code does not change."""
+    """Handles for results; the fixes are determined once, as compiled code does not change."""
     if program.fixes is None:
         program.fixes = _find_fixes(program, tensors, arguments, types)
     _apply(program.fixes, tensors, types)
@@ -480,7 +480,7 @@ def _fix(tensor: torch.Tensor, type_: TensorType, taken: set[int], padded: bool)
 
 
 def _is_padded(tensor: torch.Tensor, type_: TensorType) -> bool:
-    """Dimensions lie in each other as promised, with gaps between them."""
+    """Whether dimensions nest in the order the type says, but with gaps between them."""
     end = 0
     for _, dim in sorted((stride, dim) for dim, stride in enumerate(type_.stride)):
         if tensor.shape[dim] > 1:

@@ -1,8 +1,8 @@
-"""Compiled graphs as bytes: how a graph was cut, and the code of its pieces.
+"""Serializes compiled graphs: the partition, and the code of the pieces.
 
-The instructions are not kept: lowering makes them anew, in the same order for the same graph, and
-here they are known by their place in it. Code that several pieces share is kept once. Of a graph
-with symbols it is also kept for which sizes its code is right (`torpor.symbols.serialize`).
+Instructions are not stored: lowering the same graph makes the same ones in the same order, so they
+are referred to by index. Code that several pieces share is stored once. For a graph with symbols,
+the guards on its sizes are stored too (`torpor.symbols.serialize`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ LoadCode = Callable[[bytes, Piece, Program], tuple[Compiled, Callable[[], str]]]
 
 
 class NotSaved(Exception):
-    """Saved bytes are not those of such a graph."""
+    """The saved bytes do not fit this graph."""
 
 
 def dump_program(program: Program, dump_code: DumpCode) -> bytes | None:
-    """A compiled program; None if some of its code cannot be kept."""
+    """Serialize a compiled program; None if some of its code cannot be."""
     places = {id(i.outputs): place for place, i in enumerate(program.reference[0])}
     codes: dict[int, int] = {}
     parts: dict[str, bytes] = {"steps": b""}
@@ -67,7 +67,7 @@ def dump_program(program: Program, dump_code: DumpCode) -> bytes | None:
 
 
 def _layouts(program: Program) -> Iterator[tuple[int, list[Any]]]:
-    """Registers that lie in memory otherwise than their type promises, with their strides."""
+    """Registers whose strides differ from their type's, with those strides."""
     for instruction in program.reference[0]:
         for register, value in zip(instruction.outputs, instruction.node.outputs, strict=True):
             type_ = program.types[register]
@@ -89,14 +89,14 @@ def _piece_facts(piece: Piece, places: dict[int, int], code: int) -> dict[str, A
 
 
 def _known_as(instruction: Instruction, places: dict[int, int]) -> int | list[Any]:
-    """The place of an instruction, or the place and items of a part of one."""
+    """The index of an instruction, or the index and items of a part of one."""
     if isinstance(instruction, PartialInstruction):
         return [places[id(instruction.whole.outputs)], instruction.positions]
     return places[id(instruction.outputs)]
 
 
 def _known(name: int | list[Any], instructions: Sequence[Instruction]) -> Instruction:
-    """The instruction that `_known_as` called so."""
+    """The instruction that `_known_as` refers to."""
     if isinstance(name, int):
         return instructions[name]
     place, positions = name
@@ -134,7 +134,7 @@ def load_program(program: Program, saved: bytes, load_code: LoadCode) -> None:
 
 
 def _with_strides(type_: Any, stride: tuple[Size, ...]) -> TensorType:
-    """A type of the same sizes that lies otherwise, at the beginning of its memory."""
+    """The type with these strides, and offset 0."""
     plain = TensorType.of((), (), type_.dtype, type_.device)
     sizes = type_.sizes if type(type_) is SymbolicType else type_.shape
     return SymbolicType.with_sizes(sizes, stride, 0, plain)

@@ -1,4 +1,4 @@
-"""A run of nodes as one functional ATen `GraphModule`, traced on fake tensors."""
+"""Traces a run of nodes into one functional ATen `GraphModule`, on fake tensors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from torpor.symbols.expressions import Symbol
 from torpor.symbols.solve import size_of
 
 PACKED = {float: torch.float64, int: torch.int64}
-"""The dtype in which run-time numbers of a kind enter a graph."""
+"""The dtypes in which run-time numbers enter a graph."""
 
 
 class NodeError(Exception):
-    """Tracing failed at one instruction, for which the reference has to stand in."""
+    """Tracing failed at one instruction, which falls back to the reference."""
 
     def __init__(self, instruction: Instruction, reason: BaseException) -> None:
         super().__init__(str(reason))
@@ -35,15 +35,15 @@ class NodeError(Exception):
 
 @dataclass(slots=True)
 class Piece:
-    """Instructions to compile together, the registers they read and those they leave behind."""
+    """Instructions to compile together, with the registers they read and output."""
 
     instructions: list[Instruction]
     inputs: list[int]  # registers of tensors
     numbers: dict[type, list[int]]  # registers of run-time numbers, by kind
     outputs: list[int]
-    donated: dict[int, int]  # input register -> output register that is written over it
-    free: frozenset[int] = frozenset()  # outputs that may lie in memory as it comes
-    checked: bool = False  # what is returned last says whether eager would have raised
+    donated: dict[int, int]  # input register -> the output that overwrites it
+    free: frozenset[int] = frozenset()  # outputs that may have any strides
+    checked: bool = False  # the last returned tensor is the flag of `Guards`
     sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes, given last
 
     @property
@@ -53,14 +53,14 @@ class Piece:
 
 @dataclass(slots=True)
 class Traced:
-    """A traced piece: the module, its example inputs with their fake-tensor mode, its sources."""
+    """A traced piece: the module, its example inputs and their fake-tensor mode, and more."""
 
     module: torch.fx.GraphModule
     inputs: list[torch.Tensor]
     mode: Any
-    sources: dict[str, list[Instruction]]  # instructions by ATen op they became
-    layouts: dict[int, TensorType]  # outputs that lie in memory otherwise than their type promises
-    open_sizes: Any = None  # the compiler's symbols, and what was assumed about them
+    sources: dict[str, list[Instruction]]  # ATen op -> instructions traced to it
+    layouts: dict[int, TensorType]  # outputs whose strides differ from their type's
+    open_sizes: Any = None  # the compiler's symbols, and guards on them
 
 
 def trace(
@@ -74,9 +74,8 @@ def trace(
 ) -> Traced:
     """Trace `piece`; its module takes tensors, packed numbers and sizes, and returns a tuple.
 
-    `hints` are sizes that occur; if they are `fixed`, the module is for no others. With
-    `channels_last`, convolutions get pictures whose channels lie side by side, and outputs that are
-    free stay as they come out.
+    `hints` are example sizes; if `fixed`, the module is specialized to them. With `channels_last`,
+    convolutions get channels-last inputs, and free outputs keep the resulting strides.
     """
     inputs, mode, open_sizes = fake_inputs(piece, types, device, hints, fixed)
     replay = _FunctionalRun(piece, types, device, channels_last)
@@ -89,7 +88,7 @@ def trace(
 
 
 def _settled(type_: TensorType, open_sizes: _torch.OpenSizes | None) -> TensorType:
-    """A type on the compiler's symbols as one on ours."""
+    """Translate a type from the compiler's symbols to ours."""
     if open_sizes is None:
         return type_
     numbers = (*type_.shape, *type_.stride)
@@ -107,10 +106,9 @@ def fake_inputs(
     hints: Mapping[Symbol, int],
     fixed: bool = False,
 ) -> tuple[list[Any], Any, _torch.OpenSizes | None]:
-    """What the module of `piece` takes: tensors, packed numbers, and sizes.
+    """The inputs of the module of `piece`: tensors, packed numbers, and sizes.
 
-    With them the fake-tensor mode they are of, and the compiler's symbols, if there are sizes that
-    are not `fixed`.
+    Also returns their fake-tensor mode and, unless sizes are `fixed`, the compiler's symbols.
     """
     open_sizes: _torch.OpenSizes | None = None
     sizes: dict[Symbol, Any] = {one: hints[one] for one in piece.sizes}
@@ -126,19 +124,19 @@ def fake_inputs(
 
 
 def on_sizes(type_: Any, sizes: Mapping[Symbol, Any]) -> Any:
-    """A type with `sizes` in the place of its symbols."""
+    """A type with its symbols replaced by `sizes`."""
     return type_.uninterned_at(sizes) if type(type_) is SymbolicType else type_
 
 
 def fake(type_: TensorType, device: torch.device) -> torch.Tensor:
-    """A tensor of that type; under a fake mode, one without memory."""
+    """A tensor of that type; under a fake mode, a fake one."""
     where = device if type_.device.type == "lazy" else type_.device
     size = (type_.shape, type_.stride)
     return torch.empty_strided(*size, dtype=type_.dtype, device=where)
 
 
 class _FunctionalRun:
-    """Calls the functional forms of a piece's instructions on tensors."""
+    """Calls the functional forms of a piece's instructions, while they are traced."""
 
     def __init__(
         self, piece: Piece, types: dict[int, Any], device: torch.device, channels_last: bool
@@ -197,7 +195,7 @@ class _FunctionalRun:
         self._note_source(instruction, last)
 
     def _side_by_side(self, arg: Any, value: Any) -> Any:
-        """An argument with channels side by side; what is free lies so from now on."""
+        """An argument in channels-last layout; free values keep that layout from here on."""
         moved = _channels_last(value)
         if type(arg) is Register and arg in self.maker and arg in self.piece.free:
             self.env[arg] = moved
@@ -207,7 +205,7 @@ class _FunctionalRun:
         return on_sizes(type_, self.sizes)
 
     def _note_source(self, instruction: Instruction, last: torch.fx.Node) -> None:
-        """Remember which ATen ops stand for the instruction: those traced after `last`."""
+        """Attribute the ATen ops traced after `last` to the instruction."""
         node = last.next
         while node.op != "root":
             made = self.sources.setdefault(str(node.target), [])
@@ -233,7 +231,7 @@ class _FunctionalRun:
         return arg.expr.at(self.sizes) if type(arg) is Sized else arg
 
     def _results(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Outputs that share no memory; what is donated is written over its input instead."""
+        """Outputs that share no memory; donated ones are written into their inputs instead."""
         taken = {_memory(tensor) for tensor in inputs}
         donated = {output: register for register, output in self.piece.donated.items()}
         taken |= {_memory(self._checked(output)) for output in donated}
@@ -255,20 +253,20 @@ class _FunctionalRun:
         if _memory(tensor) in taken or not (free or _lies_as(tensor, type_)):
             tensor = functional.with_strides(tensor, type_ if type_.is_dense else _dense(type_))
         taken.add(_memory(tensor))
-        if free or not type_.is_dense:  # a view gets memory of its own, without holes
+        if free or not type_.is_dense:  # a view gets dense memory of its own
             size = (type_.shape, tuple(tensor.stride()))
             make = TensorType.of if self.fixed else TensorType.uninterned
             self.layouts[register] = make(*size, type_.dtype, type_.device)
         return tensor
 
     def _may_stay(self, register: int, tensor: torch.Tensor) -> bool:
-        """An output may lie in memory as it came out."""
+        """Whether an output may keep the strides it was computed with."""
         if not (self.channels_last and register in self.piece.free):
             return False
         return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
     def _checked(self, register: int) -> torch.Tensor:
-        """The tensor of an output, if it is what was promised."""
+        """The tensor of an output, checked against its type."""
         tensor, type_ = self.env[register], self._open(self.promised[register])
         wrong = tensor is NO_VALUE or tuple(tensor.shape) != type_.shape
         if wrong or tensor.dtype is not type_.dtype:
@@ -285,24 +283,24 @@ CONVOLUTIONS: Final = frozenset(
 
 
 def _channels_last(arg: Any) -> Any:
-    """A batch of pictures, or the weights of a convolution, with channels side by side."""
+    """A batch of images, or the weights of a convolution, in channels-last layout."""
     if not isinstance(arg, torch.Tensor) or arg.dim() != 4:
         return arg
     return arg.contiguous(memory_format=torch.channels_last)
 
 
 def _check_sizes(made: list[Any], promised: list[Any]) -> None:
-    """Refuse an op whose fake kernel is wrong: compilers believe it, and ask for its sizes."""
+    """Refuse an op whose fake kernel gets sizes wrong: compilers rely on them."""
     for tensor, type_ in zip(made, promised, strict=True):
         if tensor is not None and type_ is not None and tuple(tensor.shape) != type_.shape:
             raise NotTraceable(f"its fake kernel makes {tuple(tensor.shape)}, not {type_!r}")
 
 
 def _check_strides(spec: OpSpec, args: list[Any], made: list[Any], promised: list[Any]) -> None:
-    """Refuse an op whose fake lays a result out as its kernel does not: compiled code checks that.
+    """Refuse an op whose fake gets strides wrong: compiled code asserts them.
 
-    Where torch takes the op apart to make the fake, the kernel for meta tensors knows better: it
-    makes the results of the kernels of all devices.
+    Only fakes made by decomposing the op are suspect. They are compared with its meta kernel, which
+    has the strides that all devices' kernels produce.
     """
     pairs = list(zip(made, promised, strict=True))
     if all(t is None or type_ is None or t.stride() == type_.stride for t, type_ in pairs):
@@ -329,7 +327,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _lies_as(tensor: torch.Tensor, type_: TensorType) -> bool:
-    """Strides are right where they matter, and the tensor fills its memory."""
+    """Whether the strides match (ignoring dimensions of size 1) and the offset is 0."""
     pairs = zip(tensor.stride(), type_.stride, type_.shape, strict=True)
     same = all(have == want for have, want, size in pairs if size > 1) or not type_.numel
     return (same or not type_.is_dense) and tensor.storage_offset() == 0
@@ -342,5 +340,5 @@ def _dense(type_: TensorType) -> TensorType:
 
 
 def is_number(type_: Any) -> bool:
-    """The type of a run-time number."""
+    """Whether this is the type of a run-time number."""
     return type(type_) is ScalarType

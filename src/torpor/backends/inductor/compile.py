@@ -23,32 +23,32 @@ from torpor.backends.inductor.taped import Taped, taped
 from torpor.ir.node import Node
 
 MAX_NODES = 4000
-"""Nodes compiled together. A training step of 2,000 took as long per node as pieces of 250 did."""
+"""The most nodes compiled together; as fast per node, for a step of 2,000, as pieces of 250."""
 
 
 COMPILE_AFTER = 4
-"""Runs on the reference backend before a graph is compiled. In the first steps of a training
-numbers that change become inputs, and optimizers make their state: such graphs are met once. It is
-compiled some runs later if that pays then (`compiling/worth.py`)."""
+"""Runs on the reference backend before a graph is compiled. In the first steps of a training,
+changing numbers are promoted and optimizers create their state; such graphs occur once. If
+compiling does not pay yet after that many runs, it happens later (`compiling/worth.py`)."""
 
 
 ON_GPUS: Final = {"emulate_precision_casts": True, "reorder_for_locality": False}
-"""Settings for graphs of a GPU. Numbers are rounded where eager rounds them, also inside kernels:
-the loss of ResNet-50 in bfloat16 is off by 0.6 % so after 20 steps, and by 1.0 % without. And what
-is computed early stays early: the gradient of a weight needs less memory than what it is made of.
+"""Inductor settings for GPU graphs. Intermediates in kernels are rounded as eager rounds them: the
+loss of ResNet-50 in bfloat16 is off by 0.6 % after 20 steps, by 1.0 % without. And Inductor must
+not move computation later: a weight's gradient needs less memory than the operands it is made from.
 """
 
 
 class InductorBackend(FxBackend):
     """Compiles graphs with `torch._inductor`.
 
-    `rng` is "exact": random numbers are eager's; or "fast": Inductor draws its own, inside fused
-    kernels, from a seed of the device's generator. With `cuda_graphs` a step on
-    a GPU is replayed as one CUDA graph once it has come back some times, where that is safe.
-    A graph of more than `max_nodes` nodes is compiled in parts; one that was met `compile_after`
-    times or less runs on the reference backend. Sub-graphs that are equal, such as the layers of a
-    network, are compiled once, unless `equal_subgraphs` is False. Every other option
-    is a setting of Inductor's (`torch._inductor.config`), dots and all: `{"max_autotune": True}`.
+    `rng` is "exact" (random numbers equal eager's) or "fast" (Inductor generates them inside fused
+    kernels, seeded from the device's generator). With `cuda_graphs`, a step on a GPU is replayed as
+    one CUDA graph once it has repeated a few times, where that is safe. A graph of more than
+    `max_nodes` nodes is compiled in parts; one seen up to `compile_after` times runs on the
+    reference backend. Equal subgraphs, such as the layers of a network, are compiled once, unless
+    `equal_subgraphs` is False. All other options are settings of Inductor
+    (`torch._inductor.config`), including dotted ones: `{"max_autotune": True}`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class InductorBackend(FxBackend):
 
     @property
     def weighs_compiles(self) -> bool:
-        """Unless somebody wants what is the same each time, down to the run it is compiled at."""
+        """False if the user asked for reproducible runs, or said after which run to compile."""
         return "compile_after" not in self.options and not (
             torch.are_deterministic_algorithms_enabled()
         )
@@ -106,7 +106,7 @@ class InductorBackend(FxBackend):
 
     def runs_here(self, computation: Computation, in_turn: bool) -> bool:
         replayed = computation.program.replayed
-        # a replay is over at once, and to capture a graph the program's generator is put aside
+        # a replay returns immediately, and a capture needs the program's generator set aside
         return in_turn or (isinstance(replayed, GraphedCode) and replayed.off is None)
 
     def runs_on_one_core(self, computation: Computation) -> bool:
@@ -118,7 +118,7 @@ class InductorBackend(FxBackend):
     ) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
         replayed = computation.program.replayed
         if isinstance(replayed, Taped):
-            replayed.one_core = False  # it runs where it is called, and nothing beside it
+            replayed.one_core = False  # it runs on the calling thread, overlapping with nothing
         return super().function(computation, device)
 
     # -- CUDA graphs and tapes ---------------------------------------------------------------------
@@ -138,12 +138,12 @@ class InductorBackend(FxBackend):
         if program.sizes:
             return
         if self.cuda_graphs:
-            # exact numbers are drawn when recorded: what draws later is TorchDynamo's, in its turn
+            # with exact rng, only graphs from TorchDynamo draw when run, each in its turn
             program.replayed = replayed(program, may_draw=not self.draws)
         if program.replayed is None:
             program.replayed = taped(program)
 
-    # -- graphs kept on disk -----------------------------------------------------------------------
+    # -- graphs in the disk cache ------------------------------------------------------------------
 
     def cache_key(self) -> str | None:
         settings = _torch.inductor_settings()
@@ -174,7 +174,7 @@ class InductorBackend(FxBackend):
 
 
 def _on_cpus() -> dict[str, Any]:
-    """Settings for graphs of the CPU."""
+    """Inductor settings for CPU graphs."""
     return {"cpp.vec_isa_ok": True} if _torch.best_vectors_work() else {}
 
 

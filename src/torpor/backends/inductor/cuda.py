@@ -1,4 +1,4 @@
-"""Where CUDA graphs are captured and replayed: a pool of memory and a stream for each device."""
+"""Captures and replays CUDA graphs: a memory pool and a capture stream for each device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CudaMemory:
-    """A pool of memory and a stream to capture on; the graphs are replayed on another."""
+    """A memory pool and a capture stream, for graphs that are replayed on `stream`."""
 
     def __init__(self, device: int, stream: int) -> None:
         self.device, self.stream = device, stream
@@ -29,12 +29,12 @@ class CudaMemory:
         self.serial = 0
         self.side = torch.cuda.Stream(device)
         self.pool: Any = None
-        self.in_pool: weakref.WeakSet[Any] = weakref.WeakSet()  # a pool ends with its last graph
-        self.spare: Any = None  # a pool for what runs without a graph
+        self.in_pool: weakref.WeakSet[Any] = weakref.WeakSet()  # a pool dies with its last graph
+        self.spare: Any = None  # a pool for code that runs without a graph
         weakref.finalize(self, _torch.forget_cublas_workspaces).atexit = False
 
     def is_current(self) -> bool:
-        """The stream is the one on which the caller's kernels run, and nobody captures it."""
+        """Whether the caller's kernels run on this stream, and it is not being captured."""
         here = _torch.cuda_stream(self.device) == self.stream
         return here and not torch.cuda.is_current_stream_capturing()
 
@@ -48,25 +48,25 @@ class CudaMemory:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Keep large pieces of memory apart: what the program allocates would stay in them."""
+        """Allocate from a separate pool: the program's tensors would pin blocks of the main one."""
         if not self.is_current():
             yield
             return
         with self.lock, torch.cuda.device(self.device):
             if self.spare is None:
-                torch.cuda.empty_cache()  # what other pools keep cannot be used from within one
+                torch.cuda.empty_cache()  # a pool cannot use memory cached by others
                 self.spare = torch.cuda.MemPool()
             with torch.cuda.use_mem_pool(self.spare):
                 yield
 
     def window(self, tensor: torch.Tensor, replay: Replay) -> torch.Tensor:
-        """A tensor on the same memory, which stays mapped as long as the graph lives."""
+        """A tensor on the same memory, which stays mapped while the graph is alive."""
         return _torch.window_on(tensor, replay)
 
     def capture(
         self, run: Callable[[], Sequence[torch.Tensor]], pool: Any, draws: bool, turns: Turns
     ) -> tuple[Tensors, Replay]:
-        """Run nothing, and note every kernel that `run` wants to launch."""
+        """Capture the kernels that `run` launches, without running them."""
         graph = torch.cuda.CUDAGraph()
         for generator in turns.values():
             graph.register_generator_state(generator)
@@ -92,9 +92,9 @@ class CudaMemory:
         return results, graph.replay
 
     def _begin(self, graph: Any, pool: Any, draws: bool) -> None:
-        """Begin, without a hold on the generator unless the graph draws.
+        """Start a capture, detached from the device's generator unless the graph draws.
 
-        A graph marks the generator's state as captured, and others may not draw from it then.
+        A capture marks the generator's state as captured; nothing else could draw from it then.
         """
         generator = torch.cuda.default_generators[self.device]
         with DRAWING:
@@ -109,13 +109,13 @@ class CudaMemory:
     def _abandon(self, graph: Any, pool: Any) -> None:
         try:
             graph.capture_end()
-        except RuntimeError:  # what went wrong has ended it
+        except RuntimeError:  # the failure has ended the capture
             _torch.end_allocating_to_pool(self.device, pool)
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from freeing other memory of the GPU: a capture forbids that."""
+    """Disable garbage collection: a capture forbids freeing GPU memory."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -127,7 +127,7 @@ def _no_collection() -> Iterator[None]:
 
 @contextmanager
 def _no_workspaces() -> Iterator[None]:
-    """Workspaces of products of matrices are made anew, as part of a graph's memory, and let go."""
+    """Drop cuBLAS workspaces before and after, so that a graph allocates its own."""
     _torch.forget_cublas_workspaces()
     try:
         yield
@@ -140,7 +140,7 @@ _finding = threading.Lock()
 
 
 def cuda_memory(device: torch.device) -> CudaMemory:
-    """The memory for graphs that are replayed on the current stream of `device`."""
+    """The `CudaMemory` for graphs replayed on the current stream of `device`."""
     index = torch.cuda.current_device() if device.index is None else device.index
     key = index, _torch.cuda_stream(index)
     with _finding:

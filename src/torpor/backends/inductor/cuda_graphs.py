@@ -1,19 +1,18 @@
-"""Compiled code replayed as a CUDA graph: one launch in place of one for every kernel.
+"""Replays compiled code as a CUDA graph: one launch instead of one per kernel.
 
-A CUDA graph reads and writes the addresses it was captured with. Parameters and the optimizer's
-state stay where they are, because steps write over them (donation); an input that comes at a new
-address each time is copied to one that stays. What a graph returns lies in its memory and is handed
-out as it is: the graph is replayed only when nobody holds it any more. Whenever something does not
-fit, the code runs as it was compiled, and the graph is captured anew if that goes on.
+A CUDA graph reads and writes the addresses it was captured with. Parameters and optimizer state
+keep their addresses, because steps overwrite them (donation); an input whose address changes is
+copied to a static buffer. Results are handed out without a copy, in the graph's own memory: it is
+replayed only while nobody holds results of its last run. When anything does not match, the compiled
+code is called directly, and the graph is captured anew if that persists.
 
-All graphs of a device and a stream share memory, as only one of them runs at a time. What somebody
-holds of the results of others while a graph is captured is spared by it: each of its replays
-leaves those results alone. All else may be written over, also what the graph was given and nobody
-else holds, as backward is given what forward keeps for it. So a graph is replayed only while nobody
-holds any other result. Memory that a later graph was captured into no longer belongs to the result
-that lies there; its tensors become windows on the memory (`GraphMemory.window`), as good as they
-were as long as the later graph is not replayed. Graphs whose results are in each other's way again
-and again get memory of their own.
+All graphs of a device and stream share a memory pool, as only one of them runs at a time. A capture
+spares the results of other graphs that are held at that time: its replays never overwrite those.
+They may overwrite anything else, including inputs that nobody else holds, such as the activations
+that forward saves for backward. So a graph is replayed only while nobody holds any other result. If
+a later graph is captured into the memory of a result, the result no longer owns it; its tensors
+become windows on that memory (`GraphMemory.window`), valid until the later graph is replayed.
+Graphs whose results conflict repeatedly get pools of their own.
 """
 
 from __future__ import annotations
@@ -43,59 +42,58 @@ from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.ir.types import TensorType
 from torpor.overrides.draws import IN_ORDER, IN_TURN, set_turn
 
-STEADY = 2  # runs after which an input that came at the same address is taken to stay there
-PATIENCE = 6  # runs in which all inputs may come to rest, as what another graph returns does
-LAST = 40  # runs in which large ones may: graphs that feed each other come to rest in turn
-OFTEN = 2  # times that inputs came to a graph from elsewhere: once may be an exception
-MOST_COPIED = 1 << 28  # bytes of inputs copied before a run: more is not worth a graph
-HELD, FREE, TOO_OFTEN = 4, 1, 12  # a result in use counts 4 against the graph, a replay 1 for it
-MOST_STEADY = 256  # runs: how reluctant repeated captures make
+STEADY = 2  # runs at the same address after which an input is considered static
+PATIENCE = 6  # runs in which all inputs may become static, such as other graphs' results
+LAST = 40  # runs in which large inputs may: graphs that feed each other settle one by one
+OFTEN = 2  # mismatches before the graph is replaced: one may be an exception
+MOST_COPIED = 1 << 28  # bytes of inputs to copy before a run; with more, a graph does not pay
+HELD, FREE, TOO_OFTEN = 4, 1, 12  # a result in use adds 4 to the pressure, a replay takes off 1
+MOST_STEADY = 256  # the upper bound of `steady`, which repeated captures double
 
 Tensors = list[torch.Tensor]
 Replay = Callable[[], object]
 Turns = dict[int, torch.Generator]
-"""Generators of kernels that draw in their turn, by where its offset lies (`overrides.draws`)."""
+"""Generators of kernels that draw in their turn, by address of the offset (`overrides.draws`)."""
 
 
 class GraphMemory(Protocol):
-    """Where graphs are captured and replayed."""
+    """Captures and replays graphs."""
 
     lock: Any  # held while a graph is captured or replayed
-    graphs: set[CapturedGraph]  # those whose results somebody may hold
-    captured: weakref.WeakSet[CapturedGraph]  # all that live
+    graphs: set[CapturedGraph]  # those whose results may be held
+    captured: weakref.WeakSet[CapturedGraph]  # all that are alive
     serial: int  # graphs captured so far
 
     def is_current(self) -> bool:
-        """Whoever calls would run kernels in the order of the graphs."""
+        """Whether the caller's kernels are ordered with the graphs."""
 
     def shared_pool(self) -> Any:
-        """The memory that graphs share."""
+        """The memory pool that graphs share."""
 
     def new_pool(self) -> Any:
-        """Memory for one graph."""
+        """A memory pool for one graph."""
 
     def capture(
         self, run: Callable[[], Sequence[torch.Tensor]], pool: Any, draws: bool, turns: Turns
     ) -> tuple[Tensors, Replay]:
-        """What `run` returns, without contents yet, and what gives them their contents.
+        """Capture `run`: returns its results, without contents yet, and the replay that fills them.
 
-        Memory is taken from `pool`. Kernels draw from the generator of the device, or from those of
-        `turns`.
+        Allocates from `pool`. Kernels draw from the device's generator, or from those of `turns`.
         """
 
     def aside(self) -> AbstractContextManager[None]:
-        """For code that runs as it was compiled: memory that is given back when graphs need it."""
+        """For code that runs without a graph: allocate memory that graphs can reclaim."""
 
     def window(self, tensor: torch.Tensor, replay: Replay) -> torch.Tensor:
-        """A tensor on the memory of another, which it does not keep from being used again.
+        """A tensor on the memory of another that does not keep the memory from being reused.
 
-        That `replay` can be called keeps it from being unmapped.
+        Holds `replay`, which keeps the memory mapped.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ResultView:
-    """A tensor by where it lies in a result of a graph."""
+    """A tensor as a view of a result of a graph."""
 
     graph: CapturedGraph
     place: int  # of the result
@@ -118,21 +116,21 @@ class CapturedGraph:
 
     serial: int
     pool: Any
-    addresses: tuple[int, ...]  # of inputs that stay
-    stay: list[int]  # which these are
-    memories_given: dict[int, Any]  # weak references to those that are no results of graphs
-    resting: ItemGetter  # finds them
-    copied: list[int]  # those that are copied to `buffers`
+    addresses: tuple[int, ...]  # of static inputs
+    stay: list[int]  # indices of static inputs
+    memories_given: dict[int, Any]  # weak references to those that are not results of graphs
+    resting: ItemGetter  # gets the static inputs
+    copied: list[int]  # indices of inputs that are copied to `buffers`
     buffers: Tensors
     results: Tensors
     copied_out: list[int]  # results that are handed out as copies
     replay: Replay
     generators: list[torch.Generator]  # of turns
-    consumed: dict[int, ResultView]  # inputs that it may write over
-    spared: dict[int, set[int]]  # results of other graphs that it does not, by their serials
+    consumed: dict[int, ResultView]  # inputs that it may overwrite
+    spared: dict[int, set[int]]  # results of other graphs that it does not, by serial
     owned: set[int] = field(init=False)  # results whose memory later graphs do not use
     memories: list[int] = field(init=False)  # of the results
-    users: list[int] = field(init=False)  # who is on them while nobody holds a result
+    users: list[int] = field(init=False)  # their reference counts while nobody holds a result
 
     def __post_init__(self) -> None:
         self.owned = set(range(len(self.results)))
@@ -140,14 +138,14 @@ class CapturedGraph:
         self.users = list(map(_torch.users_of, self.memories))
 
     def held(self) -> list[int]:
-        """The results that somebody holds."""
+        """The indices of results that somebody holds."""
         now = list(map(_torch.users_of, self.memories))
         if now == self.users:
             return []
         return [i for i, (n, users) in enumerate(zip(now, self.users, strict=True)) if n > users]
 
     def let_go(self, place: int, window: Callable[[torch.Tensor, Replay], torch.Tensor]) -> None:
-        """Let others use the memory of a result."""
+        """Allow other graphs to reuse the memory of a result."""
         result = window(self.results[place], self.replay)
         self.results[place] = result
         self.owned.discard(place)
@@ -156,7 +154,7 @@ class CapturedGraph:
 
 
 class GraphedCode:
-    """Calls compiled code, always the same; as a CUDA graph once its inputs have come to rest."""
+    """Calls the same compiled code each time; as a CUDA graph once its inputs are static."""
 
     def __init__(
         self,
@@ -168,25 +166,25 @@ class GraphedCode:
         unseen: Collection[int] = (),
     ) -> None:
         self.draws = draws  # random numbers, from the generator of the device
-        self.turns = list(turns)  # inputs that are seed and offset of a kernel that draws
+        self.turns = list(turns)  # indices of (seed, offset) inputs of kernels that draw
         self.device = device
         self.numbers = frozenset(i for turn in turns for i in turn)  # no kernel reads them
-        self.written = frozenset(written)  # inputs that the code writes to: they have to stay
-        self.unseen = frozenset(unseen)  # results that only other graphs read
+        self.written = frozenset(written)  # inputs that the code writes to: must be static
+        self.unseen = frozenset(unseen)  # results that only other compiled code reads
         self.find_memory = memory
         self.memory: GraphMemory | None = None
         self.graph: CapturedGraph | None = None
-        self.off: str | None = None  # why there is no graph and will be none
+        self.off: str | None = None  # why there will never be a graph
         self.runs = 0
         self.steady = STEADY
         self.addresses: list[int] = []
-        self.streaks: list[int] = []  # how often each input came at the same address
-        self.matched = False  # the last run had its inputs where the graph knows them
-        self.strays = 0  # runs for which the graph did not fit
-        self.restless: set[int] = set()  # inputs that have left the places that a graph knew
-        self.kept: set[int] = set()  # results that outlive the next run: copied
+        self.streaks: list[int] = []  # consecutive runs of each input at its address
+        self.matched = False  # the last run's inputs matched the graph
+        self.strays = 0  # runs that did not match the graph
+        self.restless: set[int] = set()  # inputs that have moved since a capture
+        self.kept: set[int] = set()  # results that outlive the next run, so are copied
         self.pressure = 0  # how often results were still in use
-        self.apart = False  # it needs memory of its own
+        self.apart = False  # it needs a memory pool of its own
 
     def __call__(self, code: Compiled, inputs: Tensors) -> Sequence[torch.Tensor]:
         if self.off is not None:
@@ -202,7 +200,7 @@ class GraphedCode:
             return code(inputs)
 
     def state(self) -> str:
-        """What became of the graph, for people."""
+        """The graph's status, for people."""
         if self.off is not None:
             return f"no CUDA graph: {self.off}"
         return "no CUDA graph yet" if self.graph is None else "replayed as a CUDA graph"
@@ -217,7 +215,7 @@ class GraphedCode:
         self.runs += 1
 
     def _by_graph(self, code: Compiled, inputs: Tensors, addresses: list[int]) -> Tensors | None:
-        """The results by the graph; None if it cannot be replayed now."""
+        """The results by replaying the graph; None if that is not possible now."""
         memory = self.memory = self.memory or self.find_memory()
         with memory.lock:
             if not memory.is_current():
@@ -226,7 +224,7 @@ class GraphedCode:
             if graph is None:
                 return None
             for place in graph.consumed:
-                inputs[place] = None  # type: ignore[call-overload]  # nobody may hold it
+                inputs[place] = None  # type: ignore[call-overload]  # drop this reference
             if self._in_use(memory, graph):
                 for place, part in graph.consumed.items():
                     inputs[place] = part.tensor()
@@ -248,11 +246,11 @@ class GraphedCode:
             ready = self._outgrown(graph, inputs, addresses)
         if not ready:
             return None
-        with torch.inference_mode(False), _torch.kernels():  # it is replayed in other modes too
+        with torch.inference_mode(False), _torch.kernels():  # for use in any mode
             return self._captured(memory, code, inputs, addresses)
 
     def _outgrown(self, graph: CapturedGraph, inputs: Tensors, addresses: list[int]) -> bool:
-        """A graph does not fit, not for the first time; another one may be captured at once."""
+        """Handle a mismatch: whether another graph should be captured now."""
         if self.matched:
             self._saw(graph)
         self._watch(addresses)
@@ -262,22 +260,22 @@ class GraphedCode:
         if self._may_copy(graph, inputs, addresses):
             self.graph = None
             return True
-        if self._at_rest(inputs):  # it was captured too early: wait longer this time
+        if self._at_rest(inputs):  # captured too early: wait longer next time
             self.graph, self.steady = None, min(2 * self.steady, MOST_STEADY)
         return False
 
     def _saw(self, graph: CapturedGraph) -> None:
-        """Inputs were where a graph knows them."""
+        """Record that the inputs matched the graph in the last run."""
         self.matched = False
         for place, address in zip(graph.stay, graph.addresses, strict=True):
             self.addresses[place] = address
             self.streaks[place] = max(self.streaks[place], self.steady)
 
     def _may_copy(self, graph: CapturedGraph, inputs: Tensors, addresses: list[int]) -> bool:
-        """Inputs have left the places that a graph knows, and may be copied from now on.
+        """Try to mark inputs that have moved since the capture as copied; whether that suffices.
 
-        So may those that lie where others lay when it was captured, and will not always: as one
-        mask of dropout moves, so will the next.
+        Inputs whose captured memory is freed are marked too: as one dropout mask has moved, so will
+        the next.
         """
         pairs = zip(graph.stay, graph.resting(addresses), graph.addresses, strict=True)
         moved = {place for place, now, then in pairs if now != then}
@@ -292,12 +290,12 @@ class GraphedCode:
         return False
 
     def _moving(self) -> list[int]:
-        """Inputs that do not stay where they are."""
+        """The inputs that are not static."""
         pairs = enumerate(self.streaks)
         return [i for i, streak in pairs if streak < self.steady or i in self.restless]
 
     def _at_rest(self, inputs: Tensors) -> bool:
-        """Every input stays where it is, or may be copied."""
+        """Whether every input is static or may be copied."""
         if self.runs <= self.steady:
             return False
         moving = self._moving()
@@ -361,15 +359,15 @@ class GraphedCode:
         return self.graph
 
     def _room(self, memory: GraphMemory) -> tuple[Any, dict[int, set[int]] | None]:
-        """Where to capture a graph, and what to spare there: results of others, by their serials.
+        """The pool for the next capture, and the results to spare there, by serial.
 
-        None to spare: the memory is its own.
+        None to spare if the pool is private.
         """
         pool = memory.shared_pool()
         spared: dict[int, set[int]] = {}
         for other in memory.captured:
             spared[other.serial] = held = set(other.held())
-            if other.pool == pool and not held <= other.owned:  # it might be written over
+            if other.pool == pool and not held <= other.owned:  # it might be overwritten
                 self.apart = True
         return (memory.new_pool(), None) if self.apart else (pool, spared)
 
@@ -378,7 +376,7 @@ class GraphedCode:
         metrics.count("CudaGraphsGivenUp")
 
     def _in_use(self, memory: GraphMemory, graph: CapturedGraph) -> bool:
-        """Somebody holds what the replay would write over."""
+        """Whether somebody holds a result that the replay would overwrite."""
         nothing: set[int] = set()
         for other in list(memory.graphs):
             held = other.held()
@@ -393,9 +391,9 @@ class GraphedCode:
         return False
 
     def _press(self, held: list[int]) -> None:
-        """Results that are held again and again are copied, by a graph with fresh memory.
+        """Handle results that are held repeatedly: capture anew, handing out copies of them.
 
-        If they are another graph's, this one gets memory of its own.
+        If another graph's results are held, this one gets a pool of its own.
         """
         self.pressure += HELD
         metrics.count("CudaGraphInUse")
@@ -412,7 +410,7 @@ class GraphedCode:
             set_turn(generator, inputs[seed], inputs[offset])
         inputs.clear()
         results = [result.detach() for result in graph.results]
-        copies = [_room_for(results[place]) for place in graph.copied_out]  # while it may fail
+        copies = [_room_for(results[place]) for place in graph.copied_out]  # may fail
         try:
             graph.replay()
             metrics.count("CudaGraphReplayed")
@@ -427,13 +425,13 @@ class GraphedCode:
 
 
 def _room_for(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Memory for a copy of `tensor`; None if it lies in memory in an unusual way."""
+    """Memory for a copy of `tensor`; None if its layout is unusual."""
     plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
     return torch.empty_like(tensor) if plain or tensor.numel() == 1 else None
 
 
 def _run_anew(code: Compiled, inputs: Tensors) -> Tensors:
-    """What `code` returns, in memory that none of its inputs lies in."""
+    """The results of `code`, copied where they alias its inputs."""
     given = _torch.weak_memories(inputs)
     taken = {memory.cdata for memory in given}
     results = code(inputs)
@@ -445,7 +443,7 @@ def _bytes(inputs: Tensors, places: Collection[int]) -> int:
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` with every element of its memory once, as tensors are that are written to."""
+    """`tensor` with each of its memory's elements once, as `copy_` into it requires."""
     if 0 in tensor.stride():
         for dim in repeated_dims(TensorType.of_tensor(tensor)):
             tensor = tensor.narrow(dim, 0, 1)
@@ -453,9 +451,9 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _taken_out(memory: GraphMemory, inputs: Tensors, stay: Sequence[int]) -> dict[int, ResultView]:
-    """Take the inputs that are results of graphs out of the list: nobody may hold them but others.
+    """Remove the inputs that are results of graphs, which nobody else may hold, from the list.
 
-    What is left in their places is nothing.
+    They are replaced by None, and returned as views of those results.
     """
     places = {
         address: (graph, place)
@@ -473,7 +471,7 @@ def _taken_out(memory: GraphMemory, inputs: Tensors, stay: Sequence[int]) -> dic
 
 
 def _make_room(memory: GraphMemory, pool: Any, spared: dict[int, set[int]]) -> None:
-    """Let a graph that is captured next use all memory of results that it does not spare."""
+    """Let the next graph captured reuse the memory of all results that it does not spare."""
     for other in memory.captured:
         if other.pool == pool:
             for place in other.owned - spared[other.serial]:
@@ -481,9 +479,9 @@ def _make_room(memory: GraphMemory, pool: Any, spared: dict[int, set[int]]) -> N
 
 
 def unsafe(program: Program, may_draw: bool) -> str | None:
-    """Why a program cannot be a CUDA graph; None if it may be one.
+    """Why a program cannot be a CUDA graph; None if it can.
 
-    What runs when its turn in the program has come may draw: a graph draws what its kernels would.
+    Programs that run in program order (`may_draw`) may draw: a replay draws what the kernels would.
     """
     device = program.device
     if device.type != "cuda":
@@ -507,7 +505,7 @@ def _draws(program: Program) -> bool:
 
 
 def _turns(program: Program) -> list[tuple[int, int]]:
-    """The parameters that are seed and offset of an op that draws in its turn."""
+    """The seed and offset parameters of ops that draw in their turn."""
     parameters = parameters_of(program)
     found: dict[tuple[int, int], None] = {}
     for instruction in program.reference[0]:
@@ -523,7 +521,7 @@ def _has_numbers(instruction: Instruction, types: dict[int, Any]) -> bool:
 
 
 def replayed(program: Program, may_draw: bool) -> GraphedCode | None:
-    """All steps of `program` as one CUDA graph; None where that cannot be."""
+    """A program whose steps are replayed as one CUDA graph; None if that is unsafe."""
     if unsafe(program, may_draw) is not None:
         return None
     parameters = tensor_parameters(program)

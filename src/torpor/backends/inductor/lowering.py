@@ -1,4 +1,4 @@
-"""Lowering for Inductor: the steps of the FX backends, with Inductor's decompositions."""
+"""Lowering for Inductor: the shared FX lowering, with Inductor's decompositions."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ _POOLED_BACK = ("avg_pool2d_backward", "avg_pool3d_backward")
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The ops that are taken apart before Inductor sees them."""
+    """Decompositions to apply before Inductor gets the graph."""
     return _torch.inductor_decompositions() | {
         aten.native_dropout_backward.default: _native_dropout_backward
     }
 
 
 def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """As the kernel rounds it: once. Torch's own decomposition rounds `scale` to the type too."""
+    """Rounds once, like the kernel. Torch's decomposition also rounds `scale` to the dtype."""
     return (grad * mask) * scale
 
 
 def miscompiles(node: Node) -> bool:
-    """Inductor makes wrong code of the op.
+    """Whether Inductor generates wrong code for the op.
 
-    It divides by a window's whole size where, with `ceil_mode`, the window reaches beyond the
-    padding.
+    With `ceil_mode`, a window may extend beyond the padding; Inductor divides by its full size.
     """
     if node.op.target._opname in _POOLED_BACK:
         *_, ceil_mode, count_include_pad, divisor = node.args

@@ -1,4 +1,4 @@
-"""Options of the Inductor backend: a few of torpor's own, and every setting of Inductor's."""
+"""Options of the Inductor backend: torpor's own, and all of Inductor's settings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ OWN = ("compile_after", "cuda_graphs", "equal_subgraphs", "max_nodes", "rng")
 
 
 def check_rng(rng: str) -> None:
-    """Refuse what random numbers cannot be."""
+    """Raise on an unknown value of `rng`."""
     if rng in ("exact", "fast"):
         return
     raise BackendError(f"rng is 'exact' or 'fast', not {rng!r}")
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    """Refuse settings that Inductor does not have, with the nearest one it has."""
+    """Raise on settings that Inductor lacks, suggesting the closest one."""
     known = [*_torch.inductor_options(), *OWN] if settings else []
     for name in settings:
         if name not in known:

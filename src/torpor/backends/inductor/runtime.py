@@ -1,4 +1,4 @@
-"""Where Inductor can run."""
+"""Whether Inductor can run on this machine."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""What Inductor made of a piece, as bytes, and back.
+"""Serializes the code that Inductor made of a piece.
 
-For a graph of the CPU Inductor writes a Python module: C++ kernels, which it compiles when the
-module is run, and a function that calls them. Kept are the shared libraries of the kernels and as
-much of the module as that function needs. So a later process needs no C++ compiler, and neither
-Inductor's lowerings nor its imports, which alone take longer than all the rest. A module that is
-not understood is not kept. Graphs of the GPU, with their Triton kernels, are kept as Inductor's own
-cache keeps them.
+For the CPU, Inductor generates a Python module: C++ kernels, compiled when the module is executed,
+and a function that calls them. Stored are the kernels' shared libraries and the part of the module
+that the function needs. So a later process needs neither a C++ compiler nor Inductor's lowerings
+and imports, which alone take longer than everything else. A module that is not understood is not
+stored. GPU code, with its Triton kernels, is stored the way Inductor's own cache stores it.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from torpor.backend.pack import pack, unpack
 from torpor.backends.fx.program import Compiled
 from torpor.backends.inductor.tape import keep_library
 
-_ENTRY: Final = "call"  # the function that a module is made for
-_EXTERN: Final = "extern_kernels"  # where it finds eager's kernels
-_COMPILES: Final = "async_compile"  # what compiles its own
-SOURCE: Final = "__source__"  # where a module that was kept has its own text
+_ENTRY: Final = "call"  # the module's entry point
+_EXTERN: Final = "extern_kernels"  # its name for eager's kernels
+_COMPILES: Final = "async_compile"  # its name for what compiles its kernels
+SOURCE: Final = "__source__"  # the global of a restored module that holds its source
 
 Restored = tuple[Compiled, Callable[[], str]]
 Inputs = Callable[[], tuple[list[torch.Tensor], Any]]
 
 
 def dump_code(code: Any) -> bytes | None:
-    """`code`, which Inductor made; None if it cannot be kept."""
+    """Serialize code that Inductor made; None if that is impossible."""
     made = _torch.inductor_module(code)
     if made is not None:
         slim = _slim(*made)
@@ -48,7 +47,7 @@ def dump_code(code: Any) -> bytes | None:
 
 
 def load_code(saved: bytes, inputs: Inputs) -> Restored:
-    """The code of `dump_code`; `inputs()` are fake ones with their mode, for code of the GPU."""
+    """Restore code from `dump_code`; `inputs()` gives fake inputs and their mode, for GPU code."""
     parts = unpack(saved)
     if "pickled" in parts:
         code = _torch.inductor_unpickle(parts["pickled"], *inputs())
@@ -61,12 +60,12 @@ def load_code(saved: bytes, inputs: Inputs) -> Restored:
 
 @dataclass(slots=True)
 class _Slim:
-    """A module of Inductor's without what it needs to compile its kernels."""
+    """A module of Inductor's, minus the parts that compile its kernels."""
 
     source: str
-    whole: str  # the module as it was, for people
+    whole: str  # the original source, for people
     kernels: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> module, function
-    extern: dict[str, str] = field(default_factory=dict)  # eager's kernels, as torch names them
+    extern: dict[str, str] = field(default_factory=dict)  # eager's kernels -> their names in torch
     libraries: dict[str, bytes] = field(default_factory=dict)  # by module
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -83,7 +82,7 @@ class _Slim:
 
 
 def _slim(source: str, names: dict[str, Any], constants: dict[str, torch.Tensor]) -> _Slim | None:
-    """The part of a module that its entry needs; None if that is not understood."""
+    """The part of a module that its entry point needs; None if it is not understood."""
     slim = _Slim("", source, constants=constants)
     makers: dict[str, ast.stmt] = {}
     for statement in ast.parse(source).body:
@@ -111,7 +110,7 @@ def _slim(source: str, names: dict[str, Any], constants: dict[str, torch.Tensor]
 
 
 def _defined(statement: ast.stmt) -> set[str] | None:
-    """The names that a statement of a module defines; None if it does something else as well."""
+    """The names that a module-level statement defines; None if it has other effects."""
     match statement:
         case ast.Import(names=names) | ast.ImportFrom(names=names):
             return {(alias.asname or alias.name).partition(".")[0] for alias in names}
@@ -127,7 +126,7 @@ def _defined(statement: ast.stmt) -> set[str] | None:
 
 
 def _needed(makers: dict[str, ast.stmt], kernels: set[str]) -> set[str]:
-    """The names that the entry needs, by way of others; how kernels are made does not count."""
+    """The names that the entry point needs, transitively; not followed into kernel definitions."""
     needed: set[str] = set()
     waiting = [_ENTRY]
     while waiting:
@@ -143,7 +142,7 @@ def _names_in(statement: ast.AST) -> set[str]:
 
 
 def _library(thing: Any) -> ModuleType | None:
-    """The shared library of a kernel; None for everything that is not one."""
+    """The shared library of a kernel; None if it is not a kernel."""
     owner = thing.__self__ if isinstance(thing, BuiltinFunctionType) else None
     if isinstance(owner, ModuleType) and owner.__name__.endswith(f".{thing.__name__}"):
         return owner if getattr(owner, "__file__", None) else None
@@ -151,7 +150,7 @@ def _library(thing: Any) -> ModuleType | None:
 
 
 def _extern(statements: list[ast.stmt], kernels: Any) -> dict[str, str] | None:
-    """The kernels of eager's that are called, by name; None if one is not torch's own function."""
+    """The eager kernels that are called, by name; None if one is not a function of torch's."""
     found: dict[str, str] = {}
     for attribute in _extern_used(statements):
         function = getattr(kernels, attribute, None)
@@ -171,7 +170,7 @@ def _extern_used(statements: list[ast.stmt]) -> Iterator[str]:
 
 
 def _restored(parts: dict[str, bytes]) -> Restored:
-    """Run a slim module, with its kernels loaded."""
+    """Execute a slim module, with its kernels loaded."""
     facts = json.loads(parts["facts"])
     libraries = {
         name.removeprefix("library "): blob
@@ -192,7 +191,7 @@ def _restored(parts: dict[str, bytes]) -> Restored:
 
 
 def _load_libraries(libraries: dict[str, bytes]) -> dict[str, ModuleType]:
-    """Load shared libraries; their files are needed no longer than that takes."""
+    """Load shared libraries; their files may be deleted afterwards."""
     loaded: dict[str, ModuleType] = {}
     with tempfile.TemporaryDirectory(prefix="torpor-") as folder:
         for number, (name, library) in enumerate(libraries.items()):

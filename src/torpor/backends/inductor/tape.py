@@ -1,8 +1,8 @@
-"""Inductor's modules for a CPU as tapes: what their functions do, read instead of called.
+"""Converts the functions of Inductor's CPU modules to tapes, by reading their source.
 
-Such a function allocates, calls kernels and ops, and lets go; nothing in it depends on numbers. The
-native library runs all pieces of a step one after the other so, without Python and without its lock
-(`native/tape.h`). What is not understood is run as it always was.
+Such a function allocates, calls kernels and ops, and frees; its control flow depends on no values.
+The native library runs all pieces of a step as one tape, without Python and without the GIL
+(`native/tape.h`). What is not understood runs as Python code.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import torch
 from torpor._torch import OpOverload
 
 Action = tuple[Any, ...]
-"""A word and what belongs to it; slots are numbers (see `action_of` in C++)."""
+"""The kind of action and its operands; slots are numbers (see `action_of` in C++)."""
 
 MOST_ARGUMENTS: Final = 192
-"""Of a kernel: `kMostArguments` in C++."""
+"""The most arguments of a kernel: `kMostArguments` in C++."""
 
 
 class NotUnderstood(Exception):
-    """Something in a function that no action stands for."""
+    """A function contains something that no action represents."""
 
 
 @dataclass(slots=True)
 class Tape:
-    """What a function of tensors does; its slots are numbered from 0, inputs first."""
+    """The actions of a function on tensors; slots are numbered from 0, inputs first."""
 
     actions: list[Action] = field(default_factory=list)
     slots: int = 0
@@ -39,7 +39,7 @@ class Tape:
     results: list[int] = field(default_factory=list)
 
     def placed(self, inputs: Sequence[int], first: int) -> tuple[list[Action], list[int]]:
-        """Its actions and results on other slots: `inputs`, and `first` and those that follow."""
+        """Its actions and results, renumbered: inputs to `inputs`, other slots from `first` on."""
         places = [*inputs, *range(first, first + self.slots - self.inputs)]
         moved = [_moved(action, places) for action in self.actions]
         return moved, [places[slot] for slot in self.results]
@@ -66,7 +66,7 @@ def _moved(action: Action, places: list[int]) -> Action:
 
 
 def read(source: str, names: dict[str, Any]) -> Tape:
-    """The tape of a module's function `call`; `names` are those of the module once it has run."""
+    """The tape of a module's function `call`; `names` are the module's globals after execution."""
     return _FunctionReader(names).read(_function(ast.parse(source)))
 
 
@@ -78,16 +78,16 @@ def _function(module: ast.Module) -> ast.FunctionDef:
 
 
 class _FunctionReader:
-    """Reads a function, statement by statement."""
+    """Interprets a function statement by statement."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self.names = names  # of the module
         self.tape = Tape()
-        self.slots: dict[str, int | tuple[int, ...]] = {}  # of local names; several: a tuple
-        self.holders: dict[int, int] = {}  # how many names a slot has
+        self.slots: dict[str, int | tuple[int, ...]] = {}  # by local name; a tuple for several
+        self.holders: dict[int, int] = {}  # how many names refer to a slot
         self.constants: dict[str, int] = {}
-        self.items: dict[str, int] = {}  # how many items are taken from what a name stands for
-        self.taken = 0  # from what is assigned now
+        self.items: dict[str, int] = {}  # how many items of a name's list are used
+        self.taken = 0  # the same, for the current assignment
 
     def read(self, function: ast.FunctionDef) -> Tape:
         for node in ast.walk(function):
@@ -157,7 +157,7 @@ class _FunctionReader:
         self.free_now(slots)
 
     def free_now(self, slots: int | tuple[int, ...]) -> None:
-        """Let go of slots that no name stands for; the caller's own are let go of by it."""
+        """Free slots that no name refers to, except inputs, which the caller frees."""
         dead = [s for s in _all(slots) if s >= self.tape.inputs and not self.holders.get(s)]
         if dead:
             self.act("free", dead)
@@ -190,12 +190,12 @@ class _FunctionReader:
     def constant(self, name: str) -> int:
         if name not in self.constants:
             slot = self.constants[name] = self.new_slot()
-            self.holders[slot] = 1  # of the module's own name
+            self.holders[slot] = 1  # the module's global
             self.tape.actions.insert(0, ("constant", slot, self.names[name]))
         return self.constants[name]
 
     def known(self, value: ast.expr) -> Any:
-        """What an expression is that no tensor of the function takes part in."""
+        """Evaluate an expression that involves no tensor of the function."""
         if any(n.id in self.slots for n in ast.walk(value) if isinstance(n, ast.Name)):
             raise NotUnderstood(ast.unparse(value))
         try:
@@ -254,7 +254,7 @@ class _FunctionReader:
         return (True, self.tensor(argument))
 
     def op(self, op: Any, call: ast.Call, *, wanted: bool) -> int | tuple[int, ...]:
-        """A call of an op, by its schema."""
+        """A call of an op, its arguments matched by its schema."""
         places = {argument.name: at for at, argument in enumerate(op._schema.arguments)}
         given = dict(enumerate(call.args))
         for keyword in call.keywords:
@@ -274,7 +274,7 @@ class _FunctionReader:
         schema = op._schema
         returned = [str(r.type) for r in schema.returns]
         returns_list = returned == ["List[Tensor]"] and schema.returns[0].alias_info is None
-        if returns_list:  # what is not taken from it is let go of with it
+        if returns_list:  # items that are not used are freed with the list
             returned = ["Tensor"] * (self.taken if wanted else 0)
         if any(kind != "Tensor" for kind in returned):
             raise NotUnderstood(f"{op} returns {returned}")
@@ -307,16 +307,16 @@ def _takes_tensors(op: Any, at: int) -> bool:
 # -- kernels ---------------------------------------------------------------------------------------
 
 
-_LIBRARY: Final = "__library__"  # where a kernel's module has its library, if its file is gone
+_LIBRARY: Final = "__library__"  # module attribute: the library, in case its file is deleted
 
 
 def keep_library(module: ModuleType) -> None:
-    """Let a kernel's module be found in memory when its file is no longer there."""
+    """Keep a kernel's library reachable after its file is deleted."""
     setattr(module, _LIBRARY, ctypes.PyDLL(str(module.__file__)))
 
 
 def kernel_address(kernel: Any) -> int | None:
-    """Where the machine code of a kernel lies that Inductor compiled; None if it is none."""
+    """The address of a kernel's machine code, if Inductor compiled it; else None."""
     module = kernel.__self__ if isinstance(kernel, BuiltinFunctionType) else None
     path = getattr(module, "__file__", None)
     if path is None:

@@ -1,4 +1,4 @@
-"""All pieces of a program on one tape, which the native library runs without Python's lock."""
+"""Puts all pieces of a program on one tape, which the native library runs without the GIL."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Taped:
         self.writes = bool(program.donated)
         self.library = library
         self.tape = library.tape(*assembled(program, tapes_of(program.steps)))
-        # it runs on one core, in the background
+        # run on one core, in the background
         self.one_core = is_light(program) and not has_fixed_threads(program.steps)
 
     def leaves_cores(self) -> bool:
-        """A run leaves a core to the program: it has one by itself, or all that torch may use."""
+        """Whether a run leaves a core to the program: it uses one, or all that torch may use."""
         return self.one_core or torch.get_num_threads() == 1 < cores()
 
     def __call__(self, code: Compiled, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -53,17 +53,17 @@ class Taped:
             with _torch.kernels():
                 results = self.library.run_tape(self.tape, tensors, self.one_core)
         except Exception:
-            raise  # nothing fails once parameters are written (`_committing`)
-        except BaseException as error:  # Ctrl-C: the tape has run
+            raise  # nothing fails after parameters are overwritten (`_committing`)
+        except BaseException as error:  # Ctrl-C: after the tape has run
             note_writes(error, self.writes)
             raise
-        if isinstance(results, int):  # the piece that refused what it was given
+        if isinstance(results, int):  # the number of the piece whose check failed
             raise refusal(self.steps[results])
-        return results  # type: ignore[no-any-return]  # of a library
+        return results  # type: ignore[no-any-return]  # from C++
 
 
 def taped(program: Program) -> Taped | None:
-    """All steps of `program` on a tape; None where that cannot be, or while there is no library."""
+    """All steps of `program` on a tape; None if impossible, or if the library is not loaded yet."""
     if program.device.type != "cpu":
         return None
     if NATIVE.library is None:
@@ -81,11 +81,11 @@ def taped(program: Program) -> Taped | None:
 
 
 _WITHOUT: deque[ref[Program]] = deque(maxlen=1024)
-"""Programs that were compiled when there was no library."""
+"""Programs compiled before the library was loaded."""
 
 
 def _tape_all() -> None:
-    """There is a library now: what was compiled before gets its tape."""
+    """Make the tapes of programs that were compiled before the library was loaded."""
     while _WITHOUT:
         program = _WITHOUT.popleft()()
         if program is not None and program.replayed is None:
@@ -100,7 +100,7 @@ def assembled(
 ) -> tuple[list[Action], int, list[int], list[int]]:
     """The actions of all pieces, the number of slots, and the slots of inputs and results."""
     actions: list[Action] = []
-    slots = program.reference[1]  # those of registers come first
+    slots = program.reference[1]  # registers have the first slots
     inputs = tensor_parameters(program)
     packed = list(range(slots, slots + len(program.packing.registers)))
     slots += len(packed)
@@ -128,7 +128,7 @@ _MAY_FAIL: Final = ("empty", "constant", "shaped", "aligned")
 
 
 def _committing(actions: list[Action], program: Program) -> list[Action]:
-    """`actions`, which write over parameters, with all that may fail before the first write."""
+    """`actions`, which overwrite parameters, with everything that may fail moved to the front."""
     if any(action[0] in ("call", "flag") for action in actions):
         raise NotUnderstood("an op is called when parameters have been written over")
     made = {action[1] for action in actions if action[0] in ("part", "alias")}
@@ -148,7 +148,7 @@ def _add_piece(
     numbers: list[tuple[int, int, int]],
     packed: list[int],
 ) -> int:
-    """Add the actions of a piece; how many slots there are then."""
+    """Add the actions of a piece; returns the new number of slots."""
     piece = step.piece
     own = []
     for which, start, length in numbers:
@@ -174,7 +174,7 @@ def _add_piece(
 
 
 def tapes_of(steps: Sequence[CompiledStep]) -> list[Tape]:
-    """The tape of each step; one that eager runs has none. Equal steps have one tape."""
+    """The tape of each step, shared by equal steps; raises for a step that eager runs."""
     known: dict[int, Tape] = {}
     found = []
     for step in steps:
@@ -187,8 +187,8 @@ def tapes_of(steps: Sequence[CompiledStep]) -> list[Tape]:
 
 
 def tape_of(run: Compiled) -> Tape:
-    """The tape of a piece's code, made by Inductor or found on disk."""
-    if isinstance(run, MethodType):  # of a module that was kept
+    """The tape of a piece's code, compiled in this process or loaded from the disk cache."""
+    if isinstance(run, MethodType):  # from the disk cache
         names = run.__func__.__globals__
         if SOURCE in names:
             return read(names[SOURCE], names)
@@ -200,9 +200,9 @@ def tape_of(run: Compiled) -> Tape:
 
 
 def has_fixed_threads(steps: Sequence[CompiledStep]) -> bool:
-    """Whether kernels use a number of threads that was compiled in, whatever is set when they run.
+    """Whether kernels use a number of threads fixed at compile time, ignoring the current setting.
 
-    So Inductor does unless as many are set as the machine has cores.
+    Inductor generates such code unless the setting equals the machine's number of cores.
     """
     pieces = {id(step.run): step for step in steps if isinstance(step, CompiledPiece)}
     return any("num_threads(" in piece.text() for piece in pieces.values())
@@ -211,11 +211,11 @@ def has_fixed_threads(steps: Sequence[CompiledStep]) -> bool:
 # -- what a run costs ------------------------------------------------------------------------------
 
 NODE: Final = 8e-6
-"""Seconds to record a node."""
+"""Seconds to record a node, roughly."""
 ELEMENT: Final = 0.25e-9
-"""Seconds to read or compute a number on one core."""
+"""Seconds to read or compute one element on one core."""
 FLOP: Final = 2e-11
-"""Seconds for one addition or multiplication in a product of matrices on one core."""
+"""Seconds per addition or multiplication of a matrix product on one core."""
 
 
 _PRODUCTS: Final = ("mm", "matmul", "linear", "conv", "attention", "dot", "einsum")
@@ -226,10 +226,10 @@ _HEAVY: Final = (
 
 
 def is_light(program: Program) -> bool:
-    """Whether a run on one core takes no longer than is won by recording the next one meanwhile.
+    """Whether running on one core costs no more time than overlapping with recording saves.
 
-    With `n` cores a run takes `1/n` of that at best. It is estimated, not measured: results may
-    depend on the number of cores, and are not to depend on what else a machine does.
+    With `n` cores, a run takes at best `1/n` of the time. Estimated, not measured: results may
+    depend on the number of cores, and must not depend on the machine's load.
     """
     instructions = program.reference[0]
     run = sum(_seconds(instruction, program.types) for instruction in instructions)
@@ -237,7 +237,7 @@ def is_light(program: Program) -> bool:
 
 
 def _seconds(instruction: Instruction, types: dict[int, Any]) -> float:
-    """What an op may well take; for ops that take long by nature more than any step is worth."""
+    """The estimated time of an op on one core; infinite for inherently slow ops."""
     name = instruction.spec.target._opname
     if name.startswith(_HEAVY):
         return math.inf
@@ -246,14 +246,14 @@ def _seconds(instruction: Instruction, types: dict[int, Any]) -> float:
     seconds = ELEMENT * max(sum(made), sum(given))
     if any(word in name for word in _PRODUCTS):
         largest = sorted([*given, *made])[-3:]
-        window = 10 if "conv" in name else 1  # a kernel of so many elements a side, or fewer
+        window = 10 if "conv" in name else 1  # assumes at most that many elements per kernel side
         product = math.prod(largest) / _batch(instruction, types)
-        seconds += FLOP * 2 * window * math.sqrt(product)  # of `mk`, `kn` and `mn`
+        seconds += FLOP * 2 * window * math.sqrt(product)  # the product of mk, kn and mn
     return seconds
 
 
 def _batch(instruction: Instruction, types: dict[int, Any]) -> int:
-    """How many matrices a product of batches of matrices multiplies."""
+    """The number of matrix products in a batched one."""
     type_ = types[instruction.outputs[0]]
     is_batch = "bmm" in instruction.spec.target._opname and isinstance(type_, TensorType)
     return max(type_.shape[0], 1) if is_batch else 1

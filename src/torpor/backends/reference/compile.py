@@ -1,4 +1,4 @@
-"""The reference backend: eager kernels behind the interface, bit for bit what eager computes."""
+"""The reference backend: eager's kernels, bit for bit what eager computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torpor.backends.reference.runtime import run
 
 
 class ReferenceBackend(Backend):
-    """Interprets graphs op by op; the judge for all other backends."""
+    """Interprets graphs op by op; the baseline that other backends are compared with."""
 
     host_devices = config.cpu_devices
 
@@ -28,7 +28,7 @@ class ReferenceBackend(Backend):
         return ReferenceLowering(name, device, post_order, emitted)
 
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
-        """Nothing to do: lowering has numbered the registers already."""
+        """Do nothing: lowering has already made the program."""
         return list(computations)
 
     def execute(

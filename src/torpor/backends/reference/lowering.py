@@ -1,7 +1,7 @@
 """Lowering for the reference backend: one instruction per node, on numbered registers.
 
-An op that writes to its arguments writes to a copy with the same strides, so that it runs the
-very kernel eager would run. The copy is saved where nobody will look at the old contents again.
+An op that writes gets a copy of its argument with the same strides, so that the same kernel runs as
+in eager. The copy is elided where the old contents are dead.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torpor.symbols.expressions import Expr, Symbol
 
 
 class Register(int):
-    """The number of a register, told apart from a plain number among arguments."""
+    """A register number, distinguishable from a plain int among arguments."""
 
     __slots__ = ()
 
 
 class Sized:
-    """An argument that is computed from sizes when it is needed."""
+    """An argument computed from sizes at run time."""
 
     __slots__ = ("expr", "registers")
 
@@ -34,7 +34,7 @@ class Sized:
         self.registers = registers  # of the sizes
 
     def value(self, env: Any) -> Any:
-        """Its number; `env` holds what registers hold."""
+        """The number, given the contents of registers."""
         return self.expr.at({s: env[self.registers[s]] for s in self.expr.symbols})
 
     def __eq__(self, other: object) -> bool:
@@ -48,7 +48,7 @@ class Sized:
 
 
 class Instruction:
-    """One node: what to call, with which registers, and which registers die after it."""
+    """A node: the op to call, the registers to call it with, and those that die after it."""
 
     __slots__ = (
         "args", "checked", "checked_for", "dead", "node", "outputs", "resized", "reuse", "sizes",
@@ -58,23 +58,23 @@ class Instruction:
     def __init__(self, node: Node, spec: OpSpec, args: list[Any], outputs: list[int]) -> None:
         self.node = node
         self.spec = spec
-        self.args = args  # registers in the place of values
+        self.args = args  # with registers for values
         self.outputs = outputs
-        self.reuse: set[int] = set()  # written arguments whose old contents nobody needs
+        self.reuse: set[int] = set()  # written arguments whose old contents are dead
         self.resized = _resized(node, spec)
         self.dead: list[int] = []
-        self.checked: list[int] | None = None  # outputs that need new strides, once known
-        self.checked_for: list[int] = []  # the sizes for which that is known
+        self.checked: list[int] | None = None  # outputs that need new strides; set by the first run
+        self.checked_for: list[int] = []  # the sizes for which that holds
         self.sizes: dict[Symbol, int] = {}  # registers of sizes, if the graph has any
 
     def copy(self) -> Instruction:
-        """The same instruction, of which nothing is known yet."""
+        """A copy without the results of checks."""
         made = Instruction(self.node, self.spec, self.args, self.outputs)
         made.sizes = self.sizes
         return made
 
     def output_types(self, env: Any) -> list[Any]:
-        """The types its outputs have in a run whose registers are in `env`."""
+        """The types of its outputs in a run, given the contents of registers."""
         types = [value.type for value in self.node.outputs]
         if not self.sizes:
             return types
@@ -83,7 +83,7 @@ class Instruction:
 
 
 def _resized(node: Node, spec: OpSpec) -> set[int]:
-    """`out=` arguments of another size than the result: eager has warned of them when recorded."""
+    """`out=` arguments that the op resizes; eager's warning was issued when recording."""
     if not node.op.name.endswith("out"):
         return set()
     written = node.outputs[-len(spec.mutated) :]
@@ -145,14 +145,14 @@ class ReferenceLowering(LoweringContext):
 
 
 ALIASING = frozenset(
-    # ops whose result is declared fresh and shares memory all the same
+    # ops whose schema declares a fresh result that may still alias an argument
     {"lift", "contiguous", "resolve_conj", "resolve_neg", "positive", "reshape", "flatten", "to",
      "wait"}
 )  # fmt: skip
 
 
 def plan_memory(instructions: list[Instruction], parameters: int, results: list[int]) -> None:
-    """Find where each register dies, and which writes may go into the old memory."""
+    """Find where each register dies, and which writes may happen in place."""
     buffer_of: dict[int, int] = {register: register for register in range(parameters)}
     owned: set[int] = set()
     for instruction in instructions:
@@ -203,7 +203,7 @@ def _assign_buffers(instruction: Instruction, buffer_of: dict[int, int], owned: 
 
 
 def registers_in(args: list[Any]) -> list[int]:
-    """The registers among the arguments of an instruction, lists looked into."""
+    """The registers among the arguments of an instruction, including those in lists."""
     found: list[int] = []
     for arg in args:
         if type(arg) is Register:

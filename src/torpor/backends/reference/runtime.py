@@ -1,6 +1,6 @@
 """Runs reference programs: eager kernels, op by op, in recorded order.
 
-A failing op does not stop the program: what depends on it fails with its error, the rest is
+A failing op does not stop the program: ops that depend on it fail with its error, all others are
 computed.
 """
 
@@ -22,7 +22,7 @@ from torpor.text.printer import print_node
 
 
 class FailedRegister:
-    """What a register holds when the op that fills it failed."""
+    """The content of a register whose op failed."""
 
     __slots__ = ("error",)
 
@@ -36,7 +36,7 @@ def run(
     types: Sequence[TensorType],
     device: BackendDevice,
 ) -> list[BackendData]:
-    """Run a program on data; one handle per result, failed ones with their error."""
+    """Run a program; returns one handle per result, with an error where it failed."""
     instructions, registers, results = program
     env: list[Any] = [_load(argument) for argument in arguments]
     failed = any(type(value) is FailedRegister for value in env)
@@ -68,12 +68,12 @@ def _load(argument: Any) -> Any:
 
 
 def _store(value: Any, type_: TensorType, device: BackendDevice, taken: set[int]) -> BackendData:
-    """A handle of its own for a result: no result shares memory with another or with an input."""
+    """A handle for a result: no result shares memory with another or with an input."""
     if type(value) is FailedRegister:
         data = BackendData(device, type_)
         data.error = value.error
         return data
-    if value is None:  # an undefined tensor, which the type rule did not foresee
+    if value is None:  # an undefined tensor that type inference did not predict
         raise StepError(f"eager made no tensor where {type_!r} was promised")
     return BackendData(device, type_, own_memory(value, type_, taken))
 
@@ -89,7 +89,7 @@ def _failed_operand(instruction: Instruction, env: list[Any]) -> FailedRegister 
 def _explain(error: Exception, instruction: Instruction) -> BaseException:
     node = instruction.node
     annotated = annotate(error, node.op.name, line_of(node), print_node(node))
-    annotated._torpor_node = node  # type: ignore[attr-defined]  # a mark on a foreign exception
+    annotated._torpor_node = node  # type: ignore[attr-defined]  # marks a foreign exception
     return annotated
 
 
@@ -125,7 +125,7 @@ def step(instruction: Instruction, env: list[Any]) -> None:
 
 
 def _check(instruction: Instruction, outputs: list[Any], env: list[Any]) -> list[int]:
-    """Compare real outputs with their recorded types; the ones that need other strides."""
+    """Check outputs against their recorded types; returns those that need other strides."""
     wrong = []
     types = instruction.output_types(env)
     for position, (type_, tensor) in enumerate(zip(types, outputs, strict=True)):

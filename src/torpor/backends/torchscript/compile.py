@@ -1,4 +1,4 @@
-"""The TorchScript backend: graphs run by TorchScript's executor, as they are drawn."""
+"""The TorchScript backend: graphs run as built by TorchScript's executor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TorchScriptIrBuilder(IrBuilder):
 
 
 class TSBackend(Backend):
-    """Draws TorchScript graphs and lets TorchScript run them, on the CPU or on CUDA."""
+    """Builds TorchScript graphs and has TorchScript run them, on the CPU or on CUDA."""
 
     host_devices = config.cpu_devices
 
@@ -107,7 +107,7 @@ class TSBackend(Backend):
         return TSLoweringContext(name, device, post_order, emitted)
 
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
-        """Give every graph to an executor of its own."""
+        """Make an executor for every graph."""
         for computation in computations:
             for piece in computation.program.pieces:
                 piece.load()
@@ -126,13 +126,13 @@ class TSBackend(Backend):
         )
 
     def computation_text(self, computation: Computation) -> str:
-        """The TorchScript graphs, and between them the ops that eager runs."""
+        """The TorchScript graphs, interleaved with the ops that eager runs."""
         return "\n".join(_text(part) for part in computation.program.parts)
 
-    # -- insight -------------------------------------------------------------------------------
+    # -- metrics -------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """Graphs made, ops run by TorchScript, ops that fell back, programs run again."""
+        """Counts of compiled graphs, ops run by TorchScript, fallbacks, and reruns."""
         counted = metrics.counters()
         return {name: counted.get(name, 0) for name in COUNTERS}
 

@@ -1,8 +1,8 @@
-"""Lowering for the TorchScript backend: graphs drawn node by node.
+"""Lowering for the TorchScript backend: builds graphs node by node.
 
-The program is the reference backend's, instruction by instruction, cut into parts: instructions in
-a row that TorchScript can express become a graph, one that it cannot stays an instruction. So the
-two backends write to the same copies, save the same copies, and run the same kernels.
+The program is the reference backend's, partitioned: a run of instructions that TorchScript can
+express becomes a graph, others stay instructions. So both backends copy before a write, elide such
+copies, and call kernels in the same places.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torpor.ir.types import TensorType
 from torpor.ops.spec import Return, ReturnKind
 
 MAX_OPS: Final = 1_000
-"""Ops in one graph. TorchScript writes code for a chain of ops by recursion: 30,000 overflow."""
+"""The most ops in one graph. TorchScript generates code recursively: 30,000 in a chain overflow."""
 
 
 _TYPES: Final = _torch.SCRIPT_TYPES
@@ -39,11 +39,11 @@ class Inexpressible(Exception):
 
 
 Source = tuple[Any, bool]
-"""What an input of a graph is given, a register or a number; and whether it is to be a tensor."""
+"""The source of a graph's input (a register or a number), and whether it must be a tensor."""
 
 
 class ScriptPiece:
-    """Instructions in a row that run as one TorchScript graph."""
+    """A run of instructions that becomes one TorchScript graph."""
 
     __slots__ = ("asked", "dead", "function", "inputs", "instructions", "name", "outputs")
 
@@ -51,16 +51,16 @@ class ScriptPiece:
         self.name = name
         self.instructions: list[Instruction] = []
         self.outputs: list[int] = []  # registers that are needed after the piece
-        self.dead: list[int] = []  # registers of others that nobody needs after it
+        self.dead: list[int] = []  # registers from outside that die with it
         self.inputs: list[Source] = []
-        self.asked: list[Instruction] = []  # those whose ops say what they make
+        self.asked: list[Instruction] = []  # instructions whose output types are queried
         self.function: Callable[..., Any] | None = None
 
     def draw(self, asked: Sequence[Instruction] = ()) -> ScriptBuilder:
-        """The graph, which gives a list of tensors.
+        """Build the graph, which returns a list of tensors.
 
-        If some instructions are `asked`, it also gives sizes and strides in turn, and dtypes, of
-        all that these make.
+        If instructions are `asked`, it also returns the sizes and strides, and the dtypes, of their
+        outputs.
         """
         drawing = ScriptBuilder()
         asking = set(map(id, asked))
@@ -70,7 +70,7 @@ class ScriptPiece:
         return drawing
 
     def load(self) -> None:
-        """Give the graph to an executor. Ops that no check has seen are asked, one of each kind."""
+        """Make an executor; its first run queries the output types of one unchecked op per kind."""
         self.learn()
         unseen: dict[Any, Instruction] = {}
         for instruction in self.instructions:
@@ -82,7 +82,7 @@ class ScriptPiece:
         self.function = _torch.script_function(self.name, drawing.graph)
 
     def learn(self) -> None:
-        """Take over what is known of ops on such types."""
+        """Take over check results for the same ops on the same types."""
         for instruction in self.instructions:
             if instruction.checked is None:
                 instruction.checked = _checks.get(_check_key(instruction))
@@ -93,7 +93,7 @@ ScriptStep = ScriptPiece | Instruction
 
 @dataclass(slots=True)
 class ScriptProgram:
-    """What the backend runs: parts in order, and the reference's program to fall back on."""
+    """A lowered graph: parts in order, and the reference program to fall back to."""
 
     reference: tuple[list[Instruction], int, list[int]]
     parts: list[ScriptStep]
@@ -105,7 +105,7 @@ class ScriptProgram:
 
 
 class TSLoweringContext(ReferenceLowering):
-    """Numbers registers as the reference does, then cuts the instructions into graphs."""
+    """Numbers registers like the reference, then partitions the instructions into graphs."""
 
     def build(self) -> Computation:
         computation = super().build()
@@ -120,7 +120,7 @@ class TSLoweringContext(ReferenceLowering):
 
 
 def cut(instructions: Sequence[Instruction], name: str) -> list[ScriptStep]:
-    """Graphs as long as they may be, and between them what TorchScript cannot express."""
+    """Graphs of at most `MAX_OPS` ops, and between them what TorchScript cannot express."""
     parts: list[ScriptStep] = []
     piece: ScriptPiece | None = None
     for instruction in instructions:
@@ -136,7 +136,7 @@ def cut(instructions: Sequence[Instruction], name: str) -> list[ScriptStep]:
 
 
 def _find_ends(parts: Sequence[ScriptStep], results: Sequence[int]) -> None:
-    """Say which registers leave each piece, and which die with it."""
+    """Find the registers that leave each piece, and those that die with it."""
     needed = set(results)
     for part in reversed(parts):
         inside = part.instructions if isinstance(part, ScriptPiece) else [part]
@@ -156,8 +156,7 @@ _reasons: dict[tuple[Any, ...], str | None] = {}
 def why_not(instruction: Instruction) -> str | None:
     """Why TorchScript cannot express an instruction; None if it can.
 
-    TorchScript finds an op's overload by the types of its arguments. The answer is remembered by
-    those.
+    TorchScript resolves an op's overload by argument types; memoized by those.
     """
     counts = len(instruction.outputs)
     key = (instruction.spec.target, counts, tuple(_tag(arg) for arg in instruction.args))
@@ -175,7 +174,7 @@ def _tag(arg: Any) -> Any:
 
 
 def _try_to_draw(instruction: Instruction) -> str | None:
-    drawing = ScriptBuilder()  # its nodes live as long as it does
+    drawing = ScriptBuilder()  # keeps its nodes alive
     try:
         node = drawing.add(instruction)
     except (Inexpressible, TypeError, ValueError, OverflowError, RuntimeError) as reason:
@@ -186,13 +185,13 @@ def _try_to_draw(instruction: Instruction) -> str | None:
     return f"TorchScript takes it for {found}" if found else f"TorchScript finds no {wanted}"
 
 
-# -- what ops are known to make ----------------------------------------------------------------
+# -- memoized check results --------------------------------------------------------------------
 
 _checks: dict[Any, list[int]] = {}  # which outputs need new strides
 
 
 def remember_check(instruction: Instruction) -> None:
-    """Remember what the check of an instruction found."""
+    """Memoize the check result of an instruction."""
     if instruction.checked is not None:
         if len(_checks) >= config.max_memoised_types:
             _checks.clear()
@@ -204,23 +203,23 @@ def _check_key(instruction: Instruction) -> Any:
     return node.op, types_in(node.key)
 
 
-# -- drawing -----------------------------------------------------------------------------------
+# -- building ----------------------------------------------------------------------------------
 
 
 class ScriptBuilder:
-    """One TorchScript graph while it is drawn."""
+    """A TorchScript graph being built."""
 
     def __init__(self) -> None:
         self.graph = _torch.script_graph()
-        self.values: dict[int, Any] = {}  # what stands for a register
+        self.values: dict[int, Any] = {}  # by register
         self.sources: list[Source] = []
-        self.layouts: list[Any] = []  # size and strides of all that ops make, if asked for
+        self.layouts: list[Any] = []  # queried sizes and strides of outputs
         self.dtypes: list[Any] = []
         self._inputs: dict[Any, Any] = {}
         self._constants: dict[Any, Any] = {}
 
     def add(self, instruction: Instruction, *, asking: bool = False) -> Any:
-        """Draw one instruction; the TorchScript node that is its op."""
+        """Add an instruction; returns the TorchScript node of its op."""
         spec = instruction.spec
         schema = spec.target._schema
         written = {p: self._written(instruction, p) for p in spec.mutated}
@@ -245,7 +244,7 @@ class ScriptBuilder:
         return node
 
     def _returned(self, instruction: Instruction, outputs: list[Any], written: int) -> list[Any]:
-        """What the op returns, lists taken apart, without written arguments."""
+        """The op's returned values, with lists unpacked, without written arguments."""
         pairs = [
             (returned, value)
             for returned, value in zip(instruction.spec.returns, outputs, strict=True)
@@ -264,7 +263,7 @@ class ScriptBuilder:
         return list(self._insert("prim::ListUnpack", [value], types).outputs())
 
     def finish(self, registers: Sequence[int], *, asking: bool) -> None:
-        """Let the graph give what is in `registers`, and the facts that were asked for."""
+        """Set the outputs of the graph: `registers`, and queried types."""
         values = [self.values[register] for register in registers]
         result = self._made_list(_TYPES["Tensor[]"], values)
         if asking:
@@ -278,7 +277,7 @@ class ScriptBuilder:
     # -- arguments -----------------------------------------------------------------------------
 
     def argument(self, formal: Any, arg: Any) -> Any:
-        """What stands for an argument whose schema type is `formal`."""
+        """The graph's value for an argument whose schema type is `formal`."""
         kind = formal.kind()
         if arg is None:
             return self._nothing(formal)
@@ -289,19 +288,19 @@ class ScriptBuilder:
         if kind == "ListType":
             return self._list(formal, arg)
         if kind == "TensorType" or (kind == "NumberType" and type(arg) is bool):
-            # a constant would be neither the number-like tensor eager makes of it nor a bool
+            # a constant would not become a wrapped-number tensor as in eager, nor stay a bool
             return self._input((type(arg), repr(arg)), arg, formal)
         return self.constant(_plain(kind, arg))
 
     def constant(self, value: Any) -> Any:
-        """A constant, drawn once."""
+        """A constant, added once."""
         key = (type(value), repr(value))
         if key not in self._constants:
             self._constants[key] = self.graph.insertConstant(value)
         return self._constants[key]
 
     def _nothing(self, formal: Any) -> Any:
-        """None, where a `formal` may be: overloads are told apart by that too."""
+        """None of type `formal`: overload resolution depends on that too."""
         key = (None, str(formal))
         if key not in self._constants:
             self._constants[key] = value = self.graph.insertConstant(None)
@@ -332,7 +331,7 @@ class ScriptBuilder:
     # -- written arguments ---------------------------------------------------------------------
 
     def _written(self, instruction: Instruction, position: int) -> list[Any]:
-        """What the op may write to in the place of an argument: copies, unless that is dead."""
+        """What the op writes to instead of an argument: a copy, or the argument itself if dead."""
         arg, value = instruction.args[position], instruction.node.args[position]
         if type(arg) is not list:
             arg, value = [arg], (value,)
@@ -346,13 +345,13 @@ class ScriptBuilder:
         return drawn if reuse else self._copy(drawn, value.type)
 
     def _bundle(self, formal: Any, arg: Any, values: list[Any]) -> Any:
-        """Written tensors in the form the op takes them."""
+        """Written tensors in the form in which the op takes them."""
         if type(arg) is not list:
             return self._nothing(formal) if values[0] is None else values[0]
         return self._made_list(formal, values)
 
     def _copy(self, value: Any, type_: TensorType) -> Any:
-        """A copy with the strides of `type_`, as `layout.with_layout` makes it."""
+        """A copy with the strides of `type_`, as by `layout.with_layout`."""
         none = self._nothing(_TYPES["Tensor"])
         if type_.conj or type_.neg:
             return self._tensor("aten::clone", [value, none])
@@ -372,7 +371,7 @@ class ScriptBuilder:
     # -- nodes ---------------------------------------------------------------------------------
 
     def _ask(self, value: Any) -> None:
-        """Let the graph say what the op made."""
+        """Add outputs for the type of an op's result."""
         for question in ("aten::size", "aten::stride"):
             self.layouts.append(self._insert(question, [value], [_TYPES["int[]"]]).output())
         self.dtypes.append(self._insert("prim::dtype", [value], [_TYPES["int"]]).output())
@@ -393,11 +392,11 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "BoolType": bool,
     "StringType": str,
 }
-"""Kinds of constants, and what makes an argument one; lists of them are constants too."""
+"""Kinds of constants and their conversions; lists of them are constants too."""
 
 
 def _plain(kind: str, arg: Any) -> Any:
-    """An argument as a constant of the kind its schema asks for."""
+    """An argument as a constant of the kind in the schema."""
     if kind in _CONVERSIONS:
         return _CONVERSIONS[kind](arg)
     if kind == "DeviceObjType":
@@ -408,7 +407,7 @@ def _plain(kind: str, arg: Any) -> Any:
 
 
 def _number_of(arg: Any) -> Any:
-    """An int, or one of torch's enumerations, which are numbers in TorchScript."""
+    """An int, or one of torch's enums, which are ints in TorchScript."""
     if type(arg) is torch.memory_format:
         return _torch.SCRIPT_MEMORY_FORMATS[arg]
     return int(arg) if type(arg) is bool else arg

@@ -1,8 +1,8 @@
-"""Runs TorchScript programs: graphs by TorchScript's executor, the rest as the reference does.
+"""Runs TorchScript programs: graphs by TorchScript's executor, the rest like the reference.
 
-The first run also asks every op what it made. Where that is not what was promised, and where an op
-fails, the reference's interpreter runs the whole program instead: the arguments are as they were,
-and it says which outputs failed, at which line, and computes the others.
+The first run also queries the output types of ops. If they differ from the recorded ones, or if an
+op fails, the reference interpreter reruns the whole program: the arguments are unmodified, and it
+reports which outputs failed, at which line, and computes the others.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torpor.backends.torchscript.lowering import ScriptPiece, ScriptProgram, rem
 from torpor.ir.types import ScalarType, TensorType
 
 COUNTERS = ("TorchScriptGraph", "TorchScriptOps", "TorchScriptFallback", "TorchScriptRerun")
-"""Graphs compiled, ops run by TorchScript and by eager's kernels, programs run again."""
+"""Graphs compiled, ops run by TorchScript, ops run by eager's kernels, programs rerun."""
 
 
 class TSData(BackendData):
-    """A tensor, or a number: what enters and leaves a TorchScript graph."""
+    """A tensor or a number, as an input or output of a TorchScript graph."""
 
     __slots__ = ("scalar",)
 
@@ -38,7 +38,7 @@ class TSData(BackendData):
         scalar: Any = None,
     ) -> None:
         super().__init__(device, type_, tensor)
-        self.scalar = scalar  # a Python number, if the data were made of one
+        self.scalar = scalar  # a Python number, if made from one
 
     def filled(self) -> bool:
         return self.tensor is not None or self.scalar is not None
@@ -49,7 +49,7 @@ class TSData(BackendData):
 
 
 class Unexpected(Exception):
-    """An op made something else than its type promises."""
+    """An op's output type differs from the recorded one."""
 
 
 def run(
@@ -59,12 +59,12 @@ def run(
     results: Sequence[TensorType],
     device: BackendDevice,
 ) -> list[BackendData]:
-    """Run a program on data; one handle per result, failed ones with their error."""
+    """Run a program; returns one handle per result, with an error where it failed."""
     given = [_number_or_data(*pair) for pair in zip(arguments, parameters, strict=True)]
     if not any(isinstance(a, BackendData) and a.error is not None for a in given):
         try:
             return _run(program, given, results, device)
-        except Exception:  # the reference says which op it was, and saves what can be saved
+        except Exception:  # the reference finds the op, and computes the rest
             metrics.count("TorchScriptRerun")
     return _run_again(program, given, results, device)
 
@@ -72,7 +72,7 @@ def run(
 def _run_again(
     program: ScriptProgram, arguments: list[Any], types: Sequence[TensorType], device: BackendDevice
 ) -> list[BackendData]:
-    """Let the reference run a program, and learn from its checks."""
+    """Rerun a program with the reference, and memoize its checks."""
     results = reference.run(program.reference, arguments, types, device)
     for piece in program.pieces:
         for instruction in piece.asked:
@@ -83,7 +83,7 @@ def _run_again(
 
 
 def _number_or_data(argument: Any, type_: Any) -> Any:
-    """What a graph is given: where it takes a number, data made of a number are that number."""
+    """A graph's argument: data made from a number become that number where it takes one."""
     if type(type_) is ScalarType and isinstance(argument, TSData):
         return argument.scalar
     return argument
@@ -109,7 +109,7 @@ def _run(
 
 
 def _run_piece(piece: ScriptPiece, env: list[Any]) -> None:
-    """Run a graph. One that asked its ops, and liked the answers, is drawn anew for later runs."""
+    """Run a graph; after a successful first run, discard the version with type queries."""
     if piece.function is None:
         piece.load()
     assert piece.function is not None, "it was loaded"
@@ -131,7 +131,7 @@ def _given(env: list[Any], source: Any, is_tensor: bool) -> Any:
 
 
 def _check(piece: ScriptPiece, layouts: list[list[int]], dtypes: list[int]) -> None:
-    """Compare what a graph says of its ops with their recorded types."""
+    """Compare queried output types with the recorded ones."""
     answers = iter(zip(layouts[::2], layouts[1::2], dtypes, strict=True))
     for instruction in piece.asked:
         for type_ in _promises(instruction):
@@ -149,6 +149,6 @@ def _promises(instruction: Instruction) -> Iterator[TensorType]:
 
 
 def _fall_back(instruction: Instruction, env: list[Any]) -> None:
-    """Run what TorchScript cannot express with eager's kernel, and count it."""
+    """Run an op that TorchScript cannot express with eager's kernel, and count it."""
     metrics.count("TorchScriptFallback")
     reference.step(instruction, env)

@@ -1,4 +1,4 @@
-"""Loops of another kind: a trainer class, a fit by closures, an agent in a world, random paths."""
+"""Other kinds of loops: a trainer class, a closure-based fit, an agent, random paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Batch = dict[str, Tensor]
 
 
 class Sentences(Dataset[Batch]):
-    """Padded to one length, as a tokenizer does."""
+    """Padded to a fixed length, like the output of a tokenizer."""
 
     def __init__(self, count: int, length: int = 48, seed: int = 0) -> None:
         g = torch.Generator().manual_seed(seed)
@@ -97,7 +97,7 @@ class Arguments:
 
 @dataclass
 class Trainer:
-    """A loop in a class: accumulation, schedule, logs, evaluation, callbacks."""
+    """A loop in a class: accumulation, schedule, logging, evaluation, callbacks."""
 
     model: nn.Module
     args: Arguments
@@ -171,7 +171,7 @@ def trainer(loop: Loop) -> None:
 
 
 def lbfgs(loop: Loop) -> None:
-    """A surface fitted with all points at once; the optimizer calls a closure twenty times."""
+    """A surface fitted to all points at once; the optimizer calls a closure up to twenty times."""
     torch.manual_seed(0)
     x = torch.rand(256, 2, dtype=torch.double) * 4 - 2
     y = torch.sin(5 * x[:, :1]) * torch.cos(4 * x[:, 1:])
@@ -197,7 +197,7 @@ def lbfgs(loop: Loop) -> None:
 
 
 class Cart:
-    """A cart on a line that should stay in the middle; an episode has 50 turns, always."""
+    """A cart to be balanced in the middle of a line; an episode always has 50 turns."""
 
     def __init__(self, seed: int) -> None:
         self.g = torch.Generator().manual_seed(seed)
@@ -225,7 +225,7 @@ class ActorCritic(nn.Module):
 
 
 def actor_critic(loop: Loop) -> None:
-    """One number is read for every turn of the world; an update at the end of an episode."""
+    """One number is read in every turn of the environment; an update at the end of an episode."""
     torch.manual_seed(543)
     env, model = Cart(543), loop.compile(ActorCritic())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -259,7 +259,7 @@ def actor_critic(loop: Loop) -> None:
 
 
 class Supernet(nn.Module):
-    """Layers with several candidates each, one of which is taken at a time."""
+    """Layers with several candidates each, of which one is used at a time."""
 
     def __init__(self, width: int = 32, depth: int = 6) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ class Supernet(nn.Module):
 
 
 def supernet(loop: Loop) -> None:
-    """A search over architectures: a path drawn at every step, one of 191 million."""
+    """Architecture search: each step draws one of 191 million paths."""
     torch.manual_seed(0)
     draw = random.Random(0)
     x = torch.randn(4096, 32)

@@ -1,4 +1,4 @@
-"""Programs that make pictures: an autoencoder, diffusion, two nets against each other."""
+"""Image generation: an autoencoder, diffusion, a GAN."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def ddpm(loop: Loop) -> None:
             loop.step()
 
 
-# --- two nets against each other -----------------------------------------------------------------
+# --- a GAN --------------------------------------------------------------------------------------
 
 
 def make_generator(noise: int = 32, width: int = 16) -> nn.Sequential:
@@ -182,7 +182,7 @@ def make_discriminator(width: int = 16) -> nn.Sequential:
 
 
 def gan(loop: Loop) -> None:
-    """Two optimizers; what one net made is detached for the other; scores read at every step."""
+    """Two optimizers; the generator's output is detached for one; scores read at every step."""
     torch.manual_seed(999)
     images, _ = pictures(3200, 16)
     loader = DataLoader(TensorDataset(images * 2 - 1), batch_size=32, shuffle=True)

@@ -1,4 +1,4 @@
-"""Pictures: a convolutional net on digits, and a recipe with mixup and an average of weights."""
+"""Images: a convolutional net on digits, and a recipe with mixup and weight averaging."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torpor.bench.wild.loop import Loop
 
 
 def pictures(count: int, size: int, channels: int = 1, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Noisy pictures with a bright bar whose place tells the class, and the classes."""
+    """Noisy images with a bright bar whose position indicates the class, and the classes."""
     g = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (count,), generator=g)
     images = torch.rand(count, channels, size, size, generator=g) * 0.4
@@ -115,7 +115,7 @@ class ResNet(nn.Module):
 
 
 class ModelEma:
-    """A slow copy of the model, moved a little at every step."""
+    """An exponential moving average of the model's weights."""
 
     def __init__(self, model: nn.Module, decay: float = 0.99) -> None:
         self.module, self.decay = copy.deepcopy(model).eval(), decay
@@ -128,7 +128,7 @@ class ModelEma:
 
 
 def mixup(x: Tensor, target: Tensor, alpha: float = 0.2) -> tuple[Tensor, Tensor]:
-    """A batch and its mirror image, mixed; the targets with them, smoothed."""
+    """A batch mixed with its reverse, and smoothed targets mixed likewise."""
     share = torch.distributions.Beta(alpha, alpha).sample().item()
     soft = torch.full((len(target), 10), 0.1 / 10)
     soft.scatter_(1, target.view(-1, 1), 0.9 + 0.1 / 10)
@@ -145,7 +145,7 @@ class AverageMeter:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """No decay for biases and norms."""
+    """No weight decay for biases and norms."""
     decay = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim <= 1]
     return [
@@ -155,7 +155,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
 
 
 def image_recipe(loop: Loop) -> None:
-    """Mixup, label smoothing, warm-up and cosine by update, clipping, an average of weights."""
+    """Mixup, label smoothing, warm-up and cosine per update, clipping, weight averaging."""
     torch.manual_seed(42)
     dataset = TensorDataset(*pictures(2048, 32, channels=3))
     loader = DataLoader(dataset, batch_size=32, shuffle=True, drop_last=True)

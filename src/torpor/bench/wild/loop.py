@@ -1,4 +1,4 @@
-"""What a program tells the bench while it runs: its losses, and where its steps end."""
+"""The interface from a program to the benchmark: its losses, and where its steps end."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-GROUPS = 40  # of steps, in one run: the device is waited for at the end of each
-GRACE = 50  # steps that may be slow without a compiled graph: another group ends there
+GROUPS = 40  # of steps per run; each ends with a wait for the device
+GRACE = 50  # steps that may be slow without a compiled graph; a group ends there
 STATM = Path("/proc/self/statm")
 PAGE = 4096
 
 
 class LoopEnded(BaseException):
-    """The last step has ended; no `except Exception` of a program stops it."""
+    """The last step has ended; not an `Exception`, so that programs do not catch it."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a run was at the end of a group of steps."""
+    """The state of a run at the end of a group of steps."""
 
     steps: int
-    seconds: float  # since the run began
-    resumed: float  # the same, when the mark was made and the program went on
+    seconds: float  # since the start of the run
+    resumed: float  # the same, after making the mark
     cpu_s: float  # of all threads of the process
     resident: int  # bytes
     compiled: int  # runs of compiled graphs so far
@@ -43,11 +43,11 @@ class Loop:
     """One run of a program."""
 
     steps: int
-    folder: Path = field(default_factory=Path)  # for files of its own
-    compile: Callable[[Any], Any] = _same  # torch.compile, where that runs the program
-    finish: Callable[[], object] = _nothing  # waits until all is computed
-    compiled_runs: Callable[[], int] = _nothing  # of compiled graphs, so far
-    most_s: float = 0.0  # stop after so many seconds; 0: never
+    folder: Path = field(default_factory=Path)  # for the program's files
+    compile: Callable[[Any], Any] = _same  # torch.compile, for that runner
+    finish: Callable[[], object] = _nothing  # waits until everything is computed
+    compiled_runs: Callable[[], int] = _nothing  # number of runs of compiled graphs so far
+    most_s: float = 0.0  # time limit in seconds; 0: none
     start: float = field(default_factory=time.perf_counter)
     done: int = 0
     marks: list[Mark] = field(default_factory=list)
@@ -58,11 +58,11 @@ class Loop:
         return max(1, self.steps // GROUPS)
 
     def log(self, loss: float) -> None:
-        """The program has read a loss, as it does for its log."""
+        """Called when the program has read a loss for its log."""
         self.losses.append((self.done, loss))
 
     def step(self) -> None:
-        """A step has ended; raises `LoopEnded` at the last one."""
+        """Called at the end of a step; raises `LoopEnded` after the last one."""
         self.done += 1
         if self.done % self.group and self.done not in (GRACE, self.steps):
             return
@@ -78,5 +78,5 @@ class Loop:
 
 
 def resident() -> int:
-    """Bytes of this process in memory; 0 where the system does not say."""
+    """Resident bytes of this process; 0 if unknown."""
     return int(STATM.read_text().split()[1]) * PAGE if STATM.exists() else 0

@@ -18,19 +18,19 @@ from torpor.bench.worker_processes import command, environment, fresh_folder, ru
 from torpor.native.build import folder as native_folder
 
 RUNNERS = ("eager", "torpor", "compile")
-PATIENCE = 5.0  # times eager: a run that takes longer is stopped at the end of a step
-LEAST_S = 120.0  # before that; a slow machine compiles for a minute
+PATIENCE = 5.0  # times eager: slower runs are stopped at the end of a step
+LEAST_S = 120.0  # but not before; a slow machine may compile for a minute
 
 
 @dataclass(frozen=True)
 class WildPlan:
-    """What is run, and how."""
+    """What to run, and how."""
 
     programs: tuple[WildProgram, ...]
     runners: tuple[str, ...] = RUNNERS
     threads: int = 1
     rounds: int = 1
-    steps: int = 0  # 0: as many as each program has
+    steps: int = 0  # 0: each program's default
     keep_caches: bool = False
     timeout: float = 600.0
 
@@ -43,7 +43,7 @@ class WildPlan:
 
 
 def measure(plan: WildPlan, advance: Callable[[str], None], note: Callable[[Wild], None]) -> Wild:
-    """Every program with every runner; rounds of one program stand side by side."""
+    """Every program with every runner; the rounds of a program run consecutively."""
     wild = Wild(load=[load()])
     for program in plan.programs:
         rows = {name: ProgramRow(name) for name in plan.runners}
@@ -80,7 +80,7 @@ def _run(plan: WildPlan, program: WildProgram, runner: str, most_s: float) -> Pr
         if not plan.keep_caches:
             variables |= fresh_caches(Path(folder))
         module = command("torpor.bench.wild.worker", with_torpor=False)
-        longest = most_s + plan.timeout  # one compile may be long
+        longest = most_s + plan.timeout  # a single compile may take long
         found = run_to_end(module, settings, [], variables, Path(folder), longest)
         ended = time.perf_counter()
     if isinstance(found, str):
@@ -92,7 +92,7 @@ def _run(plan: WildPlan, program: WildProgram, runner: str, most_s: float) -> Pr
 
 
 def fresh_caches(folder: Path) -> dict[str, str]:
-    """Nothing compiled before is found; the native library is, which is built once and for all."""
+    """Environment for empty compiler caches, except for the native library, which is shared."""
     ours = folder / "torpor"
     ours.mkdir(mode=0o700)
     with contextlib.suppress(OSError):
@@ -106,7 +106,7 @@ def fresh_caches(folder: Path) -> dict[str, str]:
 
 
 def as_json(plan: WildPlan, wild: Wild) -> dict[str, Any]:
-    """All of it."""
+    """All data as JSON."""
     return {
         **facts("cpu", plan.threads),
         "rounds": plan.rounds,

@@ -1,4 +1,4 @@
-"""The numbers of `torpor bench --wild`, and what is promised of them."""
+"""The measurements of `torpor bench --wild`, and their targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torpor.backends.equality import TOLERANCES
 from torpor.bench.measurements import now
 from torpor.bench.wild.loop import GRACE, Mark
 
-GROWTH = 10.0  # a rounding error at one step is a larger one some steps later
+GROWTH = 10.0  # how much a rounding error may grow within some steps
 SLOW = 1.1  # times eager
 
 
@@ -25,30 +25,30 @@ class ProgramRun:
     marks: list[Mark] = field(default_factory=list)
     losses: list[tuple[int, float]] = field(default_factory=list)
     steps: int = 0
-    planned: int = 0  # steps; one that was stopped in the first half has never been warm
-    total_s: float = 0.0  # from the end of `import torch` to the end of the process
+    planned: int = 0  # steps; a run stopped in the first half was never warm
+    total_s: float = 0.0  # from the end of `import torch` to process exit
     memory: int = 0
     compiles: int = 0
     graphs: int = 0
     error: str = ""
 
     def groups(self) -> list[tuple[Mark, Mark]]:
-        """The marks before and after each group of steps but the first."""
+        """The marks before and after each group of steps except the first."""
         return list(zip(self.marks, self.marks[1:]))
 
     def ms(self) -> list[float]:
-        """Milliseconds of a step, for each group."""
+        """Milliseconds per step, for each group."""
         return [(b.seconds - a.resumed) * 1e3 / (b.steps - a.steps) for a, b in self.groups()]
 
     @property
     def step_ms(self) -> float | None:
-        """The median of the later half."""
+        """The median of the second half."""
         found = self.ms() if 2 * self.steps >= self.planned else []
         return median(found[len(found) // 2 :]) if found else None
 
     @property
     def step_cpu_ms(self) -> float | None:
-        """CPU time of a step in the later half: another witness on a busy machine."""
+        """CPU time per step in the second half: less affected by a busy machine."""
         if len(self.marks) < 2 or 2 * self.steps < self.planned:
             return None
         a, b = self.marks[(len(self.marks) - 1) // 2], self.marks[-1]
@@ -95,13 +95,13 @@ class ProgramRow:
 
 @dataclass
 class ProgramOutcome:
-    """One program and everybody who ran it."""
+    """One program, with all its runners."""
 
     program: str
     title: str
     steps: int
     rows: dict[str, ProgramRow] = field(default_factory=dict)
-    window: int = 20  # steps after the first difference in which losses are compared
+    window: int = 20  # steps after the first difference to compare losses in
 
     def ratio(self, runner: str, what: str) -> float | None:
         """`step_ms`, `total_s` and so on of a runner, as a multiple of eager's."""
@@ -114,15 +114,15 @@ class ProgramOutcome:
 
     @property
     def stopped(self) -> bool:
-        """torpor's run took so long that it was stopped."""
+        """Whether torpor's run was stopped because it took too long."""
         runs = self.rows["torpor"].runs if "torpor" in self.rows else []
         return any(run.steps < self.steps and not run.error for run in runs)
 
     def slow_steps(self) -> int | None:
-        """Steps of torpor's after the first ones, slow and without a compiled graph.
+        """How many steps of torpor, after the first ones, were slow and uncompiled.
 
-        Slow is a group that took over 1.1 times as long as the median of eager's, and as eager's
-        same group.
+        A group is slow if it took over 1.1 times as long as the median of eager's, and as the same
+        group of eager's.
         """
         if not {"eager", "torpor"} <= set(self.rows):
             return None
@@ -130,7 +130,7 @@ class ProgramOutcome:
         usual = eager.step_ms
         if usual is None or not ours.marks:
             return None
-        theirs = [*eager.ms(), *[usual] * len(ours.marks)]  # it may have been stopped
+        theirs = [*eager.ms(), *[usual] * len(ours.marks)]  # eager's may have been stopped
         groups = zip(ours.groups(), ours.ms(), theirs)
         return sum(
             b.steps - a.steps
@@ -139,7 +139,7 @@ class ProgramOutcome:
         )
 
     def losses(self) -> Losses | None:
-        """torpor's losses beside eager's."""
+        """torpor's losses compared with eager's."""
         if not {"eager", "torpor"} <= set(self.rows):
             return None
         eager, ours = self.rows["eager"].last, self.rows["torpor"].last
@@ -147,18 +147,18 @@ class ProgramOutcome:
 
 
 def _uncompiled(before: Mark, after: Mark) -> bool:
-    """Fewer compiled graphs ran than there were steps."""
+    """Whether fewer compiled graphs ran than there were steps."""
     return after.compiled - before.compiled < after.steps - before.steps
 
 
 @dataclass(frozen=True)
 class Losses:
-    """How far losses are from eager's."""
+    """How much losses differ from eager's."""
 
     compared: int
-    equal: int  # to the last bit
-    difference: float  # the largest within some steps of the first, as a share of eager's
-    final: float  # of the mean over the last quarter
+    equal: int  # bit for bit
+    difference: float  # the largest within the window, relative to eager's
+    final: float  # of the means over the last quarter, relative
 
     @classmethod
     def of(
@@ -191,18 +191,18 @@ def _share(expected: float, got: float) -> float:
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are there."""
+    """The geometric mean of the values that are present."""
     logs = [math.log(value) for value in values if value]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 @dataclass
 class Wild:
-    """All of one run."""
+    """All results of one run."""
 
     outcomes: list[ProgramOutcome] = field(default_factory=list)
     date: str = field(default_factory=now)
-    load: list[float] = field(default_factory=list)  # of the machine, before and after
+    load: list[float] = field(default_factory=list)  # load average, before and after
 
     def mean(self, runner: str, what: str) -> float | None:
         return geometric_mean(outcome.ratio(runner, what) for outcome in self.outcomes)

@@ -1,4 +1,4 @@
-"""The programs by name, each with as many steps as take eager some thirty seconds on two cores."""
+"""The programs by name, each with a number of steps that takes eager about 30 s on two cores."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torpor.errors import did_you_mean
 
 @dataclass(frozen=True)
 class WildProgram:
-    """An ordinary program, and how long it is run."""
+    """An ordinary program, and for how long to run it."""
 
     name: str
     title: str
-    function: str  # of a module of this package, loaded where it is run
+    function: str  # `module.function` in this package, imported in the worker
     steps: int
     uncompiled: str = ""  # why its users would not call torch.compile
-    window: int = 20  # steps in which a rounding error stays a small one
+    window: int = 20  # steps within which rounding errors stay small
 
     def load(self) -> Callable[[Loop], None]:
-        """The program; it never returns by itself (`loop.LoopEnded`)."""
+        """Import the program; it only ends by `loop.LoopEnded`."""
         module, _, name = self.function.partition(".")
         found: Callable[[Loop], None] = getattr(import_module(f"{__package__}.{module}"), name)
         return found
@@ -39,7 +39,7 @@ ALL = (
     WildProgram("policy", "actor-critic in a world of Python's", "control.actor_critic", 1400),
     WildProgram("packed-lstm", "packed LSTM, changing lengths", "text.packed_lstm", 2000),
     WildProgram("lbfgs", "surface fitted by LBFGS", "control.lbfgs", 900,
-                window=3),  # twenty evaluations a step: it grows a thousandfold in each
+                window=3),  # twenty evaluations per step amplify errors a thousandfold
     WildProgram("image-recipe", "ResNet, mixup, average of weights", "images.image_recipe", 1000),
     WildProgram("trainer", "transformer by a trainer class, accumulation", "control.trainer", 450),
     WildProgram("gan", "two conv nets against each other", "generative.gan", 4500),
@@ -49,7 +49,7 @@ SOAK = WildProgram("supernet", "another path at every step", "control.supernet",
 
 
 def check_names(names: list[str]) -> None:
-    """Refuse a name that no program has, with the nearest one."""
+    """Raise on an unknown program name, suggesting the closest one."""
     for name in names:
         if name not in PROGRAMS:
             hint = did_you_mean(name, PROGRAMS)
@@ -57,7 +57,7 @@ def check_names(names: list[str]) -> None:
 
 
 def find(name: str) -> WildProgram:
-    """The program of that name."""
+    """The program with that name."""
     if name == SOAK.name:
         return SOAK
     check_names([name])

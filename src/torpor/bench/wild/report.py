@@ -1,4 +1,4 @@
-"""What ordinary programs came to, as tables."""
+"""The results of ordinary programs as tables."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from torpor.bench.wild.loop import GRACE
 from torpor.bench.wild.measure import WildPlan
 from torpor.bench.wild.outcome import ProgramOutcome, Wild
 
-MOST_STEP = 1.05  # times eager, each program
+MOST_STEP = 1.05  # times eager, per program
 MOST_STEP_MEAN = 0.95
 MOST_TOTAL = 1.2
 DASH = "–"
 
 
 def headline(plan: WildPlan, wild: Wild) -> str:
-    """When, on what, with what."""
+    """Date, machine, versions and settings."""
     return described(facts("cpu", plan.threads), wild.date, plan.rounds, wild.load)
 
 
 def step_table(wild: Wild) -> Table:
-    """The step after warm-up."""
+    """The time of a step after warm-up."""
     columns, rows = tabled(map(_step_cells, wild.outcomes))
     means = _means(wild, {"torpor ×": "step_ms", "CPU ×": "step_cpu_ms", "compile ×": "step_ms"})
     return columns, [*rows, [means.get(name, "") for name in columns]]
 
 
 def _means(wild: Wild, ratios: dict[str, str]) -> dict[str, str]:
-    """The last row of a table, by columns."""
+    """The last row of a table, by column."""
     return {"program": "geometric mean"} | {
         column: _ratio(wild.mean("compile" if "compile" in column else "torpor", what))
         for column, what in ratios.items()
@@ -49,7 +49,7 @@ def _step_cells(outcome: ProgramOutcome) -> dict[str, str]:
 
 
 def total_table(wild: Wild) -> Table:
-    """The whole run."""
+    """The time of the whole run."""
     columns, rows = tabled(map(_total_cells, wild.outcomes))
     means = _means(wild, {"torpor ×": "total_s", "compile ×": "total_s", "MiB ×": "memory"})
     return columns, [*rows, [means.get(name, "") for name in columns]]
@@ -76,7 +76,7 @@ def _total_cells(outcome: ProgramOutcome) -> dict[str, str]:
 
 
 def notes(wild: Wild) -> list[str]:
-    """What a reader of the tables has to know."""
+    """Caveats about the tables."""
     said = []
     for outcome in wild.outcomes:
         for row in outcome.rows.values():
@@ -91,7 +91,7 @@ def notes(wild: Wild) -> list[str]:
 
 
 def failures(wild: Wild) -> list[str]:
-    """What is promised and does not hold, in words."""
+    """The targets that were missed, as text."""
     found = [line for outcome in wild.outcomes for line in _failures(outcome)]
     mean = wild.mean("torpor", "step_ms")
     if mean is not None and mean > MOST_STEP_MEAN:

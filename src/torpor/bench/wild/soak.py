@@ -1,4 +1,4 @@
-"""A program whose graphs never come back, for many steps: it must cost little and keep nothing."""
+"""Criteria for a program whose graphs never repeat: low overhead, and no memory growth."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from torpor.bench.wild.outcome import ProgramOutcome, ProgramRun
 from torpor.bench.wild.report import DASH
 
 MOST_STEP = 1.1  # times eager
-MOST_GROWTH = 16 << 20  # bytes, beyond eager's
+MOST_GROWTH = 16 << 20  # bytes more than eager's
 RUNNERS = ("eager", "torpor")
 
 
 def growth(run: ProgramRun) -> int:
-    """Bytes by which the process has grown in the last three quarters of its steps."""
+    """By how many bytes the process has grown in the last three quarters of its steps."""
     marks = run.marks
     return marks[-1].resident - marks[len(marks) // 4].resident if marks else 0
 
 
 def table(outcome: ProgramOutcome) -> Table:
-    """A row for each runner."""
+    """A row per runner."""
     return tabled(_cells(outcome, name) for name in outcome.rows)
 
 
@@ -37,7 +37,7 @@ def _cells(outcome: ProgramOutcome, runner: str) -> dict[str, str]:
 
 
 def failures(outcome: ProgramOutcome) -> list[str]:
-    """What is promised and does not hold, in words."""
+    """The targets that were missed, as text."""
     found, times = [], outcome.ratio("torpor", "step_ms")
     grown = {name: growth(row.last) for name, row in outcome.rows.items()}
     beyond = grown.get("torpor", 0) - max(0, grown.get("eager", 0))

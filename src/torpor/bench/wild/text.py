@@ -1,4 +1,4 @@
-"""Text: two language models, names by a net without modules, sentences of many lengths."""
+"""Text: two language models, a name generator without modules, sentences of varying lengths."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SYLLABLES = "an bel cor dan el fi gar hi il jo ka li mar na or pe ri sa ta ul vi
 
 
 def words(count: int, seed: int = 0) -> list[str]:
-    """Made-up words of two to four syllables."""
+    """Random words of two to four syllables."""
     draw = random.Random(seed)
     return ["".join(draw.choices(SYLLABLES, k=draw.randint(2, 4))) for _ in range(count)]
 
 
 def tokens(count: int, vocabulary: int, seed: int = 0) -> list[int]:
-    """A text as numbers, each of which says something about the next."""
+    """A text as integers, in which each depends on the previous one."""
     draw, text = random.Random(seed), [1]
     while len(text) < count:
         text.append((text[-1] * 7 + draw.randint(1, 5)) % vocabulary)
@@ -82,7 +82,7 @@ def evaluate_words(model: nn.Module, raw: RNNModel, source: Tensor) -> float:
 
 
 def word_language_model(loop: Loop) -> None:
-    """An LSTM over windows of one long text; the hidden state goes on; an update by hand."""
+    """An LSTM over windows of one long text, carrying its hidden state; manual update."""
     torch.manual_seed(1111)
     train_data = batchify(torch.tensor(tokens(70_001, 1000)), 20)
     val_data = batchify(torch.tensor(tokens(2_501, 1000, seed=1)), 10)
@@ -210,7 +210,7 @@ def get_lr(it: int, warmup: int = 20, decay: int = 1000) -> float:
 
 
 def nanogpt(loop: Loop) -> None:
-    """Windows of a file by memmap, AdamW in groups, a rate by step, clipping, estimates."""
+    """Windows of a memmap, AdamW with groups, a learning rate per step, clipping, evaluation."""
     torch.manual_seed(1337)
     for split, count in (("train", 200_000), ("val", 20_000)):
         np.array(tokens(count, 65, seed=count), dtype=np.uint16).tofile(
@@ -255,7 +255,7 @@ def build_dataset(names: list[str], block: int = 3) -> tuple[Tensor, Tensor]:
 
 
 def makemore(loop: Loop) -> None:
-    """No module and no optimizer: a list of tensors, moved by hand."""
+    """No module and no optimizer: a list of tensors, updated manually."""
     g = torch.Generator().manual_seed(2147483647)
     xs, ys = build_dataset(words(4000))
     letters = int(ys.max()) + 1
@@ -284,7 +284,7 @@ def makemore(loop: Loop) -> None:
         loop.step()
 
 
-# --- sentences of many lengths -------------------------------------------------------------------
+# --- sentences of varying lengths ----------------------------------------------------------------
 
 
 class LSTMClassifier(nn.Module):
@@ -321,7 +321,7 @@ def collate(batch: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def packed_lstm(loop: Loop) -> None:
-    """Batches padded to their longest, packed by their lengths; another shape at every step."""
+    """Batches padded to their longest sentence, then packed; another shape at every step."""
     torch.manual_seed(0)
     draw = random.Random(0)
     sentences = Sentences([draw.randint(4, 40) for _ in range(3200)], draw)

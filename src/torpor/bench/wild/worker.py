@@ -1,6 +1,6 @@
-"""One program with one runner, in a process of its own: `worker SETTINGS`, which is JSON.
+"""Runs one program with one runner, in a process of its own: `worker SETTINGS`, which is JSON.
 
-The clock starts when torch is loaded: what torpor adds to a program's start counts against it.
+The clock starts when torch is loaded, so it includes torpor's startup time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ START = time.perf_counter()
 
 
 def _torpor() -> dict[str, Any]:
-    """What a program's author adds: two lines; and how the bench looks on."""
+    """What a program's author adds (two lines), and the benchmark's hooks."""
     bare.forget()
     torpor = import_module("torpor")
     torpor.enable()
@@ -44,7 +44,7 @@ def _compiles_and_graphs(runner: str) -> tuple[int, int]:
 
 
 def run(runner: str, program: str, steps: int, folder: str, most_s: float) -> dict[str, Any]:
-    """Run the program; all that was seen of it."""
+    """Run the program; returns all measurements."""
     options = _loop_options(runner)
     loops = import_module("torpor.bench.wild.loop")
     loop = loops.Loop(steps, Path(folder), most_s=most_s, start=START, **options)
@@ -65,7 +65,7 @@ def run(runner: str, program: str, steps: int, folder: str, most_s: float) -> di
 
 
 def main() -> None:
-    """The settings say who runs what, and where the answer goes."""
+    """Run as told by the settings, which contain the path for the answer."""
     settings = json.loads(sys.argv[1])
     answer = Path(settings.pop("answer"))
     found = run(**settings)

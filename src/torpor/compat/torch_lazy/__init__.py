@@ -60,9 +60,9 @@ __all__ = [
 
 
 def mark_step(device: str = "", wait: bool = False) -> None:
-    """Cut the trace: everything alive is compiled, if need be, and queued; then closures run.
+    """Cut the trace: everything live is compiled, if needed, and queued; then closures run.
 
-    With `wait=True` it returns when the numbers are there.
+    With `wait=True` it returns when the results are available.
     """
     _core_metrics.count(metrics.MARK_STEP_CALLS)
     debug.save_graph()
@@ -71,15 +71,15 @@ def mark_step(device: str = "", wait: bool = False) -> None:
 
 
 def wait_device_ops(devices: Sequence[str] | None = None) -> None:
-    """Block until the queues of `devices` (of all devices) are empty."""
+    """Block until the queues of `devices` (default: all) are empty."""
     for device in devices or (None,):
         torpor.wait(device)
 
 
 def sync_multi(tensors: Sequence[torch.Tensor], devices: Sequence[str]) -> None:
-    """Compute these tensors and nothing they do not need, and wait for their numbers.
+    """Compute these tensors and nothing they do not need, and wait for them.
 
-    `devices` is there for the signature: a graph runs on the device of its tensors.
+    `devices` is only for compatibility: a graph runs on the device of its tensors.
     """
     strangers = [t for t in tensors if not isinstance(t, torch.Tensor)]
     if strangers:
@@ -90,14 +90,14 @@ def sync_multi(tensors: Sequence[torch.Tensor], devices: Sequence[str]) -> None:
 
 
 def get_tensor_id(tensor: torch.Tensor) -> int:
-    """The number of a lazy tensor; no other has it, and it stays the same."""
+    """A unique, permanent number for a lazy tensor."""
     return tensor_ids.id_of(tensor)
 
 
 def to_cpu(tensors: Any, devices: Sequence[str] | None = None) -> Any:
-    """The same tensors on the CPU, computed in one go; lists, tuples and dicts are looked into.
+    """The tensors on the CPU, computed together; recurses into lists, tuples and dicts.
 
-    What is not a tensor stays what it is.
+    Other objects are returned unchanged.
     """
     lazy = [t for t in _torch.tree_leaves(tensors) if torpor.is_lazy(t)]
     sync_multi(lazy, devices or ["lazy"])
@@ -107,9 +107,9 @@ def to_cpu(tensors: Any, devices: Sequence[str] | None = None) -> Any:
 def _on_cpu(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return torpor.eager(leaf.to("cpu"))  # a lazy tensor on the CPU has nowhere to move
+    return torpor.eager(leaf.to("cpu"))  # `to` leaves a lazy tensor on the CPU lazy
 
 
 def save(tensors: Any, *args: Any, **kwargs: Any) -> None:
-    """`torch.save` of the tensors on the CPU: the file has nothing lazy in it."""
+    """`torch.save` of the tensors on the CPU: the file contains nothing lazy."""
     torch.save(to_cpu(tensors), *args, **kwargs)

@@ -1,6 +1,6 @@
-"""Functions that run after `mark_step`, when the tensors they look at are on their way.
+"""Closures that run after `mark_step`, when the tensors they use have been submitted.
 
-Other than `torpor.at_step_end`, which follows every cut, these wait for `mark_step` itself.
+Unlike those of `torpor.at_step_end`, which run after every cut, these wait for `mark_step` itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Closure = Callable[[], Any]
 
 
 class ClosureHandler:
-    """Runs closures one after the other, where it is called."""
+    """Runs closures one after the other, synchronously."""
 
     def __init__(self) -> None:
         pass
@@ -32,12 +32,12 @@ class ClosureHandler:
 
 
 class AsyncClosureHandler(ClosureHandler):
-    """Runs closures one after the other on a thread of its own.
+    """Runs closures one after the other on its own thread.
 
-    `run` blocks while `max_queue_size` closures wait (the environment variable
-    `LTC_MAX_ASYNC_QUEUE` overrides it). A closure that fails ends the thread; the next `run`
-    says so, and the one after goes on with the closures that were still waiting. The thread
-    holds up the end of the process, so that no closure is lost.
+    `run` blocks while `max_queue_size` closures are waiting (the environment variable
+    `LTC_MAX_ASYNC_QUEUE` overrides it). If a closure raises, the thread ends; the next `run`
+    raises, and the one after resumes with the remaining closures. The thread is not a daemon, so
+    that the process does not exit before all closures have run.
     """
 
     def __init__(self, max_queue_size: int = 100) -> None:
@@ -89,7 +89,7 @@ def add_step_closure(
 ) -> None:
     """Call `closure(*args)` after the next `mark_step`, in the order of these calls.
 
-    An asynchronous one does not hold up the program.
+    An asynchronous one does not block the program.
     """
     context = get_device_context()
     closures = context.async_step_closures if run_async else context.step_closures
@@ -97,7 +97,7 @@ def add_step_closure(
 
 
 def run_step_closures() -> DeviceContext:
-    """Run what was added since the last time: asynchronous closures start first."""
+    """Run the closures added since the last time: asynchronous ones start first."""
     context = get_device_context()
     background, context.async_step_closures = context.async_step_closures, []
     if background:

@@ -1,8 +1,8 @@
-"""Graphs taken out of the trace, to be run again on other inputs.
+"""Graphs extracted from the trace, to be run again on other inputs.
 
-`get_graph_hash` keeps the graph it looked at, `run_cached_graph` compiles it once and runs it. The
-hash is that of the graph's structure: two traces that record the same ops on tensors of the same
-types have the same one.
+`get_graph_hash` caches its graph, `run_cached_graph` compiles it once and runs it. The hash is that
+of the graph's structure: traces that record the same ops on tensors of the same types have the same
+one.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from torpor.transactions.jobs import Job
 def get_tensors_ts_device_data_node(
     tensors: Sequence[torch.Tensor],
 ) -> tuple[list[int], list[Any]]:
-    """Ids and contents of the inputs of the graph behind `tensors`.
+    """Ids and contents of the inputs of the graph that computes `tensors`.
 
-    The contents are plain tensors of their own, and Python numbers where the graph takes those.
-    An input whose id nobody asked for has the id -1.
+    Contents are plain tensors, copied, or Python numbers where the graph takes those. An input
+    whose id was never requested has the id -1.
     """
     with TRACE.lock:
         inputs = [_input(value) for value in recorded_graph(tensors).inputs]
@@ -65,7 +65,7 @@ def _contents(backend: Backend, content: Any) -> Any:
 
 
 def get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
-    """A hash of the graph behind `tensors`, by which `run_cached_graph` knows it."""
+    """A hash of the graph that computes `tensors`, which is cached for `run_cached_graph`."""
     different = list({id(tensor): tensor for tensor in tensors}.values())
     graph = recorded_graph(different)
     digest = hashlib.sha256(canonical_text(graph).encode()).digest()[:16]
@@ -80,14 +80,14 @@ def get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
 def run_cached_graph(hash_str: bytes, graph_inputs: Sequence[Any]) -> list[torch.Tensor]:
     """Run a graph on inputs in the order of `get_tensors_ts_device_data_node`.
 
-    One plain tensor for each different tensor that was given to `get_graph_hash`; where that is
-    an input as it came, the given input itself.
+    Returns one plain tensor per distinct tensor given to `get_graph_hash`; for an unmodified input,
+    the given input itself.
     """
     return find_graph(hash_str).run(graph_inputs)
 
 
 def find_graph(hash_str: bytes) -> CachedGraph:
-    """The graph under a hash."""
+    """The cached graph with that hash."""
     found = _cache.get(hash_str)
     if found is None:
         raise RuntimeError(
@@ -98,7 +98,7 @@ def find_graph(hash_str: bytes) -> CachedGraph:
 
 
 class CachedGraph:
-    """A graph of its own, compiled for the backend that runs it."""
+    """A copy of a recorded graph, compiled for the active backend."""
 
     def __init__(self, recorded: Graph) -> None:
         self.inputs = recorded.inputs
@@ -109,7 +109,7 @@ class CachedGraph:
         self._compiled: tuple[Backend, Computation] | None = None
 
     def compiled(self) -> tuple[Backend, Computation]:
-        """The active backend and what it made of the graph."""
+        """The active backend, and the graph compiled by it."""
         backend = get_backend()
         if self._compiled is None or self._compiled[0] is not backend:
             name = f"cached{id(self):x}"
@@ -144,7 +144,7 @@ class CachedGraph:
     def _execute(
         self, backend: Backend, computation: Computation, arguments: list[Any]
     ) -> list[BackendData]:
-        """Take a turn on the device's queue; an error is the caller's and nobody else's."""
+        """Run on the device's queue; errors are raised here only."""
         results: list[BackendData] = []
         errors: list[Exception] = []
 

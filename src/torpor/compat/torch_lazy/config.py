@@ -15,21 +15,21 @@ from torpor.trace.dispatch import recorder_of, recover
 
 
 class _Switches:
-    """What the program asked for."""
+    """The current settings."""
 
     force_fallback = ""
     reuse_ir = True
 
 
 def get_force_fallback() -> str:
-    """The ops that are made to fall back."""
+    """The ops that are forced to fall back."""
     return _Switches.force_fallback
 
 
 def set_force_fallback(configval: str) -> None:
-    """Make an op (`"aten::sin"`, or several with commas between) fall back; `""` makes none.
+    """Force an op (`"aten::sin"`, or several, comma-separated) to fall back; `""` forces none.
 
-    Every overload of it runs eagerly from now on, and is counted as `aten::<op>`.
+    All its overloads run eagerly from now on, and are counted as `aten::<op>`.
     """
     forced = list(_overloads(configval))
     for op in _overloads(_Switches.force_fallback):
@@ -53,7 +53,7 @@ def _forced(op: OpOverload) -> Callable[..., Any]:
     cell = metrics.op_cell(f"lazy::{op.name().partition('.')[0].removeprefix('aten::')}")
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        cell[0] += 1  # as every recorder does; `metrics` takes fallbacks off
+        cell[0] += 1  # like every recorder; `metrics` subtracts fallbacks
         asked = NotRecordable(f"{spec.name} was asked to fall back", fallback=True)
         return recover(spec, args, kwargs, asked)
 
@@ -61,5 +61,5 @@ def _forced(op: OpOverload) -> Callable[..., Any]:
 
 
 def set_reuse_ir(val: bool) -> None:
-    """Accepted for the sake of programs that call it: in torpor equal nodes are always one node."""
+    """Accepted for compatibility: in torpor equal nodes are always one node."""
     _Switches.reuse_ir = bool(val)

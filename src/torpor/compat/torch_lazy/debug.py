@@ -1,4 +1,4 @@
-"""The recorded graph as text and as a picture."""
+"""The recorded graph as text and as Graphviz."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from torpor.text.printer import print_graph
 
 
 def _get_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
-    """The graph that will compute `tensors`, as text (`torch._C._lazy._get_tensors_text`)."""
+    """The graph that would compute `tensors`, as text (`torch._C._lazy._get_tensors_text`)."""
     return dump_ir(tensors, "text")
 
 
 def save_graph() -> None:
-    """Add the graph of all that is alive to the file that `LTC_SAVE_TENSORS_FILE` names, if any.
+    """Append the graph of everything live to the file named by `LTC_SAVE_TENSORS_FILE`, if set.
 
-    With the functions that are being called, innermost first, as LTC writes it.
-    `LTC_SAVE_TENSORS_FMT` is "text", "dot" or "backend".
+    Includes the Python stack, innermost first, in LTC's format. `LTC_SAVE_TENSORS_FMT` is "text",
+    "dot" or "backend".
     """
     path = os.environ.get("LTC_SAVE_TENSORS_FILE")
     with TRACE.lock:
@@ -61,14 +61,14 @@ def _as(form: str, graph: Graph) -> str:
 
 
 def render_ir_graph(tensors: Sequence[torch.Tensor]) -> str:
-    """The graph that will compute `tensors`, as Graphviz text."""
+    """The graph that would compute `tensors`, as Graphviz text."""
     return dot(recorded_graph(tensors))
 
 
 def dump_ir(tensors: Sequence[torch.Tensor], ir_format: str) -> str:
-    """The graph that will compute `tensors`.
+    """The graph that would compute `tensors`.
 
-    `ir_format` is "text" for torpor's IR or "backend" for what the backend makes of it.
+    `ir_format` is "text" for torpor's IR, or "backend" for the backend's text.
     """
     if ir_format == "dot":  # that is `render_ir_graph`
         raise RuntimeError(f"Unrecognized IR format: {ir_format}")

@@ -1,4 +1,4 @@
-"""What the program keeps per device: the closures of the step."""
+"""Per-device state of the program: the closures of the step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torpor.backend.registry import get_backend
 
 
 class DeviceContext:
-    """One device, and what waits for the end of its step."""
+    """One device, and the closures that wait for the end of its step."""
 
     _CONTEXTS: dict[str, DeviceContext] = {}  # noqa: RUF012  # shared by all, as in torch
     _CONTEXTS_LOCK = threading.Lock()
@@ -19,13 +19,13 @@ class DeviceContext:
         self.device = device
         self.step_closures: list[Callable[[], Any]] = []
         self.async_step_closures: list[Callable[[], Any]] = []
-        # a program may put a handler of its own here
+        # programs may set their own handlers
         self.closure_handler: Callable[[list[Callable[[], Any]]], None] | None = None
         self.async_closure_handler: Callable[[list[Callable[[], Any]]], None] | None = None
 
 
 def get_device_context(device: str | None = None) -> DeviceContext:
-    """The context of `device` (by default the kind of device behind `lazy`), made on first use."""
+    """The context of `device` (default: the kind of device behind `lazy`), made on first use."""
     name = get_backend().default_device_type.name.upper() if device is None else str(device)
     with DeviceContext._CONTEXTS_LOCK:
         found = DeviceContext._CONTEXTS.get(name)

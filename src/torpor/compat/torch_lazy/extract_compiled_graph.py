@@ -1,4 +1,4 @@
-"""From an fx graph to a function that runs its compiled graph, without recording it again."""
+"""Turns an fx graph into a function that runs its compiled graph, without recording it again."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from torpor.compat.torch_lazy.tensor_factory_functions import tensor_factory_fun
 from torpor.execute.storage import TRACE
 
 debug = os.environ.get("debug_extract_compiled_graph") is not None  # noqa: SIM112  # torch's name
-"""Print every graph that is extracted to standard error."""
+"""Print every extracted graph to standard error."""
 
 
 @dataclass
 class GraphInputMatcher:
-    """Puts the inputs of a graph together from the arguments of a call.
+    """Assembles the inputs of a graph from the arguments of a call.
 
-    An input whose tensor id is an argument's comes from there; all others are what they were when
+    An input with the tensor id of an argument is taken from there; all others are as they were when
     the graph was recorded.
     """
 
@@ -47,9 +47,9 @@ class GraphInputMatcher:
 
 
 class ReturnValueHandler:
-    """Gives a tensor that was returned several times back to every place it belongs to.
+    """Duplicates a tensor to all positions in which it was returned.
 
-    A graph computes each different tensor once: for `return c, c` its results are one.
+    A graph computes each distinct tensor once: for `return c, c` it has one result.
     """
 
     def __init__(self, lazy_out_list: Sequence[Any]) -> None:
@@ -72,10 +72,10 @@ class ReturnValueHandler:
 
 
 def force_lazy_device(model: fx.GraphModule) -> None:
-    """Let everything an fx graph makes be made on the device `lazy`.
+    """Make an fx graph create all its tensors on the device `lazy`.
 
-    Devices it names are replaced, and factory functions that name none are given one. Device
-    numbers are dropped: all inputs are moved to one lazy device.
+    Devices in it are replaced, and factory functions without one are given one. Device indices are
+    dropped, as all inputs are moved to one lazy device.
     """
     lazy = torch.device("lazy")
 
@@ -104,12 +104,11 @@ def extract_compiled_graph(
 ) -> Callable[..., Any]:
     """Record `model` once, and return a function that runs the compiled graph.
 
-    The function takes tensors like `example_inputs` and returns the list of results. What the
-    model writes to is written to: arguments, parameters and buffers, which are read anew at every
-    call. A model that the graph would not stand for is refused with a RuntimeError: one that falls
-    back, draws random numbers, or looks at numbers on the way. Shapes and types are checked at
-    every call; that Python branches go the same way is for the caller (TorchDynamo's guards) to
-    know.
+    The function takes tensors like `example_inputs` and returns the list of results. It performs
+    the model's writes: to arguments, parameters and buffers, which are read anew at every call. A
+    model that a graph cannot represent is rejected with a RuntimeError: one that falls back, draws
+    random numbers, or reads data in between. Shapes and types are checked at every call; that
+    Python branches take the same path is up to the caller (TorchDynamo's guards).
     """
     lazy_model = copy.deepcopy(model).to(device=torch.device("lazy"))
     force_lazy_device(lazy_model)
@@ -146,7 +145,7 @@ def extract_compiled_graph(
 
 
 class _Outputs:
-    """What a call returns: results, its own arguments, and what is neither."""
+    """Maps results, the call's own arguments and other objects to what a call returns."""
 
     def __init__(self, lazy_inputs: Sequence[Any], lazy_outs: Sequence[Any]) -> None:
         inputs = {id(tensor): place for place, tensor in enumerate(lazy_inputs)}
@@ -175,7 +174,7 @@ def _state(model: torch.nn.Module) -> list[torch.Tensor]:
 
 @contextmanager
 def _extractable() -> Iterator[None]:
-    """The body is recorded in one piece, or refused."""
+    """Check that the body is recorded in one piece, or raise."""
     before, epoch, seed = core_metrics.counters(), TRACE.epoch, torpor.seed_state()
     cut_after_module, config.cut_after_module = config.cut_after_module, False
     try:

@@ -1,4 +1,4 @@
-"""The intern table, torpor's place for nodes met before (a trie in `torch._lazy`)."""
+"""The intern table, torpor's counterpart of the trie in `torch._lazy`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torpor.execute.storage import TRACE
 from torpor.ir.node import TABLE, Node
 from torpor.text.printer import print_node
 
-_LABEL = 160  # characters of a label
+_LABEL = 160  # the most characters in a label
 
 
 def dump(dot_file_name: str) -> None:
-    """Write the nodes of the intern table, and what they take from each other, as Graphviz."""
+    """Write the nodes of the intern table and their edges, as Graphviz."""
     with TRACE.lock:
         nodes = [
             node
@@ -37,6 +37,6 @@ def _lines(nodes: list[Node]) -> Iterator[str]:
 
 
 def reset() -> None:
-    """Forget every node; what is recorded and not yet run stays valid."""
+    """Drop all nodes; what is recorded and not yet run stays valid."""
     with TRACE.lock:
         TABLE.clear()

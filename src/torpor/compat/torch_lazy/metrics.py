@@ -1,7 +1,7 @@
-"""torpor's counters under the names `torch._lazy` gives them.
+"""torpor's counters under the names that `torch._lazy` gives them.
 
-Nothing is counted twice for it. What torpor does not count by itself is worked out when it is
-asked for: a recorder's calls less the nodes that were new to the intern table are its reuses.
+Nothing is counted twice for that. What torpor does not count is derived on demand: for example, a
+recorder's calls minus the nodes that it added to the intern table are its reuses.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from torpor.ir.node import TABLE, OpKind
 from torpor.ops.spec import ReturnKind, spec_of
 
 MARK_STEP_CALLS = "torch_lazy::mark_step"
-"""Where `mark_step` counts itself; torpor's own `MarkStep` counts automatic cuts too."""
+"""The counter of `mark_step` itself; torpor's own `MarkStep` includes automatic cuts."""
 
 Calls = dict[str, dict[str, int]]
 """By counter (`lazy::add`) and overload (`aten.add.Tensor`)."""
 
 
 def reset() -> None:
-    """Set every counter and timer back to nothing."""
+    """Reset all counters and timers."""
     metrics.reset()
 
 
 def counter_names() -> list[str]:
-    """The names of all counters that are not zero."""
+    """The names of all nonzero counters."""
     return sorted(_counters())
 
 
 def counter_value(name: str) -> int | None:
-    """The value of a counter; None where nothing was counted."""
+    """The value of a counter; None if nothing was counted."""
     return _counters().get(name)
 
 
 def metrics_report() -> str:
-    """Timers, counters and what the backend reports, as text."""
+    """Timers, counters and the backend's report, as text."""
     lines: list[str] = []
     for name, timer in sorted(metrics.timers().items()):
         lines += [
@@ -53,7 +53,7 @@ def metrics_report() -> str:
     return "\n".join(lines) + "\n"
 
 
-# -- LTC's counters, from torpor's -------------------------------------------------------------
+# -- LTC's counters, derived from torpor's -----------------------------------------------------
 
 
 def _counters() -> dict[str, int]:
@@ -79,30 +79,30 @@ def _calls() -> Calls:
 
 
 def _likeliest(counter: str) -> str:
-    """The overload with most nodes, for recorders that do not tell theirs; "" if it has none."""
+    """The overload with the most nodes, for recorders that do not report theirs; "" if none."""
     kinds = [kind for kind in _kinds(counter) if kind.nodes]
     return max(kinds, key=lambda kind: len(kind.nodes)).name if kinds else ""
 
 
 def _kinds(counter: str) -> list[OpKind]:
-    """All overloads of an op that were met so far."""
+    """All overloads of an op recorded so far."""
     prefix = f"{_op(counter).replace('::', '.')}."
     return [kind for name, kind in list(TABLE.kinds.items()) if name.startswith(prefix)]
 
 
 def _op(counter: str) -> str:
-    """The op behind a counter, as fallbacks count it: `lazy::add` -> `aten::add`."""
+    """The op of a counter, as in counters of fallbacks: `lazy::add` -> `aten::add`."""
     op = counter.removeprefix("lazy::")
     return op if "::" in op else f"aten::{op}"
 
 
 def _fallbacks(counter: str, core: dict[str, int]) -> int:
-    """A recorder counts a call before it knows that the op falls back; LTC does not."""
+    """Fallbacks to subtract: a recorder counts a call before it falls back, LTC does not."""
     return core.get(_op(counter), 0)
 
 
 def _out_of_place(counter: str) -> str:
-    """LTC turns in-place ops into others before it sees them, all but `fill_`."""
+    """LTC functionalizes in-place ops before it counts them, all but `fill_`."""
     in_place = counter.endswith("_") and not counter.endswith("__")
     return counter[:-1] if in_place and counter != "lazy::fill_" else counter
 
@@ -111,7 +111,7 @@ def _out_of_place(counter: str) -> str:
 
 
 def _tensors_made(calls: Calls, core: dict[str, int]) -> int:
-    """Tensors that recorded ops made or wrote (a list counts as one), and data that moved in."""
+    """Tensors that recorded ops made or wrote (a list counts as one), and data moved in."""
     made = sum(
         number * _tensors(overload)
         for overloads in calls.values()
@@ -119,7 +119,7 @@ def _tensors_made(calls: Calls, core: dict[str, int]) -> int:
     )
     moved = core.get("CreateLtcTensor", 0)
     empty = core.get("lazy::empty", 0) + core.get("lazy::empty_strided", 0)
-    return made + max(0, moved - empty)  # torch makes an empty tensor and moves data into it
+    return made + max(0, moved - empty)  # a transfer makes an empty tensor first
 
 
 def _tensors(overload: str) -> int:
@@ -135,7 +135,7 @@ def _tensors(overload: str) -> int:
 
 
 def _reused(counter: str, overloads: dict[str, int], core: dict[str, int]) -> dict[str, int]:
-    """How often each overload met a node of the intern table."""
+    """How often each overload hit the intern table."""
     new = metrics.new_nodes()
     synced = core.get(f"Sync::{_op(counter).rpartition('::')[2]}", 0)
     others = sum(new.get(kind.name, 0) for kind in _kinds(counter) if kind.name not in overloads)

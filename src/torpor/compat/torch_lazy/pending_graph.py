@@ -1,4 +1,4 @@
-"""The graph that stands behind given tensors in the trace being recorded."""
+"""The graph that would compute given tensors in the current trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torpor.trace.values import value_of
 
 
 def recorded_graph(tensors: Sequence[torch.Tensor]) -> Graph:
-    """The graph that will compute `tensors`, one output for each."""
+    """The graph that would compute `tensors`, with one output each."""
     for tensor in tensors:
         if not isinstance(tensor, LazyTensor):
             raise TypeError(f"expected lazy tensors, got {type(tensor).__name__}")

@@ -1,7 +1,7 @@
-"""The torch functions that make a tensor from nothing.
+"""The factory functions of torch.
 
-`extract_compiled_graph` gives them a lazy device where they name none. A function that the torch
-at hand does not have is left out.
+`extract_compiled_graph` gives them a lazy device if they have none. Functions that the installed
+torch lacks are omitted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers for lazy tensors, given on demand: torpor itself tells tensors apart by identity."""
+"""Numbers for lazy tensors, assigned on demand: torpor itself identifies tensors by `is`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torpor.execute.storage import LazyStorage
 from torpor.trace.tensor import LazyTensor
 
 UNKNOWN = -1
-"""In the place of the id of a tensor that nobody asked for."""
+"""Instead of the id of a tensor that was never requested."""
 
 _lock = threading.Lock()
 _next = itertools.count(1)
@@ -36,6 +36,6 @@ def id_of(tensor: torch.Tensor) -> int:
 
 
 def id_of_storage(storage: LazyStorage) -> int:
-    """The number of the tensor that is all of `storage`, or `UNKNOWN`."""
+    """The number of the tensor that covers all of `storage`, or `UNKNOWN`."""
     with _lock:
         return _by_storage.get(storage, UNKNOWN)

@@ -1,1 +1,1 @@
-"""`torpor view`: a local page that shows what a program recorded, compiled and ran."""
+"""`torpor view`: a local web page that shows what a program recorded, compiled and ran."""

@@ -18,7 +18,7 @@ _END: Final = "</body>"
 _DATA: Final = '<script type="application/json" id="data">'
 _META: Final = '<meta charset="utf-8">'
 _MOST_COMPARED: Final = 12
-"""Graphs of which every pair is compared in a file; of more, only neighbours."""
+"""With up to this many graphs, a file contains all pairwise comparisons; else neighbours only."""
 
 
 @functools.cache
@@ -28,7 +28,7 @@ def asset(name: str) -> bytes:
 
 
 def html_file(source: Source) -> str:
-    """The page with everything in it: one file, which asks nobody for anything."""
+    """The page as one self-contained file, which loads nothing from elsewhere."""
     style, script = asset("app.css").decode(), asset("app.js").decode()
     data = json.dumps(_everything(source), separators=(",", ":")).replace("<", "\\u003c")
     policy = (

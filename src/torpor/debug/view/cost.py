@@ -1,4 +1,4 @@
-"""What a node costs, as far as its types tell: arithmetic, and bytes that are read and written."""
+"""The cost of a node, estimated from its types: arithmetic, and bytes read and written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_COUNTED: Final = (
 
 
 def flops(node: Node) -> int:
-    """Operations on numbers: torch's own count where it has one, else one for each result."""
+    """Arithmetic operations: by torch's formula if there is one, else one per result element."""
     if is_view(node):
         return 0
     count = flop_registry.get(getattr(node.op.target, "overloadpacket", None))
@@ -26,13 +26,13 @@ def flops(node: Node) -> int:
         made = [None if value.type is None else _shape(value) for value in node.outputs]
         try:
             return int(count(*shapes, **named, out_val=made[0] if len(made) == 1 else made))
-        except _NOT_COUNTED:  # a form of the op that torch's formula was not written for
+        except _NOT_COUNTED:  # an overload that torch's formula does not cover
             return _elements(node)
     return _elements(node)
 
 
 def traffic(node: Node) -> int:
-    """Bytes of the tensors that a node reads and writes; a view does neither."""
+    """Bytes of the tensors that a node reads and writes; none for a view."""
     if is_view(node):
         return 0
     return sum(map(size, dict.fromkeys((*node.operands, *node.outputs))))
@@ -49,12 +49,12 @@ def _elements(node: Node) -> int:
 
 
 def is_view(node: Node) -> bool:
-    """A node that only looks at its operand."""
+    """Whether the node is a view."""
     return node.op.target is not None and spec_of(node.op.target).mode is Mode.VIEW
 
 
 def _shapes(node: Node) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a node as torch's formulas take them: shapes, in order and by name."""
+    """The arguments of a node as torch's formulas take them: shapes, positional and by name."""
     by_place, by_name = [], {}
     for parameter, arg in zip(node.op.parameters, node.args, strict=True):
         if parameter.keyword_only:

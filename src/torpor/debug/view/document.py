@@ -1,7 +1,7 @@
-"""What the page shows, as plain JSON: a summary of the program, and one document for each graph.
+"""The page's data as plain JSON: a summary of the program, and one document per graph.
 
-Both are the same for a running process and for a record file. Texts stand in a table and are
-referred to by number; nodes and groups are rows. Nothing in it is code or markup.
+Both have the same form for a running process and for a record file. Strings are in a table and are
+referred to by index; nodes and groups are rows. Nothing in it is code or markup.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from torpor.text.printer import (
 
 FORMAT: Final = "torpor view"
 VERSION: Final = 1
-_LONGEST_LIST: Final = 64  # operands of one argument that are spelt out
+_LONGEST_LIST: Final = 64  # the most operands of one argument to show
 
 
 class Source(Protocol):
-    """Where the page gets what it shows from."""
+    """Where the page gets its data from."""
 
     def version(self) -> str:
-        """Another text whenever the summary is another."""
+        """A string that changes whenever the summary does."""
         ...
 
     def summary(self) -> Summary: ...
 
     def graph(self, number: int) -> GraphDocument | None:
-        """The graph of that number; None if it is not known, or no longer."""
+        """The graph with that number; None if it is unknown or no longer kept."""
         ...
 
     def difference(self, before: int, after: int) -> str | None:
-        """What differs first between two graphs, in words."""
+        """The first difference between two graphs, as text."""
         ...
 
     def passes(self, number: int) -> list[PassText] | None:
-        """A graph after each pass; None if it is not known, or no longer."""
+        """A graph after each pass; None if it is unknown or no longer kept."""
         ...
 
 
@@ -63,12 +63,12 @@ class PassText(NamedTuple):
 
     name: str
     description: str
-    text: str | None  # None: as before it
+    text: str | None  # None: unchanged
 
 
 @dataclass
 class GraphRow:
-    """One graph, as the list of graphs shows it."""
+    """One graph in the list of graphs."""
 
     number: int
     name: str
@@ -84,7 +84,7 @@ class GraphRow:
     failure: str
     why: str
     backend: str
-    known: bool  # its nodes can be shown
+    known: bool  # whether its nodes can be shown
 
     @staticmethod
     def of(number: int, facts: GraphFacts, nodes: int, known: bool) -> GraphRow:
@@ -126,7 +126,7 @@ class Summary:
         graphs: list[GraphRow],
         events: Sequence[EventFact],
     ) -> Summary:
-        """With times that begin at 0."""
+        """A summary with times that start at 0."""
         zero = min((event.start for event in events), default=0.0)
         moved = [
             EventFact(e.kind, e.start - zero, e.seconds, e.name, e.site, e.thread) for e in events
@@ -153,11 +153,11 @@ class GraphDocument:
     number: int
     name: str
     texts: list[str]
-    nodes: list[list[int]]  # `NODE_FIELDS`, the first five are numbers of texts
-    operands: list[list[int]]  # nodes; input i is -1 - i
-    inputs: list[list[int]]  # name, type and origin: numbers of texts; bytes
-    outputs: list[int]  # nodes; input i is -1 - i
-    groups: list[list[int]]  # parent, kind and label: the latter numbers of texts
+    nodes: list[list[int]]  # `NODE_FIELDS`; the first five are indices of texts
+    operands: list[list[int]]  # node numbers; input i is -1 - i
+    inputs: list[list[int]]  # name, type and origin: indices of texts; bytes
+    outputs: list[int]  # node numbers; input i is -1 - i
+    groups: list[list[int]]  # parent, kind and label: the latter two are indices of texts
     parents: list[int]  # the group of each node
     memory: MemoryProfile
     code: str
@@ -180,7 +180,7 @@ GROUP_FIELDS: Final = ("parent", "kind", "label")
 
 
 class _Texts:
-    """Texts, each once."""
+    """A table of distinct strings."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -190,7 +190,7 @@ class _Texts:
 
 
 class _DocumentBuilder:
-    """Writes the document of one graph."""
+    """Builds the document of one graph."""
 
     def __init__(self, graph: Graph, scopes: Sequence[Scope | None]) -> None:
         self.graph = graph
@@ -274,7 +274,7 @@ class _DocumentBuilder:
         ]
 
     def _groups(self) -> tuple[list[list[int]], list[int]]:
-        """The tree of groups as rows, a parent before its children; the group of each node."""
+        """The tree of groups as rows, parents before children, and the group of each node."""
         lines = ["" if n.site is None else str(n.site) for n in self.graph.nodes]
         rows: list[list[int]] = []
         parents = [0] * len(lines)
@@ -299,19 +299,19 @@ def graph_document(
 
 
 def pass_texts(graph: Graph, backend: Backend) -> list[PassText]:
-    """`graph` as it was recorded, and after each pass that compiling it on `backend` runs."""
+    """`graph` as recorded, and after each pass of compiling it on `backend`."""
     found = [PassText("recorded", f"before the passes of {backend.name}", print_graph(graph))]
     try:
         for one, made in stages(passes_of(backend, device_of(graph, backend)), graph):
             text = None if made is graph else print_graph(made)
             found.append(PassText(one.name, one.description, text))
             graph = made
-    except Exception as error:  # what a backend cannot compile is shown all the same
+    except Exception as error:  # graphs that fail to compile are shown too
         found.append(PassText("failed", "the next pass raised an error", str(error)))
     return found
 
 
 def difference_text(before: Graph, after: Graph) -> str:
-    """What differs first between two graphs, in words."""
+    """The first difference between two graphs, as text."""
     found = difference(before, after)
     return "They are alike, node by node." if found.kind == SAME else str(found)

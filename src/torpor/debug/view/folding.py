@@ -1,6 +1,6 @@
-"""The nodes of a graph as a tree of few branches: by module, by equal part, by line, by number.
+"""Folds the nodes of a graph into a tree: by module, by repeated part, by line, by number.
 
-No group has more than `MOST_CHILDREN` children, so that whatever is unfolded can be drawn.
+No group has more than `MOST_CHILDREN` children, so that any unfolded group can be drawn.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torpor.ir.graph import Graph
 
 MOST_CHILDREN: Final = 48
 FEW: Final = 6
-"""Nodes that need no folding."""
+"""The most nodes that need no folding."""
 
 PHASE: Final = "phase"  # forward, backward, optimizer
 MODULE: Final = "module"
 REPEAT: Final = "repeat"  # equal parts
-PART: Final = "part"  # one of them
+PART: Final = "part"  # one of the equal parts
 LINE: Final = "line"  # nodes of one line of the user's
-RANGE: Final = "range"  # nodes that have nothing in common but their place
+RANGE: Final = "range"  # nodes that are merely adjacent
 ROOT: Final = "root"
 
 
@@ -49,7 +49,7 @@ class Fold:
 
 
 def fold(graph: Graph, scopes: Sequence[Scope | None], lines: Sequence[str]) -> Fold:
-    """The tree of a graph whose nodes were recorded by these modules, at these lines."""
+    """The tree of a graph, given the module and the line that recorded each node."""
     root = _by_module(scopes)
     structure = LabelledGraph(graph)
     for group in _bottom_up(root):
@@ -82,7 +82,7 @@ def _by_module(scopes: Sequence[Scope | None]) -> Fold:
 
 
 def _group(parts: tuple[str, ...], known: dict[tuple[str, ...], Fold]) -> Fold:
-    """The group of a module, made with those around it where it is new."""
+    """The group of a module, created along with its ancestors if new."""
     depth = len(parts)
     while parts[:depth] not in known:
         depth -= 1
@@ -98,7 +98,7 @@ def _group(parts: tuple[str, ...], known: dict[tuple[str, ...], Fold]) -> Fold:
 
 
 def _fold_equal_groups(group: Fold, structure: LabelledGraph) -> None:
-    """Neighbours in a row of modules (`blocks.0`, `blocks.1`) that are equal become one group."""
+    """Merge equal neighbours in a sequence of modules (`blocks.0`, `blocks.1`) into one group."""
     runs: list[list[Fold]] = []
     shape: object = None
     for item in group.items:
@@ -119,7 +119,7 @@ def _fold_equal_groups(group: Fold, structure: LabelledGraph) -> None:
 
 
 def _replace(group: Fold, old: Sequence[int | Fold], new: Fold) -> None:
-    """`new` stands where the first of `old` stood."""
+    """Replace `old` by `new`, at the position of the first."""
     gone = {id(item) for item in old}
     first = next(i for i, item in enumerate(group.items) if id(item) == id(old[0]))
     kept = [item for i, item in enumerate(group.items) if i == first or id(item) not in gone]
@@ -162,7 +162,7 @@ def _repeated(nodes: list[int], period: int) -> Fold:
 
 
 def _by_line(nodes: list[int], lines: Sequence[str]) -> list[int | Fold]:
-    """One group for each line, where there are several."""
+    """One group per line, if there are several lines."""
     groups: dict[str, Fold] = {}
     for node in nodes:
         line = lines[node]
@@ -184,7 +184,7 @@ def _first(item: int | Fold) -> int:
 
 
 def _narrow(group: Fold) -> None:
-    """Put neighbours together until there are few children."""
+    """Group neighbours until there are few children."""
     while len(group.items) > MOST_CHILDREN:
         length = len(group.items)
         size = ceil(length / ceil(length / MOST_CHILDREN))

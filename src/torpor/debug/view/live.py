@@ -1,6 +1,6 @@
-"""The page of a program while it runs: `TORPOR_VIEW=1 python train.py`.
+"""The page of a running program: `TORPOR_VIEW=1 python train.py`.
 
-The address is printed once, and left in a folder that only this user can read, where `torpor view`
+The address is printed once, and saved in a folder that only this user can read, where `torpor view`
 finds it.
 """
 
@@ -27,7 +27,7 @@ _PRIVATE: Final = 0o700
 
 @dataclass(frozen=True)
 class RunningProgram:
-    """A program that is running and can be looked at."""
+    """A running program with a page."""
 
     pid: int
     program: str
@@ -35,7 +35,7 @@ class RunningProgram:
 
 
 def start() -> ViewServer | None:
-    """Serve the page of this process, and say where; None in a process that another one started."""
+    """Serve the page of this process, and print its address; None in a child process."""
     if multiprocessing.parent_process() is not None:
         return None
     server = _server(LiveSource())
@@ -48,7 +48,7 @@ def start() -> ViewServer | None:
 
 
 def _server(source: LiveSource) -> ViewServer | None:
-    """A server on the port that was chosen, or on any: the processes of a job want the same one."""
+    """A server on the configured port, or on any if that is taken, as by other ranks of a job."""
     problem: Exception | None = None
     for port in (config.view_port, 0):
         try:
@@ -60,7 +60,7 @@ def _server(source: LiveSource) -> ViewServer | None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201  # what was asked for
+    print(text, file=sys.stderr, flush=True)  # noqa: T201  # the user asked for it
 
 
 # -- addresses ---------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def _folder() -> Path:
 
 
 def _private_folder() -> Path | None:
-    """The folder, if it is ours and nobody else can look into it."""
+    """The folder, if it is ours and private."""
     folder = _folder()
     try:
         folder.mkdir(mode=_PRIVATE, exist_ok=True)
@@ -94,22 +94,22 @@ def _leave_address(program: RunningProgram) -> None:
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(number, "w", encoding="utf-8") as file:
             json.dump(asdict(program), file)
-    except OSError:  # a full disk: the address was printed, and the program goes on
+    except OSError:  # for example a full disk; the address was printed anyway
         return
     atexit.register(_remove_address, path, program.pid)
 
 
 def _remove_address(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a forked process has this handler too
+    if os.getpid() == pid:  # forked processes inherit this handler
         path.unlink(missing_ok=True)
 
 
 def running() -> list[RunningProgram]:
-    """Programs of this user that can be looked at, the latest first."""
+    """This user's running programs with a page, newest first."""
     folder = _private_folder()
     found: list[tuple[float, RunningProgram]] = []
     for path in [] if folder is None else folder.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # ends while we look, or is torn
+        with contextlib.suppress(OSError, ValueError, TypeError):  # concurrent exit or write
             program = RunningProgram(**json.loads(path.read_text(encoding="utf-8")))
             if _is_alive(program.pid):
                 found.append((path.stat().st_mtime, program))

@@ -13,23 +13,23 @@ from torpor.ir.types import TensorType
 from torpor.observe.memory import lifetimes
 
 POINTS: Final = 600
-"""Moments that are shown; of those in between the worst one."""
+"""Number of points to show; each is the maximum of its interval."""
 
 LINES: Final = 7
-"""Lines that are shown on their own."""
+"""The most lines to show individually."""
 
 OTHERS: Final = "all other lines"
 
 
 @dataclass(frozen=True, slots=True)
 class LineMemory:
-    """What one line keeps alive."""
+    """The memory that one line keeps alive."""
 
     line: str
-    at_peak: int  # bytes at the worst moment of the graph
-    most: int  # bytes at its own worst moment
+    at_peak: int  # bytes at the graph's peak
+    most: int  # bytes at the line's own peak
     buffers: int
-    points: list[int] | None  # bytes at each moment shown; None: part of the others
+    points: list[int] | None  # bytes at each point shown; None: part of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ class MemoryProfile:
     peak_node: int
     positions: list[int]  # the nodes that are shown
     totals: list[int]  # bytes alive at each of them
-    others: list[int]  # those of lines that are not shown on their own
-    lines: list[LineMemory]  # the largest first
+    others: list[int]  # of lines that are not shown individually
+    lines: list[LineMemory]  # largest first
 
 
 Lives = dict[Value, tuple[int, int, int]]
 
 
 def memory_of(graph: Graph, lives: Lives | None = None) -> MemoryProfile:
-    """What a graph will need when its nodes run in order."""
+    """The memory a graph needs if its nodes run in order."""
     lives = lifetimes(graph) if lives is None else lives
     length = max(1, len(graph.nodes))
     changes: dict[str, list[int]] = defaultdict(lambda: [0] * (length + 1))
@@ -86,7 +86,7 @@ def memory_of(graph: Graph, lives: Lives | None = None) -> MemoryProfile:
 
 
 def _worst_moments(totals: list[int]) -> list[int]:
-    """Few places, one of every stretch: where it is largest."""
+    """Positions to show: the maximum of each of a limited number of intervals."""
     if len(totals) <= POINTS:
         return list(range(len(totals)))
     edges = [len(totals) * i // POINTS for i in range(POINTS + 1)]

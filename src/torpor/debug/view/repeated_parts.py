@@ -1,9 +1,9 @@
-"""Equal parts of a graph, for display: runs of nodes that repeat, and parts of the same structure.
+"""Finds equal parts of a graph, for display: repeats of nodes, and parts of the same structure.
 
     mul add relu mul add relu mul add relu exp   ->   (mul add relu) x 3, exp
 
-Two parts are equal if their nodes have the same ops, attributes and types in the same order, and
-take their operands from the same places inside; where operands come from outside does not matter.
+Two parts are equal if their nodes have the same ops, attributes and types in the same order, with
+the same connections inside; operands from outside may differ.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torpor.text.printer import argument_text, type_text
 _MODULUS: Final = (1 << 61) - 1
 _BASE: Final = 1_000_003
 _MOST_PERIODS: Final = 12
-"""Distances to the next equal node that are tried as the length of a repeated part."""
+"""The most distances to the next equal node to try as the length of a repeated part."""
 
 
 class RepeatedPart(NamedTuple):
-    """`times` equal parts of `period` nodes each, side by side."""
+    """`times` consecutive equal parts of `period` nodes each."""
 
     start: int
     period: int
@@ -35,7 +35,7 @@ class RepeatedPart(NamedTuple):
 
 
 class LabelledGraph:
-    """The nodes of a graph as labels, and how they hang together."""
+    """The nodes of a graph as labels, and their connections."""
 
     def __init__(self, graph: Graph) -> None:
         known: dict[tuple[str, ...], int] = {}
@@ -46,16 +46,16 @@ class LabelledGraph:
             [-1 if v in inputs else place.get(v.node, -1) for v in node.operands]
             for node in graph.nodes
         ]
-        self.of_inputs: set[int] = set()  # nodes that take nothing but inputs, and views of those
+        self.of_inputs: set[int] = set()  # nodes of inputs only, and views of those
         for i, operands in enumerate(self.operands):
             inner = [operand for operand in operands if operand >= 0]
             if not inner or (self.of_inputs.issuperset(inner) and is_view(graph.nodes[i])):
                 self.of_inputs.add(i)
 
     def shape_of(self, nodes: Sequence[int]) -> tuple[int, ...]:
-        """What equal parts have in common, whatever the order of their nodes.
+        """The structure of a part, independent of the order of its nodes.
 
-        What is made of inputs alone belongs to whoever made it first, so it is left out.
+        Nodes computed from inputs only are shared by their first user, so they are excluded.
         """
         known: dict[int, int] = {}
         for node in nodes:
@@ -65,7 +65,7 @@ class LabelledGraph:
         return tuple(sorted(known.values()))
 
     def repeats(self, nodes: Sequence[int]) -> list[RepeatedPart]:
-        """Equal parts that stand side by side in `nodes`; positions are those in `nodes`."""
+        """Consecutive equal parts of `nodes`; positions are relative to `nodes`."""
         lengths = _CommonLengths([self.labels[n] for n in nodes])
         found: list[RepeatedPart] = []
         start = 0
@@ -81,7 +81,7 @@ class LabelledGraph:
     def _best(
         self, nodes: Sequence[int], start: int, lengths: _CommonLengths
     ) -> RepeatedPart | None:
-        """The repeat at `start` that covers most; of those the one with the shortest parts."""
+        """The repeat at `start` that covers most; of equals, the one with the shortest parts."""
         best: RepeatedPart | None = None
         for period in lengths.periods(start):
             count = lengths.common(start, start + period) // period + 1
@@ -93,7 +93,7 @@ class LabelledGraph:
         return best
 
     def _equal_parts(self, nodes: Sequence[int], start: int, period: int, count: int) -> int:
-        """How many of the parts, which have equal labels, hang together alike."""
+        """How many of the parts, whose labels are equal, have equal connections."""
         first = self._part(nodes[start : start + period])
         for i in range(1, count):
             begin = start + i * period
@@ -112,7 +112,7 @@ def _label(node: Node) -> tuple[str, ...]:
 
 
 class _CommonLengths:
-    """How far a row of labels agrees with itself from two places on, by hashes of its starts."""
+    """Longest common prefixes of two suffixes of a list of labels, by hashes of its prefixes."""
 
     def __init__(self, labels: Sequence[int]) -> None:
         self.labels = labels
@@ -120,14 +120,14 @@ class _CommonLengths:
         for label in labels:
             self.hashes.append((self.hashes[-1] * _BASE + label + 1) % _MODULUS)
             self.powers.append(self.powers[-1] * _BASE % _MODULUS)
-        self.following: list[int] = [-1] * len(labels)  # the next place with the same label
+        self.following: list[int] = [-1] * len(labels)  # the next position with the same label
         last: dict[int, int] = {}
         for place in range(len(labels) - 1, -1, -1):
             self.following[place] = last.get(labels[place], -1)
             last[labels[place]] = place
 
     def periods(self, start: int) -> list[int]:
-        """Distances to the next places with the same label that leave room for a repeat."""
+        """Distances to the next positions with the same label that leave room for a repeat."""
         found: list[int] = []
         place = self.following[start]
         while place >= 0 and len(found) < _MOST_PERIODS and 2 * place - start <= len(self.labels):
@@ -136,7 +136,7 @@ class _CommonLengths:
         return found
 
     def common(self, one: int, other: int) -> int:
-        """Labels from `one` on that are those from `other` on; `other` is the later one."""
+        """The length of the common prefix from positions `one` and `other`, `one` < `other`."""
         low, high = 0, len(self.labels) - other
         while low < high:
             middle = (low + high + 1) // 2

@@ -1,8 +1,8 @@
-"""The page on 127.0.0.1: for one person on this machine, who was told the address.
+"""Serves the page on 127.0.0.1, for whoever knows the address on this machine.
 
-The address holds a token that nobody can guess, and every request is checked for it. The `Host` and
-where a request comes from are checked too, so that no page of another origin can ask on somebody's
-behalf. The browser is told to load nothing from elsewhere. Requests read; none changes anything.
+The address contains a secret token, which every request is checked for. `Host` and `Origin` headers
+are checked too, so that no page of another origin can send requests. The browser may load nothing
+from elsewhere. Requests only read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MOST_DIGITS: Final = 9
 
 
 class Response(NamedTuple):
-    """What is sent back."""
+    """An HTTP response."""
 
     status: int
     kind: str = "text/plain; charset=utf-8"
@@ -70,14 +70,14 @@ class ViewServer:
         return f"http://{HOST}:{self.port}/{self.token}/"
 
     def start(self) -> ViewServer:
-        """Serve from a thread that ends with the program."""
+        """Serve from a daemon thread."""
         serve: Callable[..., None] = self._server.serve_forever
         self._thread = threading.Thread(target=serve, args=(0.1,), name="torpor-view", daemon=True)
         self._thread.start()
         return self
 
     def wait(self) -> None:
-        """Until it is stopped."""
+        """Block until it is stopped."""
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(1.0)
 
@@ -100,13 +100,13 @@ class ViewServer:
             def answer(self) -> Response:
                 try:
                     return view.answer(self.path, {k.lower(): v for k, v in self.headers.items()})
-                except Exception as error:  # the page says so; the program that is shown goes on
+                except Exception as error:  # shown on the page; must not affect the program
                     return Response(500, body=f"{type(error).__name__}: {error}\n".encode())
 
         return Handler
 
     def answer(self, target: str, headers: dict[str, str]) -> Response:
-        """What a request for `target` gets; `headers` by names in lower case."""
+        """The response to a request for `target`; header names are in lower case."""
         hosts = {f"{HOST}:{self.port}", f"localhost:{self.port}"}
         if headers.get("host") not in hosts:
             return Response(421, body=b"this server answers to 127.0.0.1 only\n")
@@ -150,7 +150,7 @@ def _is_number(text: str) -> bool:
 
 
 def _same_origin(headers: dict[str, str], hosts: set[str]) -> bool:
-    """The request comes from our own page, or from the address bar."""
+    """Whether the request comes from our own page, or from the address bar."""
     origin = headers.get("origin")
     if origin is not None and origin not in {f"http://{host}" for host in hosts}:
         return False
@@ -162,14 +162,14 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing: a browser that goes away in the middle is no news for the program."""
+        """No-op: an aborted connection is of no interest to the program."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server_version = "torpor"
     sys_version = ""
     protocol_version = "HTTP/1.1"
-    timeout = 30  # seconds that a connection may say nothing
+    timeout = 30  # seconds before an idle connection is closed
 
     def answer(self) -> Response:
         raise NotImplementedError
@@ -181,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(self.answer(), with_body=False)
 
     def _refuse(self) -> None:
-        self.close_connection = True  # what was sent along is not read
+        self.close_connection = True  # the request body is not read
         self._send(Response(405, body=b"nothing can be changed here\n"), with_body=True)
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_CONNECT = do_TRACE = _refuse
@@ -200,4 +200,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the program's output is the program's."""
+        """No-op: do not write to the program's output."""

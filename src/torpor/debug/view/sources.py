@@ -1,4 +1,4 @@
-"""The two places that the page shows: this process while it runs, and a record file."""
+"""The two sources for the page: the current process, and a record file."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from torpor.observe.events import EVENTS
 from torpor.observe.history import HISTORY, GraphRecord
 from torpor.observe.traffic import AWAIT, COLLECTIVE
 
-_KEPT: Final = 8  # documents of graphs that are kept
+_KEPT: Final = 8  # number of graph documents to cache
 
 
 class LiveSource:
-    """This process."""
+    """The current process."""
 
     def __init__(self) -> None:
         self.versions = versions()
         self._documents: OrderedDict[tuple[int, bool], GraphDocument] = OrderedDict()
 
     def version(self) -> str:
-        events = list(EVENTS)  # in one go: the program goes on
+        events = list(EVENTS)  # atomic: the program is running
         return f"{HISTORY.serial} {len(events)} {events[-1].start if events else 0.0}"
 
     def summary(self) -> Summary:
@@ -69,7 +69,7 @@ class LiveSource:
         return GraphRow.of(record.serial, facts, record.size, record.graph is not None)
 
     def _plans(self) -> dict[int, tuple[Plan, Backend]]:
-        """Plans and their backends, by the numbers of their graphs."""
+        """Plans and their backends, by graph number."""
         return {plan.record.serial: (plan, key[0]) for key, plan in PLANS.plans.items()}
 
     def _plan(self, number: int) -> tuple[Plan, Backend] | None:
@@ -105,7 +105,7 @@ class LiveSource:
 
 
 def program_name() -> str:
-    """The script that runs, or the package and its command; not known yet while `-m` finds it."""
+    """The script, or the package and its command; not known yet while `-m` is resolving it."""
     path = Path(sys.argv[0] if sys.argv else "")
     if path.name == "__main__.py":
         return " ".join([path.parent.name, *sys.argv[1:2]])
@@ -113,7 +113,7 @@ def program_name() -> str:
 
 
 class FileSource:
-    """A file that `torpor.record` wrote; beside it the collectives of `others`, further ranks."""
+    """A file written by `torpor.record`, with the collectives of `others`, further ranks."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class FileSource:
         return difference_text(self.graphs[before], self.graphs[after])
 
     def passes(self, number: int) -> list[PassText] | None:
-        """Of the backend that is chosen here: a file says nothing that is run."""
+        """The passes of the active backend here; the file's own choice is never executed."""
         known = 0 <= number < len(self.graphs)
         return pass_texts(self.graphs[number], get_backend()) if known else None
 
@@ -169,9 +169,9 @@ class FileSource:
 def events_of_ranks(
     paths: Sequence[str | os.PathLike[str]], allow: Collection[str]
 ) -> tuple[list[EventFact], str]:
-    """The collectives of each rank as events of a kind of its own, and who was waited for.
+    """The collectives of each rank as events of a separate kind, and who was waited for.
 
-    Ranks have clocks of their own: the first collective has ended at one moment on all of them.
+    Ranks have different clocks, which are aligned at the end of the first collective.
     """
     found: list[EventFact] = []
     ranks: list[RankTraffic] = []
@@ -193,7 +193,7 @@ def events_of_ranks(
 
 
 def _without_facts(graphs: list[Graph], runs: list[tuple[int, str]]) -> Facts:
-    """What an older file tells: which graphs ran how often."""
+    """What files of older versions contain: how often each graph ran."""
     found = [GraphFacts(f"graph{i}", compiled=True) for i in range(len(graphs))]
     for number, backend in runs:
         found[number].runs += 1

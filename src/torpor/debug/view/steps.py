@@ -1,4 +1,4 @@
-"""Where the time of each step went, from events that overlap."""
+"""Where the time of each step went, computed from overlapping events."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torpor.debug.facts import EventFact
 Interval = tuple[float, float]
 
 COMPILING: Final = ("compile", "load", "keep")
-"""Kinds of events that are the compiler's work, or save it: graphs read from disk, and written."""
+"""Kinds of events of compiling, including loading and storing compiled graphs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """From the first op of a trace to the first op of the next; all in seconds."""
+    """From the first op of a trace to the first op of the next; times in seconds."""
 
     number: int
     start: float
     seconds: float
-    record: float  # recording, without the waits and compiles in it
+    record: float  # recording, excluding waits and compiles
     compile: float
     run: float  # a device was busy
-    wait: float  # the program waited for numbers
-    idle: float  # nobody recorded, compiled or ran
+    wait: float  # the program waited for a result
+    idle: float  # nothing recorded, compiled or ran
 
 
 def steps(events: Sequence[EventFact]) -> list[Step]:
-    """The steps of a program, the earliest first."""
+    """The steps of a program, in order."""
     starts = [event.start for event in events if event.kind == "record"]
     if not starts:
         return []
@@ -65,7 +65,7 @@ def _of(events: Iterable[EventFact], *kinds: str) -> list[Interval]:
 
 
 def _union(intervals: Sequence[Interval]) -> list[Interval]:
-    """The same times, in order and without overlap."""
+    """The union of intervals, in order and disjoint."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if found and start <= found[-1][1]:
@@ -76,7 +76,7 @@ def _union(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 def _without(intervals: Sequence[Interval], taken: Sequence[Interval]) -> list[Interval]:
-    """What is left of `intervals` outside of `taken`; both in order and without overlap."""
+    """The parts of `intervals` outside of `taken`; both in order and disjoint."""
     found: list[Interval] = []
     first = 0
     for start, end in intervals:
@@ -94,14 +94,14 @@ def _without(intervals: Sequence[Interval], taken: Sequence[Interval]) -> list[I
 
 
 class _Walk:
-    """Sums of intervals within windows that come in order."""
+    """Sums of intervals within windows, which must be queried in order."""
 
     def __init__(self, intervals: Sequence[Interval]) -> None:
         self.intervals = intervals
         self.first = 0
 
     def within(self, start: float, end: float) -> float:
-        """Seconds of the intervals between `start` and `end`."""
+        """Total seconds of the intervals between `start` and `end`."""
         while self.first < len(self.intervals) and self.intervals[self.first][1] <= start:
             self.first += 1
         total, place = 0.0, self.first
