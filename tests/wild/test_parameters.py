@@ -170,7 +170,8 @@ def test_gradients_on_one_memory_become_lazy_with_their_parameters() -> None:
     torpor.enable()
     net().backward()
     assert are_lazy(net) == {True}
-    assert net.b.grad is not None and net.b.grad.tolist() == [4.0, 4.0, 4.0]
+    assert net.b.grad is not None
+    assert net.b.grad.tolist() == [4.0, 4.0, 4.0]
 
 
 def test_parameters_shared_between_processes_stay_plain() -> None:

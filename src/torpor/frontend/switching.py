@@ -117,7 +117,7 @@ def convert(tensors: Iterable[Any], running: bool = False) -> bool:
 
 
 def _shared_by_others(gradients: Iterable[torch.Tensor | None]) -> set[int]:
-    """The memories of plain gradients that others are on too: one buffer of all gradients, a view."""
+    """The memories of plain gradients that others are on too: a buffer of all gradients, a view."""
     found = {id(g): g for g in gradients if g is not None and _can_be_lazy(g)}
     groups: dict[int, list[torch.Tensor]] = {}
     for gradient in found.values():
