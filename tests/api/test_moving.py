@@ -1,6 +1,7 @@
 """Moving tensors and modules: `.to` in every direction, `copy_` both ways."""
 
 import copy
+import importlib
 import io
 from collections import OrderedDict
 from collections.abc import Callable
@@ -566,3 +567,10 @@ def test_a_plain_parameter_that_a_graph_holds_takes_the_numbers_of_lazy_data() -
     assert type(weight) is nn.Parameter
     loss.backward()
     assert (weight.tolist(), weight.grad.tolist()) == ([1.0] * 3, [2.0] * 3)
+
+
+def test_sizes_among_tensors_stay_sizes() -> None:
+    importlib.import_module("torch.fx.experimental.proxy_tensor")  # torch's trees take sizes apart
+    there = torpor.lazy({"x": torch.ones(2), "size": torch.Size([2])})
+    assert type(there["size"]) is torch.Size
+    assert type(torpor.eager(there)["size"]) is torch.Size

@@ -148,6 +148,32 @@ def test_a_parameter_whose_memory_somebody_else_holds_stays_plain_until_they_let
     assert torpor.is_lazy(net.weight)
 
 
+def test_a_parameter_whose_gradient_others_look_at_stays_plain_until_they_let_go() -> None:
+    net = nn.Linear(3, 2)
+    flat = torch.zeros(8)  # one buffer of all gradients, to clip or to send them at once
+    net.weight.grad, net.bias.grad = flat[:6].view(2, 3), flat[6:]
+    net(X).sum().backward()
+    assert are_lazy(net) == {False}
+    assert flat[6:].tolist() == [4.0, 4.0]
+    net.zero_grad()
+    for _ in range(4):
+        net(X)
+    assert are_lazy(net) == {True}
+
+
+def test_gradients_on_one_memory_become_lazy_with_their_parameters() -> None:
+    net = nn.Module()
+    net.a, net.b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    net.forward = lambda: torch.stack([net.a, net.b]).square().sum()  # type: ignore[method-assign]
+    torpor.disable()
+    net().backward()
+    torpor.enable()
+    net().backward()
+    assert are_lazy(net) == {True}
+    assert net.b.grad is not None
+    assert net.b.grad.tolist() == [4.0, 4.0, 4.0]
+
+
 def test_parameters_shared_between_processes_stay_plain() -> None:
     net = nn.Linear(3, 2).share_memory()
     net(X)

@@ -60,7 +60,9 @@ def _convert(thing: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any
                 f"got {type(thing).__name__}"
             )
         return _torch.tree_map(
-            lambda leaf: convert(leaf) if isinstance(leaf, torch.Tensor) else leaf, thing
+            lambda leaf: convert(leaf) if isinstance(leaf, torch.Tensor) else leaf,
+            thing,
+            is_leaf=lambda part: isinstance(part, torch.Size),  # torch may know it as a tuple
         )
 
 

@@ -109,10 +109,20 @@ def convert(tensors: Iterable[Any], running: bool = False) -> bool:
     if not groups:
         return waits
     del found
+    shared = _shared_by_others(t.grad for group in groups.values() for t in group)
     with _torch.as_on_another_thread(), torch.no_grad():
         for group in groups.values():
-            waits |= not _convert_together(group, running)
+            waits |= not _convert_together(group, running, shared)
     return waits
+
+
+def _shared_by_others(gradients: Iterable[torch.Tensor | None]) -> set[int]:
+    """Storages of plain gradients that other tensors share: a flat buffer of all gradients, a view."""
+    found = {id(g): g for g in gradients if g is not None and _can_be_lazy(g)}
+    groups: dict[int, list[torch.Tensor]] = {}
+    for gradient in found.values():
+        groups.setdefault(_torch.memory_of(gradient), []).append(gradient)
+    return {memory for memory, group in groups.items() if _torch.has_other_users(group)}
 
 
 def _held_here(tensors: Iterable[Any]) -> Iterator[Any]:
@@ -133,9 +143,12 @@ def _can_be_lazy(tensor: torch.Tensor) -> bool:
     )
 
 
-def _convert_together(tensors: list[torch.Tensor], running: bool) -> bool:
-    """Make tensors on one storage lazy; False if they must stay plain for now."""
-    if any(_is_bound(tensor, running) for tensor in tensors) or _torch.has_other_users(tensors):
+def _convert_together(tensors: list[torch.Tensor], running: bool, shared: set[int]) -> bool:
+    """Make tensors on one storage lazy; False if they must stay plain for now.
+
+    `shared`: storages of gradients that must stay plain.
+    """
+    if any(_is_bound(t, running, shared) for t in tensors) or _torch.has_other_users(tensors):
         return False
     if len({tensor.dtype for tensor in tensors}) > 1:
         return False
@@ -150,11 +163,13 @@ def _convert_together(tensors: list[torch.Tensor], running: bool) -> bool:
     return True
 
 
-def _is_bound(tensor: torch.Tensor, running: bool) -> bool:
+def _is_bound(tensor: torch.Tensor, running: bool, shared: set[int]) -> bool:
     """Whether an autograd graph or torch holds it, or its gradient cannot become lazy."""
     grad = tensor.grad
     is_free = _torch.may_change(tensor) if running else not _torch.is_held(tensor)
-    return not (is_free and (grad is None or type(grad) is LazyTensor or _can_be_lazy(grad)))
+    if not is_free or grad is None or type(grad) is LazyTensor:
+        return not is_free
+    return not _can_be_lazy(grad) or _torch.memory_of(grad) in shared
 
 
 # -- to plain ----------------------------------------------------------------------------------

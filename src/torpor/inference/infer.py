@@ -21,7 +21,7 @@ from torpor.inference.elementwise import elementwise_types
 from torpor.inference.indexing import is_doubtful
 from torpor.inference.strides import has_free_strides, restrided
 from torpor.ir.node import Value
-from torpor.ir.types import ScalarType, TensorType, Types
+from torpor.ir.types import ScalarType, TensorType, Types, contiguous_strides
 from torpor.ops.spec import ArgKind, OpSpec, ReturnKind
 
 Physical = Callable[[torch.device], torch.device]
@@ -161,7 +161,12 @@ def _ask_torch(
     device: torch.device | None,
 ) -> Types:
     """Types by fake tensors or by trial, with checks that fake tensors lack."""
-    if spec.name in type_rules.TRIED or _is_mixed(spec, bound) or _is_the_gpus(spec, device, to):
+    if (
+        spec.name in type_rules.TRIED
+        or _is_mixed(spec, bound)
+        or _is_strided(spec, bound)
+        or _is_the_gpus(spec, device, to)
+    ):
         return _try(spec, bound, sample, to, device)
     fakes = _Fakes(to, sample)
     with _torch.without_torch_function(), torch.no_grad(), _torch.quiet_fakes(), fakes.mode:
@@ -199,6 +204,13 @@ def _is_mixed(spec: OpSpec, bound: list[Any]) -> bool:
     if spec.name not in type_rules.TRIED_WHEN_MIXED:
         return False
     return len({type_.dtype for type_ in _operand_types(spec, bound)}) > 1
+
+
+def _is_strided(spec: OpSpec, bound: list[Any]) -> bool:
+    """A norm of a tensor that was transposed."""
+    if spec.name not in type_rules.TRIED_WHEN_STRIDED:
+        return False
+    return any(t.stride != contiguous_strides(t.shape) for t in _operand_types(spec, bound))
 
 
 def _is_grown(spec: OpSpec, bound: list[Any], types: Types) -> bool:

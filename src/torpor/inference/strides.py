@@ -33,7 +33,10 @@ _OTHERWISE: Final = frozenset(
 FRESH: Final = frozenset(
     {"aten.pow.Scalar", "aten._foreach_pow.ScalarAndTensor", "aten.masked_fill.Scalar",
      "aten.masked_fill.Tensor", "aten.tril.default", "aten.triu.default", "aten.renorm.default",
-     "aten.diag_embed.default"}
+     "aten.diag_embed.default", "aten._log_softmax_backward_data.default",
+     "aten._softmax_backward_data.default", "aten.mse_loss_backward.default",
+     "aten.smooth_l1_loss_backward.default", "aten.huber_loss_backward.default",
+     "aten.native_layer_norm_backward.default"}
 )  # fmt: skip
 """Ops whose results are contiguous, whatever their operands."""
 

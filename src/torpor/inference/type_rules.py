@@ -160,6 +160,22 @@ TRIED_WHEN_MIXED: Final = frozenset(
     }
 )
 
+TRIED_WHEN_STRIDED: Final = frozenset(
+    # the kernel decides how results lie in memory where an operand is not contiguous; fakes follow
+    # the first operand
+    {
+        "aten.native_batch_norm.default",
+        "aten.native_batch_norm_backward.default",
+        "aten._native_batch_norm_legit.default",
+        "aten._native_batch_norm_legit.no_stats",
+        "aten._native_batch_norm_legit_functional.default",
+        "aten._native_batch_norm_legit_no_training.default",
+        "aten._batch_norm_with_update.default",
+        "aten._batch_norm_with_update_functional.default",
+        "aten.batch_norm_backward.default",
+    }
+)
+
 UNCHECKED: Final = frozenset(
     # ops whose fake kernels accept dtypes, or mixtures of them, that the real ones reject
     {

@@ -75,3 +75,42 @@ def test_an_elementwise_result_has_the_strides_of_the_kernels(name: str) -> None
         expected, got = OPS[name](x, y), OPS[name](_lazy(x), _lazy(y))
         layouts = [(tuple(t.shape), t.stride()) for t in (x, y)]
         assert (got.shape, got.stride()) == (expected.shape, expected.stride()), layouts
+
+
+OWN = {  # kernels that choose the layout of their results by themselves, whatever they are given
+    "log_softmax": lambda x, y: x.log_softmax(0),
+    "log_softmax_backward": lambda x, y: aten._log_softmax_backward_data(x, y, 0, x.dtype),
+    "softmax_backward": lambda x, y: aten._softmax_backward_data(x, y, 0, x.dtype),
+    "mse_loss_backward": lambda x, y: aten.mse_loss_backward(x, y, y, 1),
+    "smooth_l1_loss_backward": lambda x, y: aten.smooth_l1_loss_backward(x, y, y, 1, 1.0),
+    "huber_loss_backward": lambda x, y: aten.huber_loss_backward(x, y, y, 1, 1.0),
+    "layer_norm": lambda x, y: _layer_norm(x)[0],
+    "layer_norm_backward": lambda x, y: aten.native_layer_norm_backward(
+        x, y, [x.shape[-1]], *_layer_norm(y)[1:], None, None, [True, False, False]
+    )[0],
+    "batch_norm": lambda x, y: torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False),
+    "batch_norm_backward": lambda x, y: aten.native_batch_norm_backward(
+        x, y, None, None, None, *_batch_norm(y)[1:], True, 1e-5, [True, False, False]
+    )[0],
+}
+
+
+def _layer_norm(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.native_layer_norm(x, [x.shape[-1]], None, None, 1e-5)
+
+
+def _batch_norm(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("sizes", [(5, 5, 5), (2, 3, 4), (2, 3, 4, 5), (40, 30, 20)])
+def test_a_result_has_the_strides_that_its_kernel_chooses(
+    name: str, sizes: tuple[int, ...]
+) -> None:
+    plain = torch.ones(sizes)
+    moved = torch.ones(sizes).transpose(1, 2).contiguous().transpose(1, 2)
+    reversed_ = torch.ones(sizes[::-1]).permute(*reversed(range(len(sizes))))
+    for x, y in [(moved, plain), (plain, moved), (moved, moved), (reversed_, moved)]:
+        expected, got = OWN[name](x, y), OWN[name](_lazy(x), _lazy(y))
+        assert got.stride() == expected.stride(), (x.stride(), y.stride())
