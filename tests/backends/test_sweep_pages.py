@@ -32,7 +32,7 @@ def page(tmp_path: Path) -> str:
     journal.add("b", "point", asdict(Point("errors", "a fix", "held")))
     notes = Journal(models, {"backend": "inductor"})
     counters = {"fallback::aten.sort": 2, "CompileFailed": 1, "UncachedCompile": 4, "Other": 9}
-    row = {"outcome": "passed", "detail": "", "model": ("bert", "encoder", "lazy")}
+    row = {"outcome": "passed", "detail": "", "model": ("bert", "encoder", "lazy"), "by eager": 2}
     notes.add("test_training_equals_eager[bert-lazy]", "model", {**row, "counters": counters})
     crash = {"outcome": "failed", "detail": "worker 'gw0' crashed"}
     notes.add("test_training_equals_eager[gpt2-lazy]", "model", crash)
@@ -53,8 +53,8 @@ def page(tmp_path: Path) -> str:
         "| sort | eager's kernels for aten.sort |",
         "### fallback in the backward only (1)",
         "| mm | aten.t |",
-        "| bert | encoder | yes | 3 | 4 | 0 |  |",
-        "| gpt2 |  | no | 0 | 0 | 0 | worker 'gw0' crashed |",
+        "| bert | encoder | yes | 3 | 2 | 4 | 0 |  |",
+        "| gpt2 |  | no | 0 | 0 | 0 | 0 | worker 'gw0' crashed |",
     ],
 )
 def test_the_page_tells(page: str, line: str) -> None:
