@@ -484,6 +484,13 @@ class NamelessDecomposition(ReferenceBackend):
         return {torch.ops.aten.gelu.default: torch.relu}
 
 
+class MisspelledDecomposition(ReferenceBackend):
+    """Lists a decomposition of an op that there is not."""
+
+    def decompositions(self) -> dict[str, Any]:
+        return {"aten.geloo.default": torch.relu}
+
+
 class FunctionNegates(ReferenceBackend):
     """Hands `torch.compile` other results than it computes."""
 
@@ -647,6 +654,7 @@ CAUGHT_BY: dict[type[Backend], str] = {
     LostInTheMiddle: BUFFERS + "ops_that_fall_back_in_the_middle_of_a_graph_are_right",
     RoughDecomposition: BUFFERS + "ops_with_a_decomposition_are_right_forward_and_backward[gelu]",
     NamelessDecomposition: BUFFERS + "decompositions_are_functions_by_the_names_of_ops",
+    MisspelledDecomposition: BUFFERS + "decompositions_are_functions_by_the_names_of_ops",
     FunctionNegates: BUFFERS + "torch_compile_gives_what_eager_gives",
     DataOnTheFirst: BUFFERS + "data_are_on_the_device_they_were_made_for",
     StaysWhereItIs: BUFFERS + "tensors_move_between_devices",
