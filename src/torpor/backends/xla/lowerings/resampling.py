@@ -87,7 +87,7 @@ def _antialiased(size: int, out: int, factor: Any, cubic: bool) -> Matrix:
 
 
 def _triangle(x: Matrix) -> Matrix:
-    return np.maximum(1 - np.abs(x), 0)
+    return np.maximum(1 - np.abs(x), 0)  # type: ignore[no-any-return]  # an array
 
 
 def _keys(x: Matrix) -> Matrix:
