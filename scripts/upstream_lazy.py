@@ -22,6 +22,13 @@ CHANGES = {
 }
 LISTS = Path("aten/src/ATen/native/ts_native_functions.yaml")
 TESTS = Path("test/lazy")
+CONFTEST = """
+import torch
+
+import torpor.compat.torch_lazy
+
+torch._lazy = torpor.compat.torch_lazy  # op_db asks for a step in the samples of random ops
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,6 +48,7 @@ def copy(checkout: Path, folder: Path) -> list[Path]:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(checkout / LISTS, folder / LISTS)
     (folder / TESTS).mkdir()
+    (folder / TESTS / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     made = []
     for test in sorted((checkout / TESTS).glob("test_*.py")):
         text = test.read_text(encoding="utf-8")
