@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from tests.backends import own_buffers
 from torpor.backend import (
+    Backend,
     BackendData,
     BackendDevice,
     Computation,
@@ -482,6 +484,13 @@ class NamelessDecomposition(ReferenceBackend):
         return {torch.ops.aten.gelu.default: torch.relu}
 
 
+class MisspelledDecomposition(ReferenceBackend):
+    """Lists a decomposition of an op that there is not."""
+
+    def decompositions(self) -> dict[str, Any]:
+        return {"aten.geloo.default": torch.relu}
+
+
 class FunctionNegates(ReferenceBackend):
     """Hands `torch.compile` other results than it computes."""
 
@@ -527,6 +536,60 @@ class OnlyItsOwn(ReferenceBackend):
         return super().execute(computation, arguments, device)
 
 
+class SharesCopies(NeverShared):
+    """Copies the handle and leaves the buffer where it is, to be written over."""
+
+    def copy_data(self, data: BackendData) -> BackendData:
+        return BackendData(data.device, data.type, data.tensor)
+
+
+class CountsSharers(ReferenceBackend):
+    """Says how many hold a buffer, where it is asked whether others do."""
+
+    def is_shared(self, data: BackendData) -> bool:
+        return 2  # type: ignore[return-value]  # the fault
+
+
+class EmptyHandle(own_buffers.Array):  # type: ignore[misc]  # it has no types
+    """Never says that it holds a buffer."""
+
+    def filled(self) -> bool:
+        return False
+
+
+class ForgetsToFill(own_buffers.OwnBuffers):  # type: ignore[misc]  # it has no types
+    """Has buffers of its own, in handles that do not say so."""
+
+    def placeholder(self, device: BackendDevice, type_: TensorType, array: Any = None) -> Any:
+        made = super().placeholder(device, type_, array)
+        data = EmptyHandle(device, type_)
+        data.array = made.array
+        return data
+
+
+class ReadsRowMajor(own_buffers.OwnBuffers):  # type: ignore[misc]  # it has no types
+    """Reads buffers of its own without the strides that were promised."""
+
+    def tensor_from_data(
+        self, data: BackendData, logical_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        made: torch.Tensor = super().tensor_from_data(data, logical_dtype)
+        return made.contiguous()
+
+
+class BreaksInTheMiddle(own_buffers.OwnBuffers):  # type: ignore[misc]  # it has no types
+    """Loses its own buffers where one goes through a kernel of torch's."""
+
+    def execute(
+        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
+    ) -> Results:
+        results: Results = super().execute(computation, arguments, device)
+        if any("zeta" in node.op.name for node in computation.graph.nodes):
+            for result in results:
+                result.array[...] = 0  # type: ignore[attr-defined]  # all data are arrays
+        return results
+
+
 class TooMuchMemory(ReferenceBackend):
     """Reports more memory in use than there is."""
 
@@ -544,7 +607,7 @@ CONTRACT, BUFFERS, LAZINESS, ERRORS = (
     f"test_{part}::test_" for part in ("contract", "buffers", "laziness", "errors")
 )
 
-CAUGHT_BY: dict[type[ReferenceBackend], str] = {
+CAUGHT_BY: dict[type[Backend], str] = {
     WrongStrides: CONTRACT + "execute_returns_data_with_values_of_the_promised_types",
     WrongDtype: CONTRACT + "execute_returns_data_with_values_of_the_promised_types",
     LostPrecision: LAZINESS + "results_keep_their_dtype_and_precision",
@@ -583,9 +646,15 @@ CAUGHT_BY: dict[type[ReferenceBackend], str] = {
     FullPlaceholders: BUFFERS + "a_handle_is_filled_when_it_holds_a_buffer",
     CopiesNothing: BUFFERS + "a_copy_of_data_is_data_of_its_own",
     NeverShared: BUFFERS + "a_buffer_that_others_hold_is_not_written_over",
+    SharesCopies: BUFFERS + "a_copy_keeps_its_numbers_when_the_data_are_donated",
+    CountsSharers: BUFFERS + "whether_a_buffer_is_shared_is_a_yes_or_no",
+    ForgetsToFill: BUFFERS + "a_handle_is_filled_when_it_holds_a_buffer",
+    ReadsRowMajor: CONTRACT + "strides_go_in_and_come_out",
+    BreaksInTheMiddle: BUFFERS + "ops_that_fall_back_in_the_middle_of_a_graph_are_right",
     LostInTheMiddle: BUFFERS + "ops_that_fall_back_in_the_middle_of_a_graph_are_right",
     RoughDecomposition: BUFFERS + "ops_with_a_decomposition_are_right_forward_and_backward[gelu]",
     NamelessDecomposition: BUFFERS + "decompositions_are_functions_by_the_names_of_ops",
+    MisspelledDecomposition: BUFFERS + "decompositions_are_functions_by_the_names_of_ops",
     FunctionNegates: BUFFERS + "torch_compile_gives_what_eager_gives",
     DataOnTheFirst: BUFFERS + "data_are_on_the_device_they_were_made_for",
     StaysWhereItIs: BUFFERS + "tensors_move_between_devices",

@@ -116,6 +116,31 @@ ELSEWHERE = {
 }
 
 
+FLAGS = {
+    "compile_after": "laziness/test_compile_after.py",
+    "compiles_in_background": "laziness/test_compile_async.py",
+    "cuts_at_zero_grad": "laziness/test_cuts_at_zero_grad.py",
+    "draws": "laziness/test_backends_that_draw.py",
+    "draws_from_seed": "laziness/test_backends_that_draw.py",
+    "dynamic": "laziness/test_sizes.py",
+    "exact": "unit/debug/planted.py",
+    "functional": "backends/test_interface_is_called.py",
+    "host_devices": "backends/test_own_buffers.py",
+    "name": "backends/test_interface_is_called.py",
+    "options": "unit/backend/test_registry.py",
+    "scalars_as_data": "backends/test_interface_is_called.py",
+    "takes_donations": "laziness/test_donation.py",
+}
+"""What a backend says of itself, and the tests of what the core makes of it."""
+
+
+def test_all_that_a_backend_says_of_itself_has_tests() -> None:
+    said = {n for n, member in vars(Backend).items() if not n.startswith("_")}
+    assert said - {*METHODS, *PROPERTIES} == set(FLAGS)
+    folder = Path(__file__).resolve().parents[1]
+    assert [n for n, file in FLAGS.items() if n not in (folder / file).read_text()] == []
+
+
 def test_every_method_has_a_program() -> None:
     assert sorted([*PROGRAMS, *ELSEWHERE]) == METHODS
     assert all(name in globals() for name in ELSEWHERE.values())
@@ -313,6 +338,30 @@ def test_a_donated_buffer_that_others_hold_is_copied_by_the_backend() -> None:
     assert (backend.shared, backend.copied) == ([False, True], 1)
     assert held is not None
     assert held.tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+class Functional(ReferenceBackend):
+    """Wants ops that write to nothing, one for each tensor."""
+
+    functional = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def compile(self, computations: Sequence[Computation]) -> list[Computation]:
+        self.seen += [node.op.name for c in computations for node in c.graph.nodes]
+        return super().compile(computations)
+
+
+def test_ops_that_write_become_functional_where_the_backend_asks_for_it() -> None:
+    backend = Functional()
+    registry.activate(backend)
+    x = lazy()
+    torch._foreach_add_([x, x.clone()], 1.0)
+    assert x.mul_(2).tolist() == [2.0, 4.0, 6.0, 8.0]
+    assert "aten.mul.Tensor" in backend.seen
+    assert not [name for name in backend.seen if "foreach" in name or "_." in name]
 
 
 # -- properties --------------------------------------------------------------------------------

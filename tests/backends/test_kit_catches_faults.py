@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.backends import faults
+from torpor.backend import Backend
+from torpor.testing import test_buffers
 from torpor.testing.run import Outcome, run_kit
 
 
@@ -28,11 +30,18 @@ def test_the_sound_backend_passes_all_that_catches_faults() -> None:
 
 def test_every_fault_in_the_file_is_planted() -> None:
     helpers = {faults.Sound, faults.Faulty, faults.Remembering, faults.Keeping}
-    helpers.add(faults.ReferenceBackend)
     made = {
         thing
         for thing in vars(faults).values()
-        if isinstance(thing, type) and issubclass(thing, faults.ReferenceBackend)
+        if isinstance(thing, type)
+        and issubclass(thing, Backend)
+        and thing.__module__ == faults.__name__
     }
     assert made - helpers == set(faults.CAUGHT_BY)
     assert len(faults.CAUGHT_BY) >= 15
+
+
+def test_every_point_about_buffers_has_a_fault_that_it_catches() -> None:
+    points = {name for name in vars(test_buffers) if name.startswith("test_")}
+    caught = {name.partition("::")[2].partition("[")[0] for name in faults.CAUGHT_BY.values()}
+    assert points <= caught

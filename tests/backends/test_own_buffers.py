@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import torpor
 from tests.backends import own_buffers
-from torpor.backend import BackendDeviceType, register
+from torpor.backend import BackendData, BackendDeviceType, register
 from torpor.backends import kernels
 from torpor.errors import BackendError
+from torpor.ir.types import TensorType
 from torpor.testing.run import run_kit
 
 NAME = "tests.backends.own_buffers:OwnBuffers"
@@ -73,3 +75,29 @@ def test_load_without_the_backend_says_what_is_missing() -> None:
         x = torch.ones(2).to("lazy")
         with pytest.raises(BackendError, match="pass the backend"):
             kernels.load([x._lazy_storage.data])  # type: ignore[attr-defined]  # it is lazy
+
+
+class NoPlaceholders(own_buffers.OwnBuffers):  # type: ignore[misc]  # it has no types
+    """Returns handles of its own, where what waits for them are torpor's."""
+
+    def placeholder(self, device: Any, type_: Any, array: Any = None) -> BackendData:
+        if array is None:
+            return BackendData(device, type_)
+        made: BackendData = super().placeholder(device, type_, array)
+        return made
+
+
+register("tests-no-placeholders", NoPlaceholders)
+
+
+def test_handles_that_cannot_hold_a_result_are_named() -> None:
+    with torpor.using("tests-no-placeholders"):
+        y = torch.ones(2).to("lazy") + 1
+        with pytest.raises(BackendError, match=r"a Array, .* a BackendData, which holds nothing"):
+            y.tolist()
+
+
+def test_a_tensor_of_another_size_than_promised_is_an_error_that_says_so() -> None:
+    promised = TensorType.of_tensor(torch.ones(3))
+    with pytest.raises(BackendError, match=r"shape \(1,\), not float32\[3\]"):
+        kernels.as_promised(torch.ones(1), promised)

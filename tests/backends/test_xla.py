@@ -86,6 +86,41 @@ def test_training_agrees_with_eager_and_nothing_falls_back(
     assert counted("fallback::") == {}
 
 
+def test_gradients_that_die_are_no_results_where_that_is_asked_for(on_xla: XlaBackend) -> None:
+    def results(model: nn.Module) -> list[int]:
+        x = torch.linspace(-1, 1, 12).view(3, 4).to("lazy")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        made: list[int] = []
+        execute = on_xla.execute
+
+        def counting(computation: Any, *rest: Any) -> Any:
+            made.append(len(computation.graph.outputs))
+            return execute(computation, *rest)
+
+        on_xla.execute = counting  # type: ignore[method-assign]  # to look at what it is given
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+        on_xla.execute = execute  # type: ignore[method-assign]  # as it was
+        return made
+
+    layers = [nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)]
+    assert results(nn.Sequential(*layers).to("lazy")) == [13, 13, 13]
+    on_xla.cuts_at_zero_grad = True
+    assert results(nn.Sequential(*layers).to("lazy")) == [7, 7, 7]
+
+
+def test_a_step_that_eagers_kernels_run_is_counted() -> None:
+    rows = torch.arange(6.0).view(3, 2).to("lazy")
+    with pytest.raises(IndexError):
+        rows[torch.tensor([3]).to("lazy")].tolist()
+    assert torpor.metrics.counters()["StepsByEager"] == 1
+
+
 def test_attention_of_a_row_that_sees_nothing_is_zero_as_in_eager() -> None:
     def attend(device: str) -> list[torch.Tensor]:
         torch.manual_seed(0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -121,3 +123,47 @@ def test_the_tests_of_the_package_pass(installed):
     few = ["-k", "lowering or operators or models-lazy"]
     reported = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", *few)
     assert "passed" in reported
+
+
+ADDED = {
+    "aten.cat.default": ("cat", "lambda xs, dim=0: numpy.concatenate(xs, dim)"),
+    "aten.cumsum.default": ("cumsum", "lambda x, dim, dtype=None: numpy.cumsum(x, dim)"),
+    "aten.flip.default": ("flip", "lambda x, dims: numpy.flip(x, tuple(dims))"),
+    "aten.full.default": ("full", "lambda size, value, *rest: numpy.full(size, value)"),
+    "aten.gt.Scalar": ("gt", "lambda x, y: x > y"),
+    "aten.max.dim": ("max", "lambda x, dim, keep: (x.max(dim), x.argmax(dim))"),
+    "aten.permute.default": ("permute", "lambda x, dims: x.transpose(dims)"),
+    "aten.sum.dim_IntList": ("sum", "lambda x, dims, keep, dtype=None: x.sum(tuple(dims))"),
+}
+"""Ops of every form: lists, flags, sizes, several outputs, other dtypes, views."""
+
+
+def test_ops_of_any_form_are_added_by_a_line_in_each_table(installed, tmp_path):
+    package = tmp_path / "src" / "torpor_acme"
+    shutil.copytree(Path(installed["PACKAGE"]) / "src" / "torpor_acme", package)
+    _insert(
+        package / "lowering.py", "NATIVE = {", (f'"{op}": "{n}",' for op, (n, _) in ADDED.items())
+    )
+    _insert(package / "runtime.py", "] = {", (f'"{n}": {code},' for n, code in ADDED.values()))
+    program = """
+import torch, torpor
+torpor.use("acme")
+x = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]])
+def compute(x):
+    best, place = (x.permute(1, 0) + 1).max(1)
+    filled = torch.full((2, 3), 3.0, device=x.device)
+    joined = torch.cat([x.flip(1), filled * x], 1).cumsum(1)
+    return x > 0, joined, joined.sum(0), (x > 0).sum(1), best, place, x.permute(1, 0).flip(0) - 1
+for got, expected in zip(compute(x.to("lazy")), compute(x), strict=True):
+    assert got.dtype == expected.dtype and got.stride() == expected.stride()
+    assert torch.equal(got.cpu(), expected), (got, expected)
+print([name for name in torpor.metrics.counters() if name.startswith("fallback::")])
+"""
+    path = os.pathsep.join([str(tmp_path / "src"), installed["PYTHONPATH"]])
+    assert run({**installed, "PYTHONPATH": path}, "-W", "error", "-c", program).strip() == "[]"
+
+
+def _insert(file: Path, after: str, lines: Iterable[str]) -> None:
+    before, found, rest = file.read_text(encoding="utf-8").partition(after + "\n")
+    assert found
+    file.write_text(before + found + "\n".join(lines) + "\n" + rest, encoding="utf-8")

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests import backend_under_test
+from torpor.backends import kernels
 from torpor.testing.comparison import difference
 
 from .entry import Batch, Entry, Phase
@@ -49,6 +50,7 @@ class Run:
     best_step: float = math.inf  # seconds of the quickest step
     counters: Counter[str] = field(default_factory=Counter)
     drawn: Batch = field(default_factory=dict)  # the generator's state and, if watched, masks
+    by_eager: int = 0  # nodes that eager's kernels ran, in the step with most of them
 
 
 @functools.cache
@@ -72,17 +74,19 @@ def train(entry: Entry, where: str, *, read: str = "each step") -> Run:
         seed_everything(0)
         losses: list[Any] = []
         times = []
-        with _dropout_watched() as masks:
+        by_eager = [0]
+        with _dropout_watched() as masks, _fallbacks_watched() as nodes:
             for batch in batches:
-                begun = time.perf_counter()
+                begun, before = time.perf_counter(), len(nodes)
                 for update in updates:
                     loss = update(batch)
                     losses.append(loss.item() if read == "each step" else loss.detach())
                 times.append(time.perf_counter() - begun)
+                by_eager.append(len(nodes) - before)
         drawn = {"generator": _generator_state(), **to_cpu(masks)}
         numbers = [loss.item() if isinstance(loss, Tensor) else loss for loss in losses]
         state = to_cpu(model.state_dict())
-    return Run(numbers, state, min(times), counters, drawn)
+    return Run(numbers, state, min(times), counters, drawn, max(by_eager))
 
 
 def generate(entry: Entry, strategy: str, where: str) -> Run:
@@ -265,6 +269,20 @@ def _running(where: str) -> Iterator[Counter[str]]:
         backend.default_device_type = backend_under_test.DEVICE
         yield moved
     moved.update(Counter(torpor.metrics.counters()) - before)
+
+
+@contextlib.contextmanager
+def _fallbacks_watched() -> Iterator[list[str]]:
+    """The ops that a backend leaves to eager's kernels, each time they run."""
+    nodes: list[str] = []
+    run_node = kernels.run_node
+
+    def noting(node: Any, *rest: Any) -> Any:
+        nodes.append(node.op.name)
+        return run_node(node, *rest)
+
+    with mock.patch.object(kernels, "run_node", noting):
+        yield nodes
 
 
 def _place_batch(batch: Batch, where: str) -> Batch:

@@ -29,6 +29,7 @@ def test_training_equals_eager(name: str, where: str, record_property: Note) -> 
     actual = harness.train(ZOO[name], where)
     record_property("speed", (1 / expected.best_step, 1 / actual.best_step))
     record_property("counters", dict(actual.counters))
+    record_property("by eager", actual.by_eager)
     assert harness.differences(expected, actual) == []
 
 

@@ -132,6 +132,8 @@ def as_promised(tensor: Any, type_: Any) -> Any:
     """`tensor` with the strides of its type; anything else unchanged."""
     if not isinstance(tensor, torch.Tensor) or not isinstance(type_, TensorType):
         return tensor
+    if tensor.numel() != type_.numel and type_.concrete is type_:
+        raise BackendError(f"a tensor of shape {tuple(tensor.shape)}, not {type_!r}")
     if tensor.stride() == type_.stride:
         return tensor
     if tensor.numel() < 2:  # any strides fit

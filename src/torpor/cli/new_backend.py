@@ -65,9 +65,13 @@ def problem_with(name: str, out: Path) -> str | None:
 def write(name: str, out: Path, buffers: str = "torch") -> list[str]:
     """Write the skeleton with names filled in; returns the files, relative to `out`."""
     camel = "".join(part.capitalize() for part in name.split("_")) or name
+    names = {"name": name, "Name": camel, "files": ""}
     made: dict[str, str] = {}
+    if buffers == "own":
+        what = "say what data are, and how they get in and out of torch"
+        names["files"] = f"| `src/torpor_{name}/buffers.py` | {what} |\n"
     for folder in ("skeleton", "skeleton_own")[: 1 + (buffers == "own")]:
-        made |= files.skeleton("torpor.cli", folder, {"name": name, "Name": camel})
+        made |= files.skeleton("torpor.cli", folder, names)
     return files.write(out, files.changes(out, made))
 
 

@@ -117,6 +117,14 @@ def test_decompositions_are_functions_by_the_names_of_ops(kit: Kit) -> None:
     table = kit.backend.decompositions()
     assert all(isinstance(name, str) and name.count(".") >= 2 for name in table)
     assert all(map(callable, table.values()))
+    unknown = [name for name in table if not _is_op(name)]
+    assert not unknown, f"torch has no such ops: {unknown}"
+
+
+def _is_op(name: str) -> bool:
+    namespace, packet, overload = name.rsplit(".", 2)
+    found = getattr(getattr(torch.ops, namespace), packet, None)
+    return found is not None and hasattr(found, overload)
 
 
 def test_torch_compile_gives_what_eager_gives(kit: Kit) -> None:

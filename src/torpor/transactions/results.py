@@ -34,9 +34,13 @@ def _judged(
     type_: TensorType, result: Any, position: int, plan: Plan, backend: Backend
 ) -> BackendData:
     fault = _fault(type_, result)
+    if fault is not None:
+        fault += f", not {type_!r}"
+    elif result.tensor is None and result.error is None:
+        fault = _misfit(result, backend.placeholder(plan.computation.device, type_))
     if fault is None:
-        return result  # type: ignore[no-any-return]  # checked: it is data
-    text = f"backend {backend.name!r} returned as result {position} {fault}, not {type_!r}"
+        return result  # type: ignore[no-any-return]  # found to be data
+    text = f"backend {backend.name!r} returned as result {position} {fault}"
     node = plan.outputs[position].node
     site = None if node.site is None else str(node.site)
     failed = backend.placeholder(plan.computation.device, type_)
@@ -59,6 +63,15 @@ def _fault(type_: TensorType, result: Any) -> str | None:
     if actual.offset or actual.conj or actual.neg:
         return f"{actual!r}, which is no memory of its own"
     return _type_fault(type_, actual)
+
+
+def _misfit(result: BackendData, empty: BackendData) -> str | None:
+    """Why a handle that waits for a buffer of the backend's own cannot take it over."""
+    empty.assign(result)
+    if empty.filled():
+        return None
+    waits = f"a {type(empty).__name__}, which holds nothing after assign()"
+    return f"a {type(result).__name__}, where what placeholder() made is {waits}"
 
 
 def _type_fault(wanted: TensorType, actual: TensorType) -> str | None:

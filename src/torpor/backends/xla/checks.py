@@ -51,6 +51,11 @@ def _classes(x: Any, target: Any, weight: Any, reduction: Any, ignored: Any, *re
     return jnp.any(((target < 0) | (target >= classes)) & (target != ignored))
 
 
+def _sorter(edges: Any, *rest: Any) -> Any:
+    sorter = rest[4] if len(rest) > 4 else None
+    return None if sorter is None else _outside(sorter, edges.shape[-1])
+
+
 CHECKS: Final[dict[str, Check]] = {
     "embedding": lambda weight, index, *rest: _outside(index, weight.shape[0]),
     "embedding_dense_backward": lambda grad, index, rows, *rest: _outside(index, rows),
@@ -72,6 +77,7 @@ CHECKS: Final[dict[str, Check]] = {
     **dict.fromkeys(
         ("binary_cross_entropy",), lambda x, *rest: jnp.any((x < 0) | (x > 1))
     ),
+    "searchsorted": _sorter,
     "masked_scatter": lambda x, mask, source: jnp.sum(
         jnp.broadcast_to(mask, jnp.broadcast_shapes(mask.shape, x.shape))
     ) > source.size,

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from torpor import metrics
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice, BackendDeviceType
 from torpor.backend.lowering import Computation
@@ -156,6 +157,7 @@ def run_by_reference(
     computation: Computation, arguments: Sequence[Any], device: BackendDevice
 ) -> list[BackendData]:
     """All of a graph by eager's kernels: what depends on an op that fails has its error."""
+    metrics.count("StepsByEager")
     context = ReferenceLowering(computation.name, device, computation.graph.nodes)
     for value in computation.graph.inputs:
         context.add_parameter(value)

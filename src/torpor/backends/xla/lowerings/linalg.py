@@ -51,6 +51,26 @@ lowers_all(
 )
 
 
+@lowers("_grouped_mm.default")
+def _grouped(
+    node: Node, a: Any, b: Any, ends: Any = None, bias: Any = None, dtype: Any = None
+) -> Any:
+    """One product for each group of rows, of columns, or of what is summed over; `ends` says up to
+    where each goes."""
+    if bias is not None:
+        raise NotLowered("grouped products with a bias")
+    if ends is None:
+        return jnp.matmul(a, b)
+    counts = jnp.diff(ends, prepend=0)
+    if a.ndim == 2 and b.ndim == 3:
+        return jax.lax.ragged_dot(a, b, counts)
+    if a.ndim == 3:
+        return jax.lax.ragged_dot(b.T, a.mT, counts).T
+    place = jnp.arange(b.shape[0])
+    members = (place >= (ends - counts)[:, None]) & (place < ends[:, None])
+    return jnp.matmul(jnp.where(members[:, None, :], a, 0), b)
+
+
 @lowers("linalg_cross.default")
 def _cross(node: Node, x: Any, y: Any, dim: int = -1) -> Any:
     x, y = jnp.broadcast_arrays(x, y)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -12,7 +11,6 @@ from jax.scipy import special
 
 from torpor.backends.xla.lowerings.table import (
     DTYPES,
-    NotLowered,
     cast,
     dtype_of,
     in_opmath,
@@ -320,29 +318,6 @@ def _shift_right(node: Node, x: Any, y: Any) -> Any:
     bits = x.dtype.itemsize * 8
     y = jnp.where((y < 0) | (y >= bits), bits - 1, y)
     return jnp.right_shift(*jnp.broadcast_arrays(x, y))
-
-
-@lowers("polygamma.default")
-def _polygamma(node: Node, order: Any, x: Any) -> Any:
-    if order > 1:
-        raise NotLowered("jax's zeta function is wrong for negative numbers")
-    x = cast(x, opmath(dtype_of(node)))
-    return special.digamma(x) if order == 0 else _trigamma(x)
-
-
-def _trigamma(x: Any) -> Any:
-    """By reflection below 1/2, then by recurrence up to where the series holds: as eager does."""
-    below = x < 0.5
-    reflected = jnp.square(math.pi / jnp.sin(math.pi * x))
-    x = jnp.where(below, 1 - x, x)
-    total = jnp.zeros_like(x)
-    for _ in range(6):
-        total += 1 / (x * x)
-        x += 1
-    square = 1 / (x * x)
-    tail = 1 + 1 / (2 * x) + square * (1 / 6 - square * (1 / 30 - square / 42))
-    total += tail / x
-    return jnp.where(below, reflected - total, total)
 
 
 @lowers("frexp.Tensor")

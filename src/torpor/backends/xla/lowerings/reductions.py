@@ -268,7 +268,7 @@ def _search(node: Node, first: Any, second: Any, *args: Any) -> Any:
     edges, x = (first, second) if search else (second, first)
     right = bool(args[1]) or (search and args[2:3] == ("right",))
     if search and len(args) > 3 and args[3] is not None:
-        raise NotLowered("searchsorted with a sorter")
+        edges = jnp.take_along_axis(edges, args[3], axis=-1)
     side = "right" if right else "left"
     if edges.ndim <= 1:
         return jnp.searchsorted(edges, x, side=side)
@@ -279,12 +279,13 @@ def _search(node: Node, first: Any, second: Any, *args: Any) -> Any:
 
 @lowers("histc.default")
 def _histogram(node: Node, x: Any, bins: int = 100, low: Any = 0, high: Any = 0) -> Any:
-    if x.dtype != jnp.float32 or low == high:
+    if x.dtype not in (jnp.float32, jnp.float64) or low == high:
         raise NotLowered("a histogram whose range the data say, or of other dtypes")
-    low, high = jnp.float32(low), jnp.float32(high)
-    # XLA divides by a constant inexactly: in double precision the quotient is eager's all the same
-    scaled = cast((x - low) * bins, jnp.float64) / cast(high - low, jnp.float64)
-    place = jnp.clip(cast(cast(scaled, jnp.float32), jnp.int64), 0, bins - 1)
+    low, high = jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)
+    # XLA multiplies by the reciprocal of a constant, which is not what eager does
+    width = lax.optimization_barrier(high - low)
+    place = cast((x - low) * bins / width, jnp.int64)
+    place = jnp.clip(place, 0, bins - 1)
     inside = cast((x >= low) & (x <= high), x.dtype)
     return jnp.zeros(bins, x.dtype).at[place.reshape(-1)].add(inside.reshape(-1))
 

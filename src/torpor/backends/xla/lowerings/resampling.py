@@ -1,4 +1,4 @@
-"""Gradients of upsampling and of padding, and pools whose windows are chosen by the sizes."""
+"""Gradients of upsampling and padding, antialiased resampling, pools with windows by the sizes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,59 @@ def _taps(size: int, taps: Sequence[tuple[Matrix, Matrix]]) -> Matrix:
     return matrix
 
 
-def _resample_backward(node: Node, grad: Any, matrices: Sequence[Matrix]) -> Any:
+def _antialiased(size: int, out: int, factor: Any, cubic: bool) -> Matrix:
+    """A window as wide as what one output stands for, with weights that add up to 1."""
+    scale = 1 / factor if factor else size / out
+    width = max(scale, 1.0)
+    support = width * (2 if cubic else 1)
+    centres = scale * (np.arange(out) + 0.5)
+    first = np.maximum((centres - support + 0.5).astype(np.int64), 0)
+    last = np.minimum((centres + support + 0.5).astype(np.int64), size)
+    places = np.arange(size)[:, None]
+    weights = (_keys if cubic else _triangle)((places - centres + 0.5) / width)
+    weights = np.where((places >= first) & (places < last), weights, 0)
+    return weights / weights.sum(0)  # type: ignore[no-any-return]  # an array
+
+
+def _triangle(x: Matrix) -> Matrix:
+    return np.maximum(1 - np.abs(x), 0)  # type: ignore[no-any-return]  # an array
+
+
+def _keys(x: Matrix) -> Matrix:
+    x, a = np.abs(x), -0.5
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+
+def _resampled(x: Any, matrices: Sequence[Matrix]) -> Any:
+    """A product with a matrix along each of the last dimensions."""
+    return _resample_backward(x, [matrix.T for matrix in matrices])
+
+
+@lowers("_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default")
+def _antialias(node: Node, x: Any, out: Any, align: bool, *factors: Any) -> Any:
+    sizes = x.shape[2:]
+    return _resampled(x, _antialias_matrices(node, sizes, out, align, factors))
+
+
+@lowers("_upsample_bilinear2d_aa_backward.default", "_upsample_bicubic2d_aa_backward.default")
+def _antialias_backward(
+    node: Node, grad: Any, out: Any, sizes: Any, align: bool, *factors: Any
+) -> Any:
+    matrices = _antialias_matrices(node, sizes[2:], out, align, factors)
+    return _resample_backward(grad, matrices)
+
+
+def _antialias_matrices(node: Node, sizes: Any, out: Any, align: bool, factors: Any) -> Any:
+    if align:
+        raise NotLowered("antialiased, with corners aligned")
+    cubic = "bicubic" in node.op.name
+    given = zip(sizes, out, factors, strict=True)
+    return [_antialiased(n, o, f, cubic) for n, o, f in given]
+
+
+def _resample_backward(grad: Any, matrices: Sequence[Matrix]) -> Any:
     """The gradient of a product with a matrix along each of the last dimensions."""
     made = cast(grad, opmath(grad.dtype))
     for dim, matrix in enumerate(matrices, grad.ndim - len(matrices)):
@@ -88,7 +140,7 @@ def _resample_backward(node: Node, grad: Any, matrices: Sequence[Matrix]) -> Any
 def _nearest_backward(node: Node, grad: Any, out: Any, sizes: Any, *factors: Any) -> Any:
     exact = "exact" in node.op.name
     given = zip(sizes[2:], out, factors, strict=True)
-    return _resample_backward(node, grad, [_nearest(n, o, f, exact) for n, o, f in given])
+    return _resample_backward(grad, [_nearest(n, o, f, exact) for n, o, f in given])
 
 
 @lowers("upsample_linear1d_backward.default", "upsample_bilinear2d_backward.default",
@@ -98,7 +150,7 @@ def _linear_backward(
 ) -> Any:
     matrix = _cubic if "bicubic" in node.op.name else _linear
     given = zip(sizes[2:], out, factors, strict=True)
-    return _resample_backward(node, grad, [matrix(n, o, align, f) for n, o, f in given])
+    return _resample_backward(grad, [matrix(n, o, align, f) for n, o, f in given])
 
 
 # -- padding ---------------------------------------------------------------------------------------
