@@ -28,6 +28,7 @@
 #include "cuts.h"
 #include "keys.h"
 #include "modules.h"
+#include "optimizers.h"
 #include "regions.h"
 #include "tape.h"
 
@@ -105,13 +106,6 @@ static at::Tensor as_lazy_tensor(
   return tensor;
 }
 
-// Let the trace know a storage that it may have to compute.
-static void enlist(const World& w, PyObject* storage) {
-  Ref reference = checked(PyWeakref_NewRef(storage, w.forget));
-  if (PyDict_SetItem(w.pending, reference.get(), Py_None) < 0) fail();
-  w.storage_listed.set(storage, Py_True);
-}
-
 static Ref fresh_storage(const World& w, PyObject* value) {
   Ref storage = checked(w.lazy_storage->tp_alloc(w.lazy_storage, 0));
   w.storage_type.set(storage.get(), w.value_type.of(value));
@@ -184,13 +178,6 @@ static at::Tensor view_tensor(World& w, const Operand& operand, PyObject* node, 
 static at::Tensor alias_tensor(World& w, const Operand& operand, PyObject* value) {
   at::Tensor tensor = bare_view(w, operand, w.value_type.of(value));
   return as_lazy_tensor(w, std::move(tensor), operand.storage.get(), operand.view.get());
-}
-
-static void write(const World& w, const Operand& operand, PyObject* value) {
-  PyObject* storage = operand.storage.get();
-  if (w.storage_listed.of(storage) != Py_True) enlist(w, storage);
-  w.storage_data.set(storage, Py_None);
-  w.storage_value.set(storage, value);
 }
 
 // -- hits -----------------------------------------------------------------------------------------
@@ -369,7 +356,9 @@ static bool finish(
       results.emplace_back(result(w, returned, call, node, PyTuple_GET_ITEM(outputs, place++)));
     }
   }
-  for (const Operand* target : targets) write(w, *target, PyTuple_GET_ITEM(outputs, place++));
+  for (const Operand* target : targets) {
+    write(w, target->storage.get(), PyTuple_GET_ITEM(outputs, place++));
+  }
   count(op);
   ++w.recorded;
   return true;
@@ -1131,6 +1120,9 @@ static PyMethodDef methods[] = {
     {"autocast_copies", regions::autocast_copies, METH_O, nullptr},
     {"region_storages", region_storages, METH_O, nullptr},
     {"region_tensors", region_tensors, METH_O, nullptr},
+    {"read_step", optimizers::read_step, METH_VARARGS, nullptr},
+    {"write_step", optimizers::write_step, METH_VARARGS, nullptr},
+    {"stepped", optimizers::stepped, METH_O, nullptr},
     {"call_modules", modules::call_modules, METH_VARARGS, nullptr},
     {"find_attributes", modules::find_attributes, METH_VARARGS, nullptr},
     {"modules", modules::modules, METH_NOARGS, nullptr},

@@ -150,4 +150,17 @@ class Lock {
   const World& w_;
 };
 
+// Let the trace know a storage that it may have to compute.
+inline void enlist(const World& w, PyObject* storage) {
+  Ref reference = checked(PyWeakref_NewRef(storage, w.forget));
+  if (PyDict_SetItem(w.pending, reference.get(), Py_None) < 0) fail();
+  w.storage_listed.set(storage, Py_True);
+}
+
+inline void write(const World& w, PyObject* storage, PyObject* value) {
+  if (w.storage_listed.of(storage) != Py_True) enlist(w, storage);
+  w.storage_data.set(storage, Py_None);
+  w.storage_value.set(storage, value);
+}
+
 }  // namespace torpor
