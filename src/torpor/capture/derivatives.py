@@ -52,6 +52,7 @@ class Differentiable:
         results = self.graph.compiled(*args)
         node = _torch.compiled_node(results)
         if node is not None:
+            node.set_materialize_grads(False)  # zeros are no gradients
             node.register_hook(_OtherGradients(self, before, node, results, states))
         return results
 
@@ -95,31 +96,20 @@ class _OtherGradients:
     def __call__(self, inputs: Gradients, outputs: Gradients) -> Gradients | None:
         """Other gradients of the inputs, or None; called by autograd."""
         reason, found = _reason(), None
+        if not reason and self.owner.graph.uses.is_refused and any(one is None for one in outputs):
+            reason = "a result that is not used"
         if reason:
             self.owner.give_up(reason)
             found = self._gradients(reason, inputs, outputs)
-        elif any(outputs[number] is None for number in self.places):
-            found = self._without_unused(inputs, outputs)
         if not _torch.backward_keeps_graph():
             self.args = ()
         return found
-
-    def _without_unused(self, inputs: Gradients, outputs: Gradients) -> Gradients | None:
-        """None instead of zeros, for what only results without a gradient depend on."""
-        needs = self.owner.graph.uses.needs
-        unused = {i for i, number in enumerate(sorted(self.places)) if outputs[number] is None}
-        if len(needs) != len(inputs) or not set().union(*needs) <= {*range(len(self.places))}:
-            return None  # results share memory: autograd sees other ones
-        return tuple(
-            None if need and need <= unused else one
-            for one, need in zip(inputs, needs, strict=True)
-        )
 
     def _gradients(self, reason: str, inputs: Gradients, outputs: Gradients) -> Gradients:
         args = [_apart(arg) for arg in self.args]
         tensors = _tensors(args)
         given = {place: one for place, one in enumerate(outputs) if one is not None}
-        wanted = [place for place, one in enumerate(inputs) if one is not None]
+        wanted = [place for place, one in enumerate(tensors) if one.requires_grad]
         self._check(reason, len(inputs), given)
         results = torch.compiler.disable(self._run)(args)  # a decorator would import TorchDynamo
         found = torch.autograd.grad(

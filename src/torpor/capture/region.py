@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -98,6 +98,13 @@ class SavedForBackward:
         return self.kept
 
 
+class Backward(NamedTuple):
+    """What makes a graph a backward graph."""
+
+    gradients: int  # of results: its last arguments; None for a result that is not used
+    without: Callable[[frozenset[int]], CapturedProgram | None]  # with some results not used
+
+
 class Region:
     """One captured graph, and the calls of it that were met.
 
@@ -106,7 +113,11 @@ class Region:
     """
 
     def __init__(
-        self, program: CapturedProgram, shown: int | None = None, resumes: bool = False
+        self,
+        program: CapturedProgram,
+        shown: int | None = None,
+        resumes: bool = False,
+        backward: Backward | None = None,
     ) -> None:
         self.program = program
         self.line = program.line()
@@ -114,11 +125,18 @@ class Region:
         self.resumes = resumes
         self.calls: OrderedDict[Key, RegionCall] = OrderedDict()
         self.generation = TABLE.generation
+        self.backward = backward
+        self.variants: dict[frozenset[int], Region | None] = {}
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Record a call; its results are lazy tensors."""
         if self.resumes:
             args = [*args[0]._torpor_saved.unpack(), *args[1:]]
+        if self.backward is not None:
+            gradients = args[len(args) - self.backward.gradients :]
+            unused = frozenset([i for i, one in enumerate(gradients) if one is None])
+            if unused:
+                return self._without(unused, args, gradients)
         known = list(args)
         if not self.program.writes and not _KNOWN.issuperset(map(type, known)):
             known = [_as_lazy(arg) for arg in known]
@@ -132,6 +150,20 @@ class Region:
                 metrics.count_line("RegionLookups", self.line)
                 return self._repeat(call, known)
         return self._record(key, epoch, known, drawn)
+
+    def _without(
+        self, unused: frozenset[int], args: Sequence[Any], gradients: Sequence[Any]
+    ) -> list[Any]:
+        """The gradients where some results are not used; none if those are recorded op by op."""
+        assert self.backward is not None, "it is a backward graph"
+        if unused not in self.variants:
+            program = self.backward.without(unused)
+            self.variants[unused] = None if program is None else Region(program)
+        variant = self.variants[unused]
+        if variant is None:
+            return [None] * len(self.program.results)
+        kept = args[: len(args) - len(gradients)]
+        return variant([*kept, *(one for one in gradients if one is not None)])
 
     def _is_known(self, args: list[Any]) -> bool:
         """All that it depends on is in the values of these arguments and of what it draws."""
