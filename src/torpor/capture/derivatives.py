@@ -15,7 +15,7 @@ import torch
 
 from torpor import _torch, metrics
 from torpor.backend.native_library import NATIVE
-from torpor.capture.region import storages_of
+from torpor.capture.region import storages_of, versions_of
 from torpor.execute.storage import TRACE
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import root_value
@@ -64,10 +64,10 @@ class Differentiable:
         uses = self.graph.uses
         if any(args[use].is_leaf for use in uses.casts):
             return False
-        if not all(_may_have_copy(args[use]) for use in uses.copies):
+        copies = _copies([args[use] for use in uses.copies])
+        if copies is None:
             return False
-        places = [*uses.copies]
-        for use, copy in zip(places, _copies([args[use] for use in places]), strict=True):
+        for use, copy in zip(uses.copies, copies, strict=True):
             args[use] = copy
         return True
 
@@ -86,7 +86,7 @@ class _OtherGradients:
     ) -> None:
         self.owner, self.states = owner, states
         self.args: Any = args
-        self.versions = [tensor._version for tensor in _tensors(args)]
+        self.versions = versions_of(args)
         self.places = {
             result.output_nr: place
             for place, result in enumerate(results)
@@ -130,7 +130,7 @@ class _OtherGradients:
                 f"{reason}, through a captured function whose results share memory. "
                 "It is recorded op by op from now on: call it once more."
             )
-        if [tensor._version for tensor in tensors] != self.versions:
+        if versions_of(self.args) != self.versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 f"inplace operation, before {reason} through a captured function"
@@ -148,9 +148,14 @@ def _reason() -> str:
     return "backward under autocast" if any(on for _, _, on in _torch.autocast_states()) else ""
 
 
-def _copies(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+def _copies(parameters: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """The copies that autocast keeps of parameters; None if it keeps none of one of these."""
+    if not parameters:
+        return []
     if NATIVE.library is not None:
         return NATIVE.library.autocast_copies(parameters)  # type: ignore[no-any-return]  # C++
+    if not all(one.is_leaf and one.requires_grad and one._base is None for one in parameters):
+        return None
     return [_torch.autocast_copy(one) for one in parameters]
 
 
@@ -161,10 +166,6 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
             [storage] = storages_of((root_value(tensor._lazy_storage),))
             return wrap_storage(storage)
     return tensor.detach().clone()
-
-
-def _may_have_copy(tensor: torch.Tensor) -> bool:
-    return tensor.is_leaf and tensor.requires_grad and tensor._base is None
 
 
 def _tensors(args: Sequence[Any]) -> list[torch.Tensor]:

@@ -79,16 +79,19 @@ class SavedForBackward:
     written to before it is used.
     """
 
-    __slots__ = ("kept", "versions")
+    __slots__ = ("kept", "tensors", "versions")
 
     def __init__(self, kept: list[Any], args: list[Any]) -> None:
         self.kept = kept
-        own = {id(arg) for arg in args}
-        self.versions = [(one, one._version) for one in kept if id(one) in own and one is not None]
+        own = {*map(id, args)}
+        self.tensors = [one for one in kept if id(one) in own and one is not None]
+        self.versions = versions_of(self.tensors)
 
     def unpack(self) -> list[Any]:
         """All that was kept, in order."""
-        for tensor, version in self.versions:
+        if versions_of(self.tensors) == self.versions:
+            return self.kept
+        for tensor, version in zip(self.tensors, self.versions, strict=True):
             if tensor._version != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an "
@@ -171,13 +174,9 @@ class Region:
 
     def _key(self, args: list[Any], drawn: list[Sequence[Any]]) -> Key:
         read = [*args, *(one for several in drawn for one in several)]
-        roots = [_root_of_view(one) for one in read] if KeptView in map(type, read) else read
-        values = NATIVE.library.region_values(roots) if NATIVE.library is not None else None
+        values = NATIVE.library.region_values(read) if NATIVE.library is not None else None
         if values is None:
-            values = tuple([_value(one) for one in roots])
-        if roots is not read:
-            pairs = zip(read, values, strict=True)
-            values = tuple([v.value_at(at) if type(v) is KeptView else at for v, at in pairs])
+            values = tuple([_value(one) for one in read])
         if not self.program.writes:
             return (*values, get_backend())
         places: dict[Any, int] = {}  # which of them share memory
@@ -244,21 +243,11 @@ class Region:
         """The results of a call that was met before."""
         storages = storages_of(call.storages)
         shown = len(call.results) if self.shown is None else self.shown
-        new = _tensors(
-            [storages[one] for one in call.results[:shown] if type(one) is int and one >= 0]
-        )
-        made = iter(new)
-        results: list[Any] = []
-        for place, one in enumerate(call.results):
-            if type(one) is int and one >= 0:
-                results.append(next(made) if place < shown else storages[one])
-            elif isinstance(one, ResultLook):
-                made_of = args[one.storage] if one.storage < 0 else storages[one.storage]
-                storage = _storage(made_of)
-                kept = place >= shown
-                results.append(KeptView(storage, one) if kept else _view(storage, one))
-            else:
-                results.append(None if one is None else args[one])
+        results = None
+        if NATIVE.library is not None:
+            results = NATIVE.library.region_results(storages, call.results, shown, args)
+        if results is None:
+            results = _results(call, storages, shown, args)
         for place, value in call.written:
             storage = args[place]._lazy_storage
             TRACE.enlist(storage)
@@ -278,13 +267,11 @@ def _storage(arg: Any) -> Any:
     return arg._lazy_storage if type(arg) is LazyTensor else arg
 
 
-def _root_of_view(arg: Any) -> Any:
-    return arg.storage if type(arg) is KeptView else arg
-
-
 def _value(arg: Any) -> Any:
     if type(arg) is LazyTensor:
         return value_of(arg)
+    if type(arg) is KeptView:
+        return arg.value_at(root_value(arg.storage))
     return None if arg is None else root_value(arg)
 
 
@@ -308,6 +295,13 @@ def _as_lazy(arg: Any) -> Any:
         return wrap_data(clone_plain(arg), arg.device)
 
 
+def versions_of(items: list[Any]) -> list[int]:
+    """The versions of the tensors among these."""
+    if NATIVE.library is not None:
+        return NATIVE.library.versions(items)  # type: ignore[no-any-return]  # C++
+    return [one._version for one in items if isinstance(one, torch.Tensor)]
+
+
 def storages_of(values: tuple[Value, ...]) -> list[LazyStorage]:
     """New storages that hold these values."""
     if NATIVE.library is not None:
@@ -318,11 +312,20 @@ def storages_of(values: tuple[Value, ...]) -> list[LazyStorage]:
     return storages
 
 
-def _tensors(storages: list[LazyStorage]) -> list[LazyTensor]:
-    """Tensors that are all of these storages."""
-    if NATIVE.library is not None:
-        return NATIVE.library.region_tensors(storages)  # type: ignore[no-any-return]  # C++
-    return [wrap_storage(storage) for storage in storages]
+def _results(
+    call: RegionCall, storages: list[LazyStorage], shown: int, args: list[Any]
+) -> list[Any]:
+    """What a call gives; from `shown` on, for the backward graph alone."""
+    results: list[Any] = []
+    for place, one in enumerate(call.results):
+        if type(one) is int and one >= 0:
+            results.append(wrap_storage(storages[one]) if place < shown else storages[one])
+        elif isinstance(one, ResultLook):
+            storage = _storage(args[one.storage] if one.storage < 0 else storages[one.storage])
+            results.append(KeptView(storage, one) if place >= shown else _view(storage, one))
+        else:
+            results.append(None if one is None else args[one])
+    return results
 
 
 # -- what came of a call ---------------------------------------------------------------------------

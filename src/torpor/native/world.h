@@ -99,9 +99,11 @@ struct Numbers {  // keys of numbers that Python would confuse with others
 
 struct World {
   std::atomic<bool> on{false};
-  PyTypeObject *lazy_tensor, *lazy_storage, *view, *lazy_mode, *node, *expansion, *value;
+  PyTypeObject *lazy_tensor, *lazy_storage, *view, *lazy_mode, *node, *expansion, *value,
+      *kept_view;
   PyTypeObject *tensor_type, *symbolic_type, *backend_data;
   Slot storage_type, storage_value, storage_data, storage_listed;
+  Slot kept_look, kept_storage;
   Slot view_base, view_index, view_node, view_parent, view_type, view_value;
   Slot node_outputs, node_transient, node_op, node_args, expansion_outputs;
   Slot value_type, value_index, value_node;
