@@ -210,7 +210,8 @@ def test_any_results_may_be_used(concrete: Put) -> None:
     for one, other in zip(found(concrete), found(lambda tensor: tensor), strict=True):
         assert (one is None) == (other is None)
         if one is not None:
-            assert one.isnan().equal(other.isnan()) and one.nan_to_num().equal(other.nan_to_num())
+            assert one.isnan().equal(other.isnan())
+            assert one.nan_to_num().equal(other.nan_to_num())
     assert torpor.metrics.counters()["CapturedRegions"] == 2
     assert "NotCaptured" not in torpor.metrics.counters()
 

@@ -207,23 +207,22 @@ def _refuse_sum(gradient: Any) -> None:
 # -- results that are not used ---------------------------------------------------------------------
 
 
-def gradients_of_results(backward: GraphModule) -> int:
-    """How many of the last inputs of a backward graph are gradients of results."""
-    return sum("tangents" in str(one.target) for one in backward.graph.find_nodes(op="placeholder"))
+def gradients_of_results(graph: Graph) -> list[Node]:
+    """Those of the inputs of a backward graph, its last, that are gradients of results."""
+    return [one for one in graph.find_nodes(op="placeholder") if "tangents" in str(one.target)]
 
 
 def without_results(backward: GraphModule, unused: Collection[int]) -> GraphModule | None:
     """A backward graph for results of which some are not used: it does not take their gradients.
 
-    Like autograd, it computes nothing from a gradient that is not there, and adds nothing to others:
+    Like autograd, it computes nothing from a gradient that is not there, and adds nothing of it:
     zeros in its place would become NaN where a derivative is infinite. Where autograd takes zeros,
     for the parts that a tensor was split into, so does this. None: it cannot be said what it does.
     """
     made, copies = Graph(), dict[Node, Node]()
-    given = backward.graph.find_nodes(op="placeholder")
-    first = len(given) - gradients_of_results(backward)
-    missing = {given[first + place] for place in unused}
-    come = {*given[first:]} - missing  # what is made of gradients that are there
+    gradients = gradients_of_results(backward.graph)
+    missing = {gradients[place] for place in unused}
+    come = {*gradients} - missing  # what is made of gradients that are there
     for node in backward.graph.nodes:
         gone = missing.intersection(node.all_input_nodes)
         if node in missing:

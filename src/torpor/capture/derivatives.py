@@ -109,7 +109,7 @@ class _OtherGradients:
         args = [_apart(arg) for arg in self.args]
         tensors = _tensors(args)
         given = {place: one for place, one in enumerate(outputs) if one is not None}
-        wanted = [place for place, one in enumerate(tensors) if one.requires_grad]
+        wanted = [place for place, one in enumerate(inputs) if one is not None]
         self._check(reason, len(inputs), given)
         results = torch.compiler.disable(self._run)(args)  # a decorator would import TorchDynamo
         found = torch.autograd.grad(

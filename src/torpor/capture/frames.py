@@ -123,7 +123,7 @@ def _region(captured: _torch.Captured) -> Region:
 
 def _backward_of(captured: _torch.Captured) -> Backward | None:
     uses, left = captured.uses, itertools.count(MOST_VARIANTS, -1)
-    gradients = _torch.gradients_of_results(captured.module)
+    gradients = _torch.gradients_of_results(captured.module.graph)
     if uses is None or not gradients:
         return None
 
@@ -132,7 +132,8 @@ def _backward_of(captured: _torch.Captured) -> Backward | None:
         uses.is_refused |= module is None
         return None if module is None else CapturedProgram(module)
 
-    return Backward(gradients, without)
+    types = tuple([TensorType.of_tensor(one.meta["val"]) for one in gradients])
+    return Backward(types, without)
 
 
 def _coerce(tensor: LazyTensor, metadata: Any, expected: type | None = None) -> Any:

@@ -338,7 +338,7 @@ def _exactly(item: tuple[str, Any]) -> Any:
 
 
 def _one_by_one(coming: _Calls, number: int) -> list[_Calls]:
-    """The calls of each of several steps, of a run on a stand-in for each; none if one cannot say."""
+    """The calls of each of several steps, of a run on a stand-in for each; none: it cannot say."""
     counts = [count for _, *counts in coming.calls for count in counts if count is not None]
     if any(count not in (0, number) for count in counts):
         return []
@@ -545,9 +545,7 @@ def _is_the_same(read: _Read, now: _Read, before: list[list[float]]) -> bool:
     return same and now.structure == read.structure and counted == before
 
 
-def _places_of(
-    noted: _Calls, witness: _Witness, scalars: list[Any]
-) -> list[list[int]] | None:
+def _places_of(noted: _Calls, witness: _Witness, scalars: list[Any]) -> list[list[int]] | None:
     """Which numbers the run-time inputs of a step are; None if that cannot be said this time.
 
     No step makes the same call twice with the same tensors, which would share its inputs.

@@ -21,7 +21,7 @@ from torpor.backend.registry import get_backend
 from torpor.capture.captured_program import CapturedProgram
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value
-from torpor.ir.types import SymbolicType
+from torpor.ir.types import SymbolicType, TensorType
 from torpor.trace.tensor import InThisTrace, LazyTensor, View
 from torpor.trace.values import root_value, value_of
 from torpor.trace.wrap import clone_plain, is_traceable, wrap_data, wrap_storage, wrap_view
@@ -104,7 +104,7 @@ class SavedForBackward:
 class Backward(NamedTuple):
     """What makes a graph a backward graph."""
 
-    gradients: int  # of results: its last arguments; None for a result that is not used
+    types: tuple[TensorType, ...]  # of its last arguments: None for results that are not used
     without: Callable[[frozenset[int]], CapturedProgram | None]  # with some results not used
 
 
@@ -136,10 +136,13 @@ class Region:
         if self.resumes:
             args = [*args[0]._torpor_saved.unpack(), *args[1:]]
         if self.backward is not None:
-            gradients = args[len(args) - self.backward.gradients :]
-            unused = frozenset([i for i, one in enumerate(gradients) if one is None])
+            kept = len(args) - len(self.backward.types)
+            unused = frozenset([i for i, one in enumerate(args[kept:]) if one is None])
             if unused:
-                return self._without(unused, args, gradients)
+                return self._without(unused, self.backward, args[:kept], args[kept:])
+        return self._call(args)
+
+    def _call(self, args: Sequence[Any]) -> list[Any]:
         known = list(args)
         if not self.program.writes and not _KNOWN.issuperset(map(type, known)):
             known = [_as_lazy(arg) for arg in known]
@@ -155,18 +158,23 @@ class Region:
         return self._record(key, epoch, known, drawn)
 
     def _without(
-        self, unused: frozenset[int], args: Sequence[Any], gradients: Sequence[Any]
+        self,
+        unused: frozenset[int],
+        backward: Backward,
+        kept: Sequence[Any],
+        gradients: Sequence[Any],
     ) -> list[Any]:
-        """The gradients where some results are not used; none if those are recorded op by op."""
-        assert self.backward is not None, "it is a backward graph"
+        """The gradients where some results are not used."""
         if unused not in self.variants:
-            program = self.backward.without(unused)
+            program = backward.without(unused)
             self.variants[unused] = None if program is None else Region(program)
         variant = self.variants[unused]
-        if variant is None:
-            return [None] * len(self.program.results)
-        kept = args[: len(args) - len(gradients)]
-        return variant([*kept, *(one for one in gradients if one is not None)])
+        if variant is not None:
+            return variant([*kept, *(one for one in gradients if one is not None)])
+        with _torch.without_modes():  # others will come in the place of these gradients
+            zeros = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in backward.types]
+        pairs = zip(gradients, zeros, strict=True)
+        return self._call([*kept, *(zero if one is None else one for one, zero in pairs)])
 
     def _is_known(self, args: list[Any]) -> bool:
         """All that it depends on is in the values of these arguments and of what it draws."""
