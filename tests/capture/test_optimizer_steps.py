@@ -11,6 +11,7 @@ import torch
 from torch import nn, optim
 
 import torpor
+from torpor.capture import optimizer_steps
 from torpor.capture.optimizer_steps import KINDS
 
 Put = Callable[[Any], Any]
@@ -104,6 +105,26 @@ def test_other_settings_are_eager_bit_for_bit(
     kind: Any, options: dict[str, Any], concrete: Put
 ) -> None:
     check(concrete, lambda model: kind(model.parameters(), **options))
+
+
+def test_numbers_of_coming_steps_are_found_at_once(
+    concrete: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a setting changes; then the numbers of the next steps are others."""
+    runs, on_standins = [], optimizer_steps._on_standins
+
+    def counted_run(*args: Any) -> Any:
+        runs.append(args)
+        return on_standins(*args)
+
+    def between(step: int, model: nn.Module, optimizer: Any) -> Any:
+        optimizer.param_groups[0]["lr"] = 0.01 if step < 25 else 0.02
+        optimizer.param_groups[0]["betas"] = (0.9, 0.999) if step < 38 else (0.8, 0.999)
+        return optimizer
+
+    monkeypatch.setattr(optimizer_steps, "_on_standins", counted_run)
+    assert check(concrete, adamw, between, steps=60) > 40
+    assert len(runs) < 30
 
 
 def test_a_number_that_stands_in_two_calls_may_be_an_input_of_one(concrete: Put) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import itertools
 import threading
 import warnings
 from collections.abc import Callable
@@ -175,6 +177,68 @@ def test_a_result_that_is_not_used_gives_no_gradients(concrete: Put) -> None:
 
     assert found(concrete) == found(lambda tensor: tensor)
     assert torpor.metrics.counters()["CapturedRegions"] == 2
+
+
+class ManyResults(nn.Module):
+    """Results that have all parameters in common; at zero, one has an infinite derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.bias = nn.Linear(4, 6), nn.Parameter(torch.tensor([0.0, 1.0]))
+        nn.init.zeros_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h = self.layer(x)
+        part, *_ = h.chunk(3, 1)
+        return h, h.abs().sqrt(), part * self.bias, h.exp().unbind(1)[1]
+
+
+def test_any_results_may_be_used(concrete: Put) -> None:
+    """Zeros, in the place of gradients that do not exist, would be NaN behind the root."""
+
+    def found(put: Put) -> list[Any]:
+        model, gradients = put(ManyResults()), []
+        subsets = [set for n in range(1, 5) for set in itertools.combinations(range(4), n)]
+        for used in (*subsets, *subsets[:3]):
+            model.zero_grad()
+            results = model(put(torch.arange(8.0).view(2, 4)))
+            sum(results[place].sum() for place in used).backward()
+            gradients += [parameter.grad for parameter in model.parameters()]
+        return [None if one is None else torpor.eager(one).cpu() for one in gradients]
+
+    for one, other in zip(found(concrete), found(lambda tensor: tensor), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.isnan().equal(other.isnan())
+            assert one.nan_to_num().equal(other.nan_to_num())
+    assert torpor.metrics.counters()["CapturedRegions"] == 2
+    assert "NotCaptured" not in torpor.metrics.counters()
+
+
+class Moments(nn.Module):
+    """Two results of one op: what it does where one is not used, a graph does not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.var_mean(self.layer(x), 0)
+
+
+def test_results_of_one_op_are_differentiated_op_by_op(concrete: Put) -> None:
+    torch.manual_seed(0)
+    eager = Moments()
+
+    def found(model: nn.Module, put: Put) -> list[Tensor]:
+        for used in (1, 0, 1):
+            model(put(torch.arange(8.0).view(2, 4)))[used].sum().backward()
+        return [torpor.eager(parameter.grad).cpu() for parameter in model.parameters()]
+
+    result = found(concrete(copy.deepcopy(eager)), concrete)
+    for one, other in zip(result, found(eager, lambda tensor: tensor), strict=True):
+        assert one.equal(other)
 
 
 class Branching(nn.Module):

@@ -218,4 +218,4 @@ from torpor._torch.torchscript import (
     script_owner,
     script_tensors,
 )
-from torpor._torch.uses import Uses, autocast_copy
+from torpor._torch.uses import Uses, autocast_copy, gradients_of_results, without_results

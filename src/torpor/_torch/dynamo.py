@@ -280,6 +280,8 @@ def keep_lazy_tangents(is_lazy: Callable[[object], bool]) -> None:
 
         @functools.wraps(process)
         def process_runtime_tangent(x: Any, meta: Any, *args: Any, **kwargs: Any) -> Any:
+            if x is None and getattr(meta, "_torpor_region", False):
+                return None, [None]  # of a result that is not used
             if not (is_lazy(x) and getattr(meta, "_torpor_region", False)):
                 return process(x, meta, *args, **kwargs)
             x = module.coerce_to_expected_memory_format(x, meta.memory_format)
@@ -297,6 +299,7 @@ class Captured:
     module: torch.fx.GraphModule
     shown: int | None = None  # forward graph: how many results are not saved for backward
     resumes: bool = False  # backward graph: one argument stands for all saved tensors
+    uses: Uses | None = None  # backward graph: the uses of the graph that it differentiates
 
 
 @dataclass(frozen=True)
@@ -323,7 +326,8 @@ def region_backend(
         about = None if context is None else context.fw_metadata
         for meta in () if about is None else about.subclass_tangent_meta or ():
             object.__setattr__(meta, "_torpor_region", True)
-        captured = module.meta.get("torpor_captured") or Captured(module)
+        uses = module.meta.get("torpor_uses")
+        captured = module.meta.get("torpor_captured") or Captured(module, uses=uses)
         if about is not None:
             about.bw_donated_idxs = []  # nothing is donated; None would be an error
         if about is not None and not captured.resumes:
@@ -430,6 +434,7 @@ def _partition(
     computed = [node for node in kept if node.op == "call_function"]
     tensors = all(isinstance(node.meta.get("val"), torch.Tensor) for node in kept)
     if not (alike and tensors and computed):
+        backward.meta["torpor_uses"] = uses
         return forward, backward
     place = kept.index(computed[0])
     seen = (
@@ -437,7 +442,7 @@ def _partition(
         _resumed(backward, len(kept), place),
     )
     seen[0].meta["torpor_captured"] = Captured(forward, num_fwd_outputs)
-    seen[1].meta["torpor_captured"] = Captured(backward, None, resumes=True)
+    seen[1].meta["torpor_captured"] = Captured(backward, None, resumes=True, uses=uses)
     return seen
 
 

@@ -9,7 +9,7 @@ before accumulating. So a use that autocast casts takes autocast's copy instead.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,10 +41,13 @@ class Uses:
         self.keeps_copies = torch.is_autocast_cache_enabled()
         self.copies: set[int] = set()  # placeholders that take autocast's copy
         self.casts: set[int] = set()  # others that autocast casts, uncached: not leaves
-        self.needs: list[set[int]] = []  # per placeholder: the tangents its gradient depends on
         self.arrived: list[int] = []  # placeholders in the order in which gradients arrived
+        self.is_refused = False  # its backward cannot leave out a result that is not used
         self.module = _module(module, self._split(module.graph))
         self.again = {use for use, p in enumerate(self.places) if self.places.count(p) > 1}
+
+    def __deepcopy__(self, memo: Any) -> Uses:
+        return self  # AOTAutograd copies graphs, and what they know
 
     def _split(self, graph: Graph) -> Graph:
         """A copy of the graph with a placeholder for each use of an input that needs a gradient."""
@@ -107,7 +110,6 @@ class Uses:
                 gradients[use] = self._take_copy(use, node, gradients[use])
         self._sort(gradients)
         output.args = ([*results[:shown], *gradients],)
-        self.needs = _needs(joint.graph.find_nodes(op="placeholder")[len(gradients) :], gradients)
         joint.graph.eliminate_dead_code()
         joint.recompile()
 
@@ -164,15 +166,6 @@ def note_gradient(tensor: torch.Tensor, use: int) -> None:
         tensor.register_hook(lambda _: arrived.append(use))
 
 
-def _needs(tangents: Sequence[Node], gradients: Sequence[Any]) -> list[set[int]]:
-    """For each gradient that leaves backward, the tangents that it depends on."""
-    found: dict[Node, set[int]] = {node: {place} for place, node in enumerate(tangents)}
-    for node in tangents[0].graph.nodes if tangents else ():
-        if node not in found:
-            found[node] = set().union(*(found[one] for one in node.all_input_nodes))
-    return [set() if node is None else found[node] for node in gradients]
-
-
 def _has_gradient(uses: Uses, place: int) -> bool:
     value = uses.inputs[place]
     return isinstance(value, torch.Tensor) and value.requires_grad
@@ -211,7 +204,66 @@ def _refuse_sum(gradient: Any) -> None:
         raise ValueError("one function uses an input twice")
 
 
-# -- autocast's cached copies ----------------------------------------------------------------------
+# -- results that are not used ---------------------------------------------------------------------
+
+
+def gradients_of_results(graph: Graph) -> list[Node]:
+    """Those of the inputs of a backward graph, its last, that are gradients of results."""
+    return [one for one in graph.find_nodes(op="placeholder") if "tangents" in str(one.target)]
+
+
+def without_results(backward: GraphModule, unused: Collection[int]) -> GraphModule | None:
+    """A backward graph for results of which some are not used: it does not take their gradients.
+
+    Like autograd, it computes nothing from a gradient that is not there, and adds nothing of it:
+    zeros in its place would become NaN where a derivative is infinite. Where autograd takes zeros,
+    for the parts that a tensor was split into, so does this. None: it cannot be said what it does.
+    """
+    made, copies = Graph(), dict[Node, Node]()
+    gradients = gradients_of_results(backward.graph)
+    missing = {gradients[place] for place in unused}
+    come = {*gradients} - missing  # what is made of gradients that are there
+    for node in backward.graph.nodes:
+        gone = missing.intersection(node.all_input_nodes)
+        if node in missing:
+            continue
+        if node.op == "output":
+            made.output(tuple(copies.get(one) for one in node.args[0]))
+        elif not gone:
+            copies[node] = made.node_copy(node, copies.__getitem__)
+            if not come.isdisjoint(node.all_input_nodes):
+                come.add(node)
+        elif come.isdisjoint(node.all_input_nodes):
+            missing.add(node)
+        else:
+            left = _of_the_others(node, gone, made, copies)
+            if left is None:
+                return None
+            copies[node] = left
+            come.add(node)
+    made.eliminate_dead_code()
+    return GraphModule(backward, made)
+
+
+def _of_the_others(
+    node: Node, gone: Collection[Node], made: Graph, copies: dict[Node, Node]
+) -> Node | None:
+    """What a node gives where some of its gradients are not there; None if that is unknown."""
+    if node.target is _aten.add.Tensor and node.meta.get("is_gradient_acc"):
+        [left] = [one for one in node.all_input_nodes if one not in gone]
+        return copies[left]
+    if node.target not in (_aten.cat.default, _aten.stack.default):
+        return None
+    left = next(one for one in node.all_input_nodes if one not in gone)
+
+    def zeros(one: Node) -> Node:
+        size = list(one.meta["val"].shape)
+        return made.call_function(_aten.new_zeros.default, (copies[left], size))
+
+    return made.node_copy(node, lambda one: zeros(one) if one in gone else copies[one])
+
+
+# -- autocast's copies -----------------------------------------------------------------------------
 
 
 class _Found(Exception):

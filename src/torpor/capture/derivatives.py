@@ -15,7 +15,7 @@ import torch
 
 from torpor import _torch, metrics
 from torpor.backend.native_library import NATIVE
-from torpor.capture.region import storages_of
+from torpor.capture.region import storages_of, versions_of
 from torpor.execute.storage import TRACE
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import root_value
@@ -52,6 +52,7 @@ class Differentiable:
         results = self.graph.compiled(*args)
         node = _torch.compiled_node(results)
         if node is not None:
+            node.set_materialize_grads(False)  # zeros are no gradients
             node.register_hook(_OtherGradients(self, before, node, results, states))
         return results
 
@@ -63,10 +64,10 @@ class Differentiable:
         uses = self.graph.uses
         if any(args[use].is_leaf for use in uses.casts):
             return False
-        if not all(_may_have_copy(args[use]) for use in uses.copies):
+        copies = _copies([args[use] for use in uses.copies])
+        if copies is None:
             return False
-        places = [*uses.copies]
-        for use, copy in zip(places, _copies([args[use] for use in places]), strict=True):
+        for use, copy in zip(uses.copies, copies, strict=True):
             args[use] = copy
         return True
 
@@ -85,7 +86,7 @@ class _OtherGradients:
     ) -> None:
         self.owner, self.states = owner, states
         self.args: Any = args
-        self.versions = [tensor._version for tensor in _tensors(args)]
+        self.versions = versions_of(args)
         self.places = {
             result.output_nr: place
             for place, result in enumerate(results)
@@ -95,25 +96,14 @@ class _OtherGradients:
     def __call__(self, inputs: Gradients, outputs: Gradients) -> Gradients | None:
         """Other gradients of the inputs, or None; called by autograd."""
         reason, found = _reason(), None
+        if not reason and self.owner.graph.uses.is_refused and any(one is None for one in outputs):
+            reason = "a result that is not used"
         if reason:
             self.owner.give_up(reason)
             found = self._gradients(reason, inputs, outputs)
-        elif any(outputs[number] is None for number in self.places):
-            found = self._without_unused(inputs, outputs)
         if not _torch.backward_keeps_graph():
             self.args = ()
         return found
-
-    def _without_unused(self, inputs: Gradients, outputs: Gradients) -> Gradients | None:
-        """None instead of zeros, for what only results without a gradient depend on."""
-        needs = self.owner.graph.uses.needs
-        unused = {i for i, number in enumerate(sorted(self.places)) if outputs[number] is None}
-        if len(needs) != len(inputs) or not set().union(*needs) <= {*range(len(self.places))}:
-            return None  # results share memory: autograd sees other ones
-        return tuple(
-            None if need and need <= unused else one
-            for one, need in zip(inputs, needs, strict=True)
-        )
 
     def _gradients(self, reason: str, inputs: Gradients, outputs: Gradients) -> Gradients:
         args = [_apart(arg) for arg in self.args]
@@ -140,7 +130,7 @@ class _OtherGradients:
                 f"{reason}, through a captured function whose results share memory. "
                 "It is recorded op by op from now on: call it once more."
             )
-        if [tensor._version for tensor in tensors] != self.versions:
+        if versions_of(self.args) != self.versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 f"inplace operation, before {reason} through a captured function"
@@ -158,9 +148,14 @@ def _reason() -> str:
     return "backward under autocast" if any(on for _, _, on in _torch.autocast_states()) else ""
 
 
-def _copies(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+def _copies(parameters: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """The copies that autocast keeps of parameters; None if it keeps none of one of these."""
+    if not parameters:
+        return []
     if NATIVE.library is not None:
         return NATIVE.library.autocast_copies(parameters)  # type: ignore[no-any-return]  # C++
+    if not all(one.is_leaf and one.requires_grad and one._base is None for one in parameters):
+        return None
     return [_torch.autocast_copy(one) for one in parameters]
 
 
@@ -171,10 +166,6 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
             [storage] = storages_of((root_value(tensor._lazy_storage),))
             return wrap_storage(storage)
     return tensor.detach().clone()
-
-
-def _may_have_copy(tensor: torch.Tensor) -> bool:
-    return tensor.is_leaf and tensor.requires_grad and tensor._base is None
 
 
 def _tensors(args: Sequence[Any]) -> list[torch.Tensor]:

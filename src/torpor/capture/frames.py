@@ -23,7 +23,7 @@ from torpor import _torch, metrics
 from torpor.capture import modules
 from torpor.capture.captured_program import CapturedProgram
 from torpor.capture.derivatives import Differentiable
-from torpor.capture.region import Region
+from torpor.capture.region import Backward, Region
 from torpor.frontend.foreign import as_plain, in_mode, tensors_of
 from torpor.ir.types import TensorType
 from torpor.observe.phases import COMPILING, phase
@@ -90,6 +90,9 @@ _refused: WeakKeyDictionary[CodeType, int] = WeakKeyDictionary()
 
 MOST_TRIALS = 2
 
+MOST_VARIANTS = 16
+"""Backward graphs of one graph, each for other results that are not used."""
+
 
 def _may_capture(frame: Any) -> bool:
     """Neither an optimizer nor what was tried in vain."""
@@ -115,7 +118,22 @@ def _not_captured(frame: Any, reason: str) -> None:
 def _region(captured: _torch.Captured) -> Region:
     program = CapturedProgram(captured.module)
     metrics.count_line("CapturedRegions", program.line())
-    return Region(program, captured.shown, captured.resumes)
+    return Region(program, captured.shown, captured.resumes, _backward_of(captured))
+
+
+def _backward_of(captured: _torch.Captured) -> Backward | None:
+    uses, left = captured.uses, itertools.count(MOST_VARIANTS, -1)
+    gradients = _torch.gradients_of_results(captured.module.graph)
+    if uses is None or not gradients:
+        return None
+
+    def without(unused: frozenset[int]) -> CapturedProgram | None:
+        module = _torch.without_results(captured.module, unused) if next(left) > 0 else None
+        uses.is_refused |= module is None
+        return None if module is None else CapturedProgram(module)
+
+    types = tuple([TensorType.of_tensor(one.meta["val"]) for one in gradients])
+    return Backward(types, without)
 
 
 def _coerce(tensor: LazyTensor, metadata: Any, expected: type | None = None) -> Any:

@@ -24,7 +24,7 @@ from torpor import _torch, config, metrics
 from torpor.backend.native_library import NATIVE
 from torpor.backend.registry import get_backend
 from torpor.capture.modules import REFUSALS
-from torpor.execute.storage import TRACE
+from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value
 from torpor.ir.types import SymbolicType
 from torpor.observe.site import site
@@ -45,6 +45,9 @@ MOST_STEPS: Final = 8
 MOST_STANDINS: Final = 8
 """Different numbers of steps among the parameters of one group."""
 
+MOST_AHEAD: Final = 32
+"""Steps whose numbers are told at once."""
+
 WORTH: Final = 0.5
 """Seconds that an optimizer's steps take to record before they are found by a look-up."""
 
@@ -62,6 +65,36 @@ class _Read(NamedTuple):
     gradients: list[LazyTensor]
     counters: list[list[torch.Tensor]]  # of steps, on the CPU; of each group
     structure: tuple[Any, ...]
+    counts: list[list[float]]  # steps that the parameters of each group have made, each number once
+    values: tuple[Value, ...]  # of tensors, then of gradients
+    storages: list[LazyStorage] | None  # of tensors; None: the native library has not read them
+
+
+class _Calls(NamedTuple):
+    """The functions that a step calls, as `ForeachCalls` has noted them."""
+
+    calls: list[Any]
+    numbers: list[Any]
+
+
+class _Ahead(NamedTuple):
+    """The calls of a step and of those that follow, of one run on stand-ins."""
+
+    settings: Any
+    counts: list[list[float]]  # for the first of them
+    steps: list[_Calls]
+
+    def place(self, settings: Any, counts: list[list[float]]) -> int | None:
+        """Which step of them this is; `len(steps)` if it is the one after them."""
+        if settings != self.settings:
+            return None
+        if counts == self.counts:
+            return 0
+        if any(len(own) > 1 for own in (*counts, *self.counts)):
+            return None
+        made = {now[0] - first[0] for now, first in zip(counts, self.counts, strict=True) if now}
+        place = made.pop()
+        return int(place) if not made and place in range(len(self.steps) + 1) else None
 
 
 class _Step(NamedTuple):
@@ -81,7 +114,9 @@ class _Optimizer:
         self.steps: OrderedDict[Any, _Step | None] = OrderedDict()  # None: met once
         self.recorded: dict[Any, int] = {}
         self.generation = TABLE.generation
-        self.standins: tuple[Any, Any] = (None, None)
+        self.standins: dict[Any, Any] = {}
+        self.ahead = _Ahead(None, [], [])
+        self.looks_ahead = True
         self.misses = 0  # since a step was repeated
         self.seconds = 0.0  # of steps that were recorded op by op
         self.reasons: set[str] = set()
@@ -153,23 +188,22 @@ def _take(
         raise NotRepeatable("it scales gradients itself")
     if _torch.modes() or _torch.has_function_modes():
         raise NotRepeatable("a mode is active")
-    read = _read(optimizer)
     with TRACE.lock:
-        key, epoch = _key(read), TRACE.epoch
+        read = _read(optimizer)
+        key, epoch = (*read.values, read.structure, len(TRACE.scalars), get_backend()), TRACE.epoch
         found = known.find(key)
         if found is None and key not in known.steps:
             known.keep(key, None)
             return False
-    counts = [_counts(counters) for counters in read.counters]
-    noted = _on_standins(known, step, optimizer, read, counts)
-    inputs = None if found is None else _inputs(found, noted)
+    calls = _calls(known, step, optimizer, read)
+    inputs = None if found is None else _inputs(found, calls)
     if found is not None and inputs is not None:
         known.misses = 0
         return _repeat(found, read, inputs, epoch)
     if known.recorded.get(key, 0) >= MOST_STEPS:
         return False
     known.recorded[key] = known.recorded.get(key, 0) + 1
-    _record(known, key, epoch, step, optimizer, read, counts, noted)
+    _record(known, key, epoch, step, optimizer, read, calls)
     return True
 
 
@@ -177,28 +211,50 @@ def _take(
 
 
 def _read(optimizer: Any) -> _Read:
+    """Under the trace's lock."""
+    groups = optimizer.param_groups
+    for group in groups:
+        _check_settings(group)
+    found = None
+    if NATIVE.library is not None:
+        found = NATIVE.library.read_step(groups, optimizer.state)
+    if found is None:
+        found = _read_groups(optimizer)
+    tensors, gradients, counters, shapes, counts, values, storages = found
+    flags = [tuple([one for one in group.values() if type(one) in _FLAGS]) for group in groups]
+    structure = tuple([(own, *shape) for own, shape in zip(flags, shapes, strict=True)])
+    return _Read(tensors, gradients, counters, structure, counts, values, storages)
+
+
+def _check_settings(group: dict[str, Any]) -> None:
+    if group.get("foreach") is False:
+        raise NotRepeatable("foreach=False")
+    for name in ("fused", "capturable", "differentiable"):
+        if group.get(name):
+            raise NotRepeatable(f"{name}=True")
+    for value in group.values():
+        if isinstance(value, torch.Tensor):
+            raise NotRepeatable("a rate is a tensor")
+
+
+def _read_groups(optimizer: Any) -> tuple[Any, ...]:
+    """What the native library's `read_step` gives, or the reason why there is no such thing."""
     tensors: list[Any] = []
     gradients: list[Any] = []
     counters: list[list[torch.Tensor]] = []
-    structure: list[Any] = []
+    shapes: list[Any] = []
     for group in optimizer.param_groups:
-        if group.get("foreach") is False:
-            raise NotRepeatable("foreach=False")
-        for name in ("fused", "capturable", "differentiable"):
-            if group.get(name):
-                raise NotRepeatable(f"{name}=True")
-        if any(isinstance(value, torch.Tensor) for value in group.values()):
-            raise NotRepeatable("a rate is a tensor")
         counters.append([])
         first, before = len(tensors), len(gradients)
         keys = _read_group(group["params"], optimizer.state, tensors, gradients, counters[-1])
-        flags = tuple([value for value in group.values() if type(value) in _FLAGS])
         dtypes = {tensor.dtype for tensor in (*tensors[first:], *gradients[before:])}
         if len(dtypes) > 1:
             raise NotRepeatable("parameters, gradients and state are of several types")
-        structure.append((flags, len(gradients) - before, keys, *dtypes))
+        shapes.append((len(gradients) - before, keys, *dtypes))
     _check(tensors, gradients)
-    return _Read(tensors, gradients, counters, tuple(structure))
+    counts = [list(dict.fromkeys([one.item() for one in of_group])) for of_group in counters]
+    values = tuple([value_of(tensor) for tensor in (*tensors, *gradients)])
+    return tensors, gradients, counters, shapes, counts, values, None
 
 
 def _check(tensors: list[Any], gradients: list[Any]) -> None:
@@ -240,30 +296,72 @@ def _read_group(
     return keys
 
 
-def _key(read: _Read) -> Any:
-    tensors = [*read.tensors, *read.gradients]
-    values = NATIVE.library.region_values(tensors) if NATIVE.library is not None else None
-    if values is None:
-        values = [value_of(tensor) for tensor in tensors]
-    return (*values, read.structure, len(TRACE.scalars), get_backend())
-
-
-def _counts(counters: list[torch.Tensor]) -> dict[float, None]:
-    """How many steps parameters have made, each number once."""
-    return dict.fromkeys([counter.item() for counter in counters])
-
-
 # -- the numbers of a step -------------------------------------------------------------------------
+
+
+def _calls(known: _Optimizer, step: Callable[..., Any], optimizer: Any, read: _Read) -> _Calls:
+    """The calls and numbers of a step of `optimizer`, which itself makes none.
+
+    Stand-ins that have made one step more each tell those of several steps at once: what such a
+    run takes, coming steps do not take again.
+    """
+    if any(len(own) > MOST_STANDINS for own in read.counts):
+        raise NotRepeatable("too many parameters have started at different steps")
+    groups = optimizer.param_groups
+    settings = read.structure, tuple([tuple(map(_exactly, group.items())) for group in groups])
+    ahead = known.ahead
+    place = ahead.place(settings, read.counts)
+    if place is not None and place < len(ahead.steps):
+        return ahead.steps[place]
+    now = _on_standins(known, step, optimizer, read, read.counts)
+    steps = [now]
+    if place is not None and known.looks_ahead:
+        number = min(2 * len(ahead.steps), MOST_AHEAD)
+        counts = [[own[0] + i for i in range(number) if own] for own in read.counts]
+        coming = _on_standins(known, step, optimizer, read, counts)
+        steps = _one_by_one(coming, number)
+        if steps[:1] != [now]:
+            known.looks_ahead, steps = False, [now]
+    known.ahead = _Ahead(settings, read.counts, steps)
+    return now
+
+
+def _exactly(item: tuple[str, Any]) -> Any:
+    """A setting of a group, which equals no other one."""
+    name, value = item
+    if name == "params":
+        return name
+    if type(value) in (list, tuple):
+        return name, tuple([_exactly((name, one)) for one in value])
+    known = type(value) in (bool, int, float) or value is None or type(value) is str
+    return name, number_key(value) if known else object()
+
+
+def _one_by_one(coming: _Calls, number: int) -> list[_Calls]:
+    """The calls of each of several steps, of a run on a stand-in for each; none: it cannot say."""
+    counts = [count for _, *counts in coming.calls for count in counts if count is not None]
+    if any(count not in (0, number) for count in counts):
+        return []
+    alike = [(name, *[count and 1 for count in counts]) for name, *counts in coming.calls]
+    steps: list[_Calls] = [_Calls(alike, []) for _ in range(number)]
+    place = 0
+    for count in counts:
+        for i, one in enumerate(steps):
+            one.numbers.append(coming.numbers[place + (i if count else 0)])
+        place += count or 1
+    return steps
 
 
 def _on_standins(
     known: _Optimizer, step: Callable[..., Any], optimizer: Any, read: _Read, counts: Any
-) -> _torch.ForeachCalls:
-    """The calls and numbers of a step of `optimizer`, which itself makes none."""
+) -> _Calls:
+    """What a step of `optimizer` calls where parameters have made so many steps."""
     kind = read.structure, tuple(map(len, counts))
-    if known.standins[0] != kind:
-        known.standins = kind, _standin(optimizer, read, counts)
-    standin = known.standins[1]
+    if kind not in known.standins:
+        if len(known.standins) >= MOST_STANDINS:
+            known.standins.clear()
+        known.standins[kind] = _standin(optimizer, read, counts)
+    standin = known.standins[kind]
     for group, own, of_group in zip(
         optimizer.param_groups, standin.param_groups, counts, strict=True
     ):
@@ -274,7 +372,7 @@ def _on_standins(
     noted = _torch.ForeachCalls()
     with noted:
         step(standin)
-    return noted
+    return _Calls(noted.calls, noted.numbers)
 
 
 def _standin(optimizer: Any, read: _Read, counts: Any) -> Any:
@@ -285,8 +383,6 @@ def _standin(optimizer: Any, read: _Read, counts: Any) -> Any:
     for group, (_, size, keys, *dtypes), of_group in zip(
         optimizer.param_groups, read.structure, counts, strict=True
     ):
-        if len(of_group) > MOST_STANDINS:
-            raise NotRepeatable("too many parameters have started at different steps")
         params = [_one(*dtypes) for _ in range(len(of_group) or bool(size))]
         for param in params:
             param.grad = _one(*dtypes)
@@ -301,7 +397,7 @@ def _one(dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(1, dtype=dtype, device="cpu")
 
 
-def _inputs(found: _Step, noted: _torch.ForeachCalls) -> list[Any] | None:
+def _inputs(found: _Step, noted: _Calls) -> list[Any] | None:
     """The run-time inputs of a step like `found`; None: it does something else now."""
     if noted.calls != found.calls:
         return None
@@ -327,6 +423,11 @@ def _repeat(found: _Step, read: _Read, inputs: list[Any], epoch: int) -> bool:
         metrics.count("RegionLookups")
         for number in inputs:
             TRACE.scalar_value(number)
+        if NATIVE.library is not None and read.storages is not None:
+            NATIVE.library.write_step(
+                read.tensors, read.storages, found.written, found.versions, read.counters
+            )
+            return True
         for place, value in found.written:
             storage = read.tensors[place]._lazy_storage
             TRACE.enlist(storage)
@@ -348,8 +449,7 @@ def _record(
     step: Callable[..., Any],
     optimizer: Any,
     read: _Read,
-    counts: Any,
-    noted: _torch.ForeachCalls,
+    noted: _Calls,
 ) -> None:
     """Make a step op by op, and remember what it did."""
     metrics.count("RegionMisses")
@@ -361,7 +461,7 @@ def _record(
     base = len(TRACE.scalars)
     with _torch.ForeachCalls(witness.see) as real:
         step(optimizer)
-    if witness.reason or not _are_alike(noted, real, counted, counts):
+    if witness.reason or not _are_alike(noted, real, counted, read.counts):
         known.refuse(witness.reason or "parameters are not updated alike")
         known.recorded[key] = MOST_STEPS
         return
@@ -412,7 +512,7 @@ class _Witness:
 
 
 def _are_alike(
-    noted: _torch.ForeachCalls, real: _torch.ForeachCalls, counted: list[list[float]], counts: Any
+    noted: _Calls, real: _torch.ForeachCalls, counted: list[list[float]], counts: Any
 ) -> bool:
     """The calls of a step are those that were made with stand-ins, with the same numbers."""
     shown, expected = iter(noted.numbers), iter(real.numbers)
@@ -445,9 +545,7 @@ def _is_the_same(read: _Read, now: _Read, before: list[list[float]]) -> bool:
     return same and now.structure == read.structure and counted == before
 
 
-def _places_of(
-    noted: _torch.ForeachCalls, witness: _Witness, scalars: list[Any]
-) -> list[list[int]] | None:
+def _places_of(noted: _Calls, witness: _Witness, scalars: list[Any]) -> list[list[int]] | None:
     """Which numbers the run-time inputs of a step are; None if that cannot be said this time.
 
     No step makes the same call twice with the same tensors, which would share its inputs.

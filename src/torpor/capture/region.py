@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from torpor.backend.registry import get_backend
 from torpor.capture.captured_program import CapturedProgram
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import LEAF, SCALAR, SIZE, TABLE, Node, Value
-from torpor.ir.types import SymbolicType
+from torpor.ir.types import SymbolicType, TensorType
 from torpor.trace.tensor import InThisTrace, LazyTensor, View
 from torpor.trace.values import root_value, value_of
 from torpor.trace.wrap import clone_plain, is_traceable, wrap_data, wrap_storage, wrap_view
@@ -79,16 +79,19 @@ class SavedForBackward:
     written to before it is used.
     """
 
-    __slots__ = ("kept", "versions")
+    __slots__ = ("kept", "tensors", "versions")
 
     def __init__(self, kept: list[Any], args: list[Any]) -> None:
         self.kept = kept
-        own = {id(arg) for arg in args}
-        self.versions = [(one, one._version) for one in kept if id(one) in own and one is not None]
+        own = {*map(id, args)}
+        self.tensors = [one for one in kept if id(one) in own and one is not None]
+        self.versions = versions_of(self.tensors)
 
     def unpack(self) -> list[Any]:
         """All that was kept, in order."""
-        for tensor, version in self.versions:
+        if versions_of(self.tensors) == self.versions:
+            return self.kept
+        for tensor, version in zip(self.tensors, self.versions, strict=True):
             if tensor._version != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an "
@@ -96,6 +99,13 @@ class SavedForBackward:
                     f"{tensor._version}; expected version {version} instead"
                 )
         return self.kept
+
+
+class Backward(NamedTuple):
+    """What makes a graph a backward graph."""
+
+    types: tuple[TensorType, ...]  # of its last arguments: None for results that are not used
+    without: Callable[[frozenset[int]], CapturedProgram | None]  # with some results not used
 
 
 class Region:
@@ -106,7 +116,11 @@ class Region:
     """
 
     def __init__(
-        self, program: CapturedProgram, shown: int | None = None, resumes: bool = False
+        self,
+        program: CapturedProgram,
+        shown: int | None = None,
+        resumes: bool = False,
+        backward: Backward | None = None,
     ) -> None:
         self.program = program
         self.line = program.line()
@@ -114,11 +128,21 @@ class Region:
         self.resumes = resumes
         self.calls: OrderedDict[Key, RegionCall] = OrderedDict()
         self.generation = TABLE.generation
+        self.backward = backward
+        self.variants: dict[frozenset[int], Region | None] = {}
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Record a call; its results are lazy tensors."""
         if self.resumes:
             args = [*args[0]._torpor_saved.unpack(), *args[1:]]
+        if self.backward is not None:
+            kept = len(args) - len(self.backward.types)
+            unused = frozenset([i for i, one in enumerate(args[kept:]) if one is None])
+            if unused:
+                return self._without(unused, self.backward, args[:kept], args[kept:])
+        return self._call(args)
+
+    def _call(self, args: Sequence[Any]) -> list[Any]:
         known = list(args)
         if not self.program.writes and not _KNOWN.issuperset(map(type, known)):
             known = [_as_lazy(arg) for arg in known]
@@ -133,19 +157,34 @@ class Region:
                 return self._repeat(call, known)
         return self._record(key, epoch, known, drawn)
 
+    def _without(
+        self,
+        unused: frozenset[int],
+        backward: Backward,
+        kept: Sequence[Any],
+        gradients: Sequence[Any],
+    ) -> list[Any]:
+        """The gradients where some results are not used."""
+        if unused not in self.variants:
+            program = backward.without(unused)
+            self.variants[unused] = None if program is None else Region(program)
+        variant = self.variants[unused]
+        if variant is not None:
+            return variant([*kept, *(one for one in gradients if one is not None)])
+        with _torch.without_modes():  # others will come in the place of these gradients
+            zeros = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in backward.types]
+        pairs = zip(gradients, zeros, strict=True)
+        return self._call([*kept, *(zero if one is None else one for one, zero in pairs)])
+
     def _is_known(self, args: list[Any]) -> bool:
         """All that it depends on is in the values of these arguments and of what it draws."""
         return self.program.is_pure and _KNOWN.issuperset(map(type, args))
 
     def _key(self, args: list[Any], drawn: list[Sequence[Any]]) -> Key:
         read = [*args, *(one for several in drawn for one in several)]
-        roots = [_root_of_view(one) for one in read] if KeptView in map(type, read) else read
-        values = NATIVE.library.region_values(roots) if NATIVE.library is not None else None
+        values = NATIVE.library.region_values(read) if NATIVE.library is not None else None
         if values is None:
-            values = tuple([_value(one) for one in roots])
-        if roots is not read:
-            pairs = zip(read, values, strict=True)
-            values = tuple([v.value_at(at) if type(v) is KeptView else at for v, at in pairs])
+            values = tuple([_value(one) for one in read])
         if not self.program.writes:
             return (*values, get_backend())
         places: dict[Any, int] = {}  # which of them share memory
@@ -212,21 +251,11 @@ class Region:
         """The results of a call that was met before."""
         storages = storages_of(call.storages)
         shown = len(call.results) if self.shown is None else self.shown
-        new = _tensors(
-            [storages[one] for one in call.results[:shown] if type(one) is int and one >= 0]
-        )
-        made = iter(new)
-        results: list[Any] = []
-        for place, one in enumerate(call.results):
-            if type(one) is int and one >= 0:
-                results.append(next(made) if place < shown else storages[one])
-            elif isinstance(one, ResultLook):
-                made_of = args[one.storage] if one.storage < 0 else storages[one.storage]
-                storage = _storage(made_of)
-                kept = place >= shown
-                results.append(KeptView(storage, one) if kept else _view(storage, one))
-            else:
-                results.append(None if one is None else args[one])
+        results = None
+        if NATIVE.library is not None:
+            results = NATIVE.library.region_results(storages, call.results, shown, args)
+        if results is None:
+            results = _results(call, storages, shown, args)
         for place, value in call.written:
             storage = args[place]._lazy_storage
             TRACE.enlist(storage)
@@ -246,13 +275,11 @@ def _storage(arg: Any) -> Any:
     return arg._lazy_storage if type(arg) is LazyTensor else arg
 
 
-def _root_of_view(arg: Any) -> Any:
-    return arg.storage if type(arg) is KeptView else arg
-
-
 def _value(arg: Any) -> Any:
     if type(arg) is LazyTensor:
         return value_of(arg)
+    if type(arg) is KeptView:
+        return arg.value_at(root_value(arg.storage))
     return None if arg is None else root_value(arg)
 
 
@@ -276,6 +303,13 @@ def _as_lazy(arg: Any) -> Any:
         return wrap_data(clone_plain(arg), arg.device)
 
 
+def versions_of(items: list[Any]) -> list[int]:
+    """The versions of the tensors among these."""
+    if NATIVE.library is not None:
+        return NATIVE.library.versions(items)  # type: ignore[no-any-return]  # C++
+    return [one._version for one in items if isinstance(one, torch.Tensor)]
+
+
 def storages_of(values: tuple[Value, ...]) -> list[LazyStorage]:
     """New storages that hold these values."""
     if NATIVE.library is not None:
@@ -286,11 +320,20 @@ def storages_of(values: tuple[Value, ...]) -> list[LazyStorage]:
     return storages
 
 
-def _tensors(storages: list[LazyStorage]) -> list[LazyTensor]:
-    """Tensors that are all of these storages."""
-    if NATIVE.library is not None:
-        return NATIVE.library.region_tensors(storages)  # type: ignore[no-any-return]  # C++
-    return [wrap_storage(storage) for storage in storages]
+def _results(
+    call: RegionCall, storages: list[LazyStorage], shown: int, args: list[Any]
+) -> list[Any]:
+    """What a call gives; from `shown` on, for the backward graph alone."""
+    results: list[Any] = []
+    for place, one in enumerate(call.results):
+        if type(one) is int and one >= 0:
+            results.append(wrap_storage(storages[one]) if place < shown else storages[one])
+        elif isinstance(one, ResultLook):
+            storage = _storage(args[one.storage] if one.storage < 0 else storages[one.storage])
+            results.append(KeptView(storage, one) if place >= shown else _view(storage, one))
+        else:
+            results.append(None if one is None else args[one])
+    return results
 
 
 # -- what came of a call ---------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 
 from torpor._torch import is_dtensor, local_part
+from torpor.backend.native_library import NATIVE
 from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.node import Value
@@ -56,16 +57,12 @@ class _OptimizerStep:
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
         self.kept = _KEPT.get(optimizer, {})
-        self.stepped: list[torch.Tensor] = []
-        self.gradients: list[Value | None] = []
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is not None:
-                    self.stepped.append(parameter)
-                    gradient = local_part(gradient)
-                    if type(gradient) is LazyTensor:
-                        self.gradients.append(gradient._lazy_storage.value)
+        self.stepped: list[torch.Tensor]
+        self.gradients: list[Value | None]
+        found = None
+        if NATIVE.library is not None:
+            found = NATIVE.library.stepped(optimizer.param_groups)
+        self.stepped, self.gradients = found or _stepped(optimizer)
 
     def concerns(self, storages: Collection[LazyStorage]) -> bool:
         """It has updated one of `storages`."""
@@ -83,6 +80,21 @@ class _OptimizerStep:
         with torch.no_grad():
             for tensor, before in self.kept.items():
                 tensor.copy_(before)
+
+
+def _stepped(optimizer: Any) -> tuple[list[torch.Tensor], list[Value | None]]:
+    """The parameters that have a gradient, and what the storages of those hold."""
+    stepped: list[torch.Tensor] = []
+    values: list[Value | None] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None:
+                stepped.append(parameter)
+                gradient = local_part(gradient)
+                if type(gradient) is LazyTensor:
+                    values.append(gradient._lazy_storage.value)
+    return stepped, values
 
 
 def _drop_failed_gradients() -> None:

@@ -24,6 +24,7 @@ from torpor.backend.builder import IrBuilder
 from torpor.backend.data import BackendData
 from torpor.backend.native_library import NATIVE
 from torpor.backend.registry import on_change
+from torpor.capture.region import KeptView
 from torpor.errors import NativeError
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.frontend.hooks import MODULE_CALLS
@@ -210,6 +211,7 @@ def _names() -> dict[str, Any]:
         "BackendData": BackendData,
         "Expansion": whole.Expansion,
         "IrBuilder": IrBuilder,
+        "KeptView": KeptView,
         "LazyMode": LazyMode,
         "LazyStorage": LazyStorage,
         "LazyTensor": LazyTensor,

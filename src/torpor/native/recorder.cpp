@@ -28,6 +28,7 @@
 #include "cuts.h"
 #include "keys.h"
 #include "modules.h"
+#include "optimizers.h"
 #include "regions.h"
 #include "tape.h"
 
@@ -105,13 +106,6 @@ static at::Tensor as_lazy_tensor(
   return tensor;
 }
 
-// Let the trace know a storage that it may have to compute.
-static void enlist(const World& w, PyObject* storage) {
-  Ref reference = checked(PyWeakref_NewRef(storage, w.forget));
-  if (PyDict_SetItem(w.pending, reference.get(), Py_None) < 0) fail();
-  w.storage_listed.set(storage, Py_True);
-}
-
 static Ref fresh_storage(const World& w, PyObject* value) {
   Ref storage = checked(w.lazy_storage->tp_alloc(w.lazy_storage, 0));
   w.storage_type.set(storage.get(), w.value_type.of(value));
@@ -141,18 +135,82 @@ static PyObject* region_storages(PyObject*, PyObject* values) {
   END_HANDLE_TH_ERRORS
 }
 
-// region_tensors(storages): tensors that are all of them.
-static PyObject* region_tensors(PyObject*, PyObject* storages) {
+static Ref whole_tensor(World& w, PyObject* storage) {
+  cuts::expect(storage, w.lazy_storage);
+  at::Tensor tensor = bare_tensor(wrapper_of(w, w.storage_type.of(storage)));
+  return checked(THPVariable_Wrap(as_lazy_tensor(w, std::move(tensor), storage, Py_None)));
+}
+
+// The storage that something a region knows is on.
+static Ref storage_of(const World& w, PyObject* item) {
+  if (Py_TYPE(item) == w.lazy_storage) return Ref::to(item);
+  if (Py_TYPE(item) == w.kept_view) return Ref::to(w.kept_storage.of(item));
+  return checked(PyObject_GetAttr(item, w.name_storage));
+}
+
+static Ref kept(const World& w, PyObject* storage, PyObject* look) {
+  Ref view = checked(w.kept_view->tp_alloc(w.kept_view, 0));
+  w.kept_storage.set(view.get(), storage);
+  w.kept_look.set(view.get(), look);
+  return view;
+}
+
+// A tensor that looks at a storage as a `ResultLook` says; null if it has conjugate or negative bits.
+static Ref looking(World& w, PyObject* storage, PyObject* look) {
+  PyObject* type = w.value_type.of(PyTuple_GET_ITEM(look, regions::kLookValue));
+  if (w.type_conj.of(type) != Py_False || w.type_neg.of(type) != Py_False) return Ref();
+  PyObject* links = PyTuple_GET_ITEM(look, regions::kLookLinks);
+  Ref view = Ref::to(Py_None);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(links); ++i) {
+    PyObject* link = PyTuple_GET_ITEM(links, i);  // node, index, value
+    Ref next = checked(w.view->tp_alloc(w.view, 0));
+    w.view_parent.set(next.get(), view.get());
+    w.view_node.set(next.get(), PyTuple_GET_ITEM(link, 0));
+    w.view_index.set(next.get(), PyTuple_GET_ITEM(link, 1));
+    w.view_value.set(next.get(), PyTuple_GET_ITEM(link, 2));
+    w.view_type.set(next.get(), w.type_concrete.of(w.value_type.of(PyTuple_GET_ITEM(link, 2))));
+    w.view_base.set(next.get(), PyTuple_GET_ITEM(look, regions::kLookRoot));
+    view = std::move(next);
+  }
+  at::Tensor tensor = bare_tensor(wrapper_of(w, type));
+  return checked(THPVariable_Wrap(as_lazy_tensor(w, std::move(tensor), storage, view.get())));
+}
+
+// region_results(storages, results, shown, args): what a call of a region gives, as `RegionCall` says;
+// results from `shown` on are for the backward graph alone. None if Python has to make them.
+static PyObject* region_results(PyObject*, PyObject* given) {
   HANDLE_TH_ERRORS
   World& w = world();
-  cuts::expect(storages, &PyList_Type);
-  Ref made = checked(PyList_New(PyList_GET_SIZE(storages)));
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(storages); ++i) {
-    PyObject* storage = PyList_GET_ITEM(storages, i);
-    cuts::expect(storage, w.lazy_storage);
-    at::Tensor tensor = bare_tensor(wrapper_of(w, w.storage_type.of(storage)));
-    tensor = as_lazy_tensor(w, std::move(tensor), storage, Py_None);
-    PyList_SET_ITEM(made.get(), i, THPVariable_Wrap(std::move(tensor)));
+  PyObject *storages, *results, *args;
+  Py_ssize_t shown;
+  if (!PyArg_ParseTuple(
+          given, "O!O!nO!", &PyList_Type, &storages, &PyTuple_Type, &results, &shown, &PyList_Type,
+          &args)) {
+    return nullptr;
+  }
+  const auto of = [&](Py_ssize_t place) {  // borrowed
+    PyObject* found = place < 0 ? PyList_GetItem(args, PyList_GET_SIZE(args) + place)
+                                : PyList_GetItem(storages, place);
+    if (found == nullptr) fail();
+    return found;
+  };
+  Ref made = checked(PyList_New(PyTuple_GET_SIZE(results)));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); ++i) {
+    PyObject* one = PyTuple_GET_ITEM(results, i);
+    Ref result;
+    if (one == Py_None) {
+      result = Ref::to(Py_None);
+    } else if (PyLong_CheckExact(one)) {
+      const Py_ssize_t place = PyLong_AsSsize_t(one);
+      if (place >= 0 && i < shown) result = whole_tensor(w, of(place));
+      else result = Ref::to(of(place));
+    } else {
+      PyObject* source = of(PyLong_AsSsize_t(PyTuple_GET_ITEM(one, regions::kLookStorage)));
+      Ref storage = storage_of(w, source);
+      result = i < shown ? looking(w, storage.get(), one) : kept(w, storage.get(), one);
+    }
+    if (!result) Py_RETURN_NONE;
+    PyList_SET_ITEM(made.get(), i, result.release());
   }
   return made.release();
   END_HANDLE_TH_ERRORS
@@ -184,13 +242,6 @@ static at::Tensor view_tensor(World& w, const Operand& operand, PyObject* node, 
 static at::Tensor alias_tensor(World& w, const Operand& operand, PyObject* value) {
   at::Tensor tensor = bare_view(w, operand, w.value_type.of(value));
   return as_lazy_tensor(w, std::move(tensor), operand.storage.get(), operand.view.get());
-}
-
-static void write(const World& w, const Operand& operand, PyObject* value) {
-  PyObject* storage = operand.storage.get();
-  if (w.storage_listed.of(storage) != Py_True) enlist(w, storage);
-  w.storage_data.set(storage, Py_None);
-  w.storage_value.set(storage, value);
 }
 
 // -- hits -----------------------------------------------------------------------------------------
@@ -369,7 +420,9 @@ static bool finish(
       results.emplace_back(result(w, returned, call, node, PyTuple_GET_ITEM(outputs, place++)));
     }
   }
-  for (const Operand* target : targets) write(w, *target, PyTuple_GET_ITEM(outputs, place++));
+  for (const Operand* target : targets) {
+    write(w, target->storage.get(), PyTuple_GET_ITEM(outputs, place++));
+  }
   count(op);
   ++w.recorded;
   return true;
@@ -786,6 +839,8 @@ static void find_slots(World& w, PyObject* names) {
   find(w.storage_value, "LazyStorage", "value");
   find(w.storage_data, "LazyStorage", "data");
   find(w.storage_listed, "LazyStorage", "listed");
+  find(w.kept_look, "KeptView", "look");
+  find(w.kept_storage, "KeptView", "storage");
   find(w.view_base, "View", "base");
   find(w.view_index, "View", "index");
   find(w.view_node, "View", "node");
@@ -819,6 +874,7 @@ static PyObject* setup(PyObject*, PyObject* names) {
   w.lazy_tensor = take_type(names, "LazyTensor");
   w.lazy_storage = take_type(names, "LazyStorage");
   w.view = take_type(names, "View");
+  w.kept_view = take_type(names, "KeptView");
   w.lazy_mode = take_type(names, "LazyMode");
   w.node = take_type(names, "Node");
   w.expansion = take_type(names, "Expansion");
@@ -1150,7 +1206,11 @@ static PyMethodDef methods[] = {
     {"region_values", regions::values, METH_O, nullptr},
     {"autocast_copies", regions::autocast_copies, METH_O, nullptr},
     {"region_storages", region_storages, METH_O, nullptr},
-    {"region_tensors", region_tensors, METH_O, nullptr},
+    {"region_results", region_results, METH_VARARGS, nullptr},
+    {"versions", regions::versions, METH_O, nullptr},
+    {"read_step", optimizers::read_step, METH_VARARGS, nullptr},
+    {"write_step", optimizers::write_step, METH_VARARGS, nullptr},
+    {"stepped", optimizers::stepped, METH_O, nullptr},
     {"call_modules", modules::call_modules, METH_VARARGS, nullptr},
     {"find_attributes", modules::find_attributes, METH_VARARGS, nullptr},
     {"modules", modules::modules, METH_NOARGS, nullptr},

@@ -20,9 +20,17 @@ inline Ref root_value(const World& w, PyObject* storage) {
   return Ref(PyObject_CallOneArg(w.leaf_value, storage));
 }
 
+constexpr Py_ssize_t kLookStorage = 0, kLookLinks = 1, kLookRoot = 2, kLookValue = 3;
+
 inline Ref value_of(const World& w, PyObject* item) {
   if (item == Py_None) return Ref::to(Py_None);
   if (Py_TYPE(item) == w.lazy_storage) return root_value(w, item);
+  if (Py_TYPE(item) == w.kept_view) {
+    PyObject* look = w.kept_look.of(item);
+    Ref root = root_value(w, w.kept_storage.of(item));
+    if (!root || root.get() != PyTuple_GET_ITEM(look, kLookRoot)) return Ref();
+    return Ref::to(PyTuple_GET_ITEM(look, kLookValue));
+  }
   if (Py_TYPE(item) != w.lazy_tensor) return Ref();
   Ref storage = checked(PyObject_GetAttr(item, w.name_storage));
   Ref view = checked(PyObject_GetAttr(item, w.name_view));
@@ -51,11 +59,30 @@ inline PyObject* values(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+// versions(items): those of the tensors among them.
+inline PyObject* versions(PyObject*, PyObject* items) {
+  HANDLE_TH_ERRORS
+  cuts::expect(items, &PyList_Type);
+  Ref found = checked(PyList_New(0));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); ++i) {
+    PyObject* item = PyList_GET_ITEM(items, i);
+    if (!THPVariable_Check(item)) continue;
+    Ref version = checked(PyLong_FromLongLong(THPVariable_Unpack(item)._version()));
+    if (PyList_Append(found.get(), version.get()) < 0) fail();
+  }
+  return found.release();
+  END_HANDLE_TH_ERRORS
+}
+
 // autocast_copies(tensors): the copies that autocast keeps of parameters, made now where there are
-// none.
+// none. None: it keeps no copy of one of them.
 inline PyObject* autocast_copies(PyObject*, PyObject* tensors) {
   HANDLE_TH_ERRORS
   cuts::expect(tensors, &PyList_Type);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
+    if (!tensor.is_leaf() || !tensor.requires_grad() || tensor.is_view()) Py_RETURN_NONE;
+  }
   Ref found = checked(PyList_New(PyList_GET_SIZE(tensors)));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
     const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));

@@ -99,9 +99,11 @@ struct Numbers {  // keys of numbers that Python would confuse with others
 
 struct World {
   std::atomic<bool> on{false};
-  PyTypeObject *lazy_tensor, *lazy_storage, *view, *lazy_mode, *node, *expansion, *value;
+  PyTypeObject *lazy_tensor, *lazy_storage, *view, *lazy_mode, *node, *expansion, *value,
+      *kept_view;
   PyTypeObject *tensor_type, *symbolic_type, *backend_data;
   Slot storage_type, storage_value, storage_data, storage_listed;
+  Slot kept_look, kept_storage;
   Slot view_base, view_index, view_node, view_parent, view_type, view_value;
   Slot node_outputs, node_transient, node_op, node_args, expansion_outputs;
   Slot value_type, value_index, value_node;
@@ -150,5 +152,18 @@ class Lock {
  private:
   const World& w_;
 };
+
+// Let the trace know a storage that it may have to compute.
+inline void enlist(const World& w, PyObject* storage) {
+  Ref reference = checked(PyWeakref_NewRef(storage, w.forget));
+  if (PyDict_SetItem(w.pending, reference.get(), Py_None) < 0) fail();
+  w.storage_listed.set(storage, Py_True);
+}
+
+inline void write(const World& w, PyObject* storage, PyObject* value) {
+  if (w.storage_listed.of(storage) != Py_True) enlist(w, storage);
+  w.storage_data.set(storage, Py_None);
+  w.storage_value.set(storage, value);
+}
 
 }  // namespace torpor
