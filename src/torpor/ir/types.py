@@ -36,8 +36,8 @@ class TensorType:
     """Shape, strides, offset, dtype and device of a value; interned, so equality is `is`."""
 
     __slots__ = (
-        "__weakref__", "concrete", "conj", "device", "dtype", "neg", "numel", "offset", "shape",
-        "stride", "wrapper",
+        "__weakref__", "concrete", "conj", "device", "dtype", "injective", "neg", "numel", "offset",
+        "shape", "stride", "wrapper",
     )  # fmt: skip
 
     concrete: TensorType  # itself; of a type with symbols, the one it is in this trace
@@ -49,6 +49,7 @@ class TensorType:
     conj: bool  # the memory holds the conjugate (`torch.Tensor.is_conj`)
     neg: bool  # the memory holds the negative (`torch.Tensor.is_neg`)
     numel: int
+    injective: bool  # `is_injective`, known before it is asked for
     wrapper: tuple[object, ...]  # positional arguments that make a tensor wrapper of this type
 
     def __init__(self) -> None:
@@ -74,6 +75,7 @@ class TensorType:
                 shape, None if plain else stride, offset or None, None, dtype, torch.strided,
                 device, *_torch.lazy_keys(device.type),
             )  # fmt: skip
+            found.injective = found.is_injective
             if dtype.is_complex:
                 _on_complex()
             with _lock:
@@ -223,7 +225,7 @@ class SymbolicType(TensorType):
         """Show the numbers of this trace."""
         now = self.concrete = self.at({symbol: symbol.value for symbol in self.symbols})
         self.shape, self.stride, self.offset = now.shape, now.stride, now.offset
-        self.numel, self.wrapper = now.numel, now.wrapper
+        self.numel, self.wrapper, self.injective = now.numel, now.wrapper, now.injective
 
     def at(self, values: Mapping[Symbol, int]) -> TensorType:
         """The type for these sizes."""

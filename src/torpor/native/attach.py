@@ -39,6 +39,7 @@ from torpor.symbols.scalars import promoted_finder
 from torpor.trace import dispatch
 from torpor.trace.recorder import Recording, make_recorder
 from torpor.trace.tensor import LazyTensor, View
+from torpor.trace.values import SCATTERS
 from torpor.trace.wrap import wrap_storage
 
 aten = torch.ops.aten
@@ -214,6 +215,7 @@ def _names() -> dict[str, Any]:
         "LazyStorage": LazyStorage,
         "LazyTensor": LazyTensor,
         "Node": Node,
+        "OpKind": OpKind,
         "SymbolicType": SymbolicType,
         "TensorType": TensorType,
         "Value": Value,
@@ -234,6 +236,7 @@ def _names() -> dict[str, Any]:
         "negative_zero": number_key(-0.0),
         "pending": TRACE.pending,
         "release": TRACE.lock.release,
+        "scatters": SCATTERS.young,
         "sizes": SIZES,
         "trace": TRACE,
         "zero": number_key(0.0),

@@ -81,6 +81,8 @@ class Signature:
     written: tuple[Written, ...]  # their new values are the node's last outputs
     overlaps: tuple[tuple[int, int], ...]  # pairs, written and other, that must not share memory
     apart: tuple[tuple[int, int], ...]  # pairs of lists, written and read item by item
+    assigns: bool  # a copy: between equal types its second argument's value is what is written
+    is_window: bool  # a view of the memory, also of an argument that is a part of it
     is_plain: bool  # its one result is a tensor of its own, and nothing is written
 
 
@@ -106,6 +108,8 @@ def signature_of(spec: OpSpec, extra: Extra = NO_EXTRA, lengths: Sequence[int] =
         written=written,
         overlaps=overlaps,
         apart=apart,
+        assigns=spec.name == "aten.copy_.default",
+        is_window=spec.name == "aten.as_strided.default",
         is_plain=results == (Result(Make.FRESH, False, 0),) and not written,
     )
 

@@ -70,6 +70,9 @@ def record(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     with TRACE.lock:
         bound = spec.bind(args, kwargs)
         key = key_of_call(recording, bound)
+        if signature.assigns and is_assignment(key):
+            write(bound[0], key[1])
+            return bound[0]
         node = recording.nodes.get(key)
         if node is None:
             node = recording.make(key, tuple(bound))
@@ -93,6 +96,13 @@ def key_of_call(recording: Recording, bound: list[Any]) -> Key:
     if signature.written:
         check_written(signature, bound)
     return (*key, *_extra(signature.extra, bound)) if signature.extra else tuple(key)
+
+
+def is_assignment(key: Key) -> bool:
+    """A copy of this key needs no node: the target holds the source's value from now on."""
+    target, source = key[0], key[1]
+    same = type(source) is Value and source.type is target.type
+    return same and bool(source.type.injective)
 
 
 def _extra(extra: Extra, bound: list[Any]) -> Key:
