@@ -19,9 +19,9 @@ from torch.nn import functional as F
 import torpor
 from tests.native.recording import Program, assert_same, run
 from torpor import _torch, metrics
+from torpor.backend.native_library import NATIVE
 from torpor.execute.storage import TRACE
 from torpor.ir.node import TABLE
-from torpor.trace.recorder import ENTERED
 from torpor.trace.tensor import LazyTensor
 from torpor.trace.values import value_of
 
@@ -296,12 +296,25 @@ def warned_of_and_wrong(x: Any, y: Any, w: Any, n: Any) -> Any:
         return x.masked_scatter((n > 3).to(torch.uint8), y)
 
 
+def flat(x: Any, y: Any, w: Any, n: Any) -> Any:
+    memory = x.new_zeros(60)
+    parts = [memory.as_strided((4, 6), (6, 1), 24 * i) for i in range(2)]
+    parts.append(memory[48:].view(3, 4))
+    parts[0].copy_(x)
+    parts[1].mul_(2).add_(y)
+    torch.mul(x, 3, out=parts[0])
+    parts[2].fill_(1)
+    parts[2].t().add_(1)
+    parts[0][1].copy_(parts[1][2])
+    return [*parts, memory.sum(), memory[20:30], memory.as_strided((3,), (2,), 40)]
+
+
 PROGRAMS = [
     elementwise, numbers, dtypes_and_flags, views, lists, several, writes, overlapping,
     overlapping_wrongly, lists_written, lists_that_share, whole, gradients, plain_among_lazy,
     plain_beside_lazy, plain_is_written, written_out, inference, bits, indices, rebuilt, in_mode,
     casts, normalised, undropped, several_written, attended, in_parts, kept_for_backward,
-    wrong_sizes, wrong_view, warned_of_and_wrong, dropped_wrongly,
+    wrong_sizes, wrong_view, warned_of_and_wrong, dropped_wrongly, flat,
 ]  # fmt: skip
 
 
@@ -352,7 +365,7 @@ def test_a_plain_tensor_is_read_once_whoever_records_the_call(library: Any) -> N
         y = torch.logaddexp(x, data)
         data += 1.0
         assert metrics.counted("BytesIn") - before == 12
-        assert not ENTERED
+        assert not NATIVE.entered
         assert library.counts() == ((hits, passed + 1) if number == 0 else (hits + 1, passed))
         assert torch.equal(torpor.eager(y), torch.logaddexp(torch.ones(3), data - 1.0))
         torpor.sync()
@@ -366,6 +379,21 @@ def test_a_cut_between_reading_and_recording_reads_again(library: Any, monkeypat
         data.fill_(number)
         y = y + data
     assert torpor.eager(y).tolist() == [1.0 + sum(range(40))] * 3
+
+
+def test_writes_through_views_and_reads_of_stale_ones_enter_no_python(library: Any) -> None:
+    x, memory = torch.ones(2, 4, device="lazy"), torch.zeros(32, device="lazy")
+    views = [memory.as_strided((2, 4), (4, 1), 8 * i) for i in range(3)]
+    views.append(memory[24:].view(2, 4))
+
+    def step() -> None:
+        for view in views:
+            view.copy_(x)
+            view.mul_(2)
+            torch.mul(x, 3, out=view)
+        views[0] + memory.as_strided((2, 4), (1, 2), 4)
+
+    assert counted(library, step)[1][1] == 0
 
 
 def test_a_recorder_that_is_replaced_is_asked(library: Any, monkeypatch: Any) -> None:
@@ -644,7 +672,7 @@ def test_batch_norm_and_its_statistics(momentum: float | None, library: Any) -> 
     found, (native, passed) = counted(library, lambda: train("lazy"))
     assert native > 4 * 4
     if momentum is not None:  # or else it is another number in each step
-        assert passed == 0
+        assert passed == 6, "what comes from the CPU: parameters, buffers, the input"
     for one, other in zip(train("cpu"), found, strict=True):
         assert torch.equal(one, torpor.eager(other))
 
@@ -663,7 +691,7 @@ def test_statistics_that_python_has_to_look_at(library: Any) -> None:
     both.zero_()
     before = library.counts()
     assert_same_numbers(expected, run(lambda *a: statistics_of(*a), [x, *both]))
-    assert library.counts()[1] > before[1], "views are written by Python"
+    assert library.counts()[1] > before[1], "one memory is written twice: that is Python's"
     assert counted(library, lambda: statistics_of(x, mean, mean))[1] == (0, 1)
 
 

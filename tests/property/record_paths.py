@@ -157,20 +157,28 @@ class Bench:
             except Exception as raised:
                 error, said = type(raised), str(raised)
             counts = tuple(b - a for a, b in zip(counts, self._counts(), strict=True))
+            changed = before != world.state()
+            read = [] if error else _read(world)
         self._switch(False)
         facts = Facts()
-        made = facts.of([world.tensors(), _torch.tree_leaves(result)])
+        made = facts.of([world.tensors(), _torch.tree_leaves(result), read])
         noted = autograd_facts([world.tensors(), result]) if call.from_the_top else None
         return Outcome(
-            error, said, keys, facts_of_form(result), made, noted, before != world.state(), counts,
+            error, said, keys, facts_of_form(result), made, noted, changed, counts,
             pythons, targets, way == self.by_op and not self.invents,
         )  # fmt: skip
+
+    def is_usual(self) -> bool:
+        """`record` is all there is to a call; else a recorder written by hand is before it."""
+        return self.invents or not (self.signature.assigns or self.signature.is_window)
 
     def must_hit(self, truth: Outcome) -> bool:
         """The native recorder has to record a call that came to `truth`."""
         known = self.library is not None and self.is_native and not truth.error
-        if not known or truth.arguments_are_pythons:
+        if not known or truth.arguments_are_pythons or not self.is_usual():
             return False
+        if not truth.keys:  # a copy between equal types: no node is looked for
+            return True
         if truth.keys[-1] not in self.nodes:  # a number in it is an input of the graph
             return False
         outputs = [v for v in self.nodes[truth.keys[-1]].outputs if type(v) is Value]
@@ -204,6 +212,19 @@ class Bench:
         _torch.set_op_attribute(self.op, "_torpor_record", recorder)
         known = self.library is not None and not self.spec.may_fail
         return known and tell(self.library, self.spec, recorder)
+
+
+def _read(world: World) -> list[Any]:
+    """What every lazy tensor holds after a call: views of what was written are looked at anew."""
+    found: list[Any] = []
+    with _torch.kernels():
+        for tensor in world.tensors():
+            if type(tensor) is LazyTensor:
+                try:
+                    found.append(torch.ops.aten.clone.default(tensor))
+                except Exception as error:  # of a view of what is not what it was
+                    found.append(str(type(error)))
+    return found
 
 
 @contextmanager
@@ -261,7 +282,7 @@ def is_pythons(signature: Signature, world: World) -> bool:
         not lazy
         or any(map(_is_odd, world.call.op._schema.arguments, world.bound))
         or any(type(t) is not LazyTensor for _, t in _operands(world))
-        or any(_is_stale(t) for _, t in lazy)
+        or _is_no_view_of_all(signature, world)
         or _names_other_device(signature, world)
         or any(not isinstance(world.bound[i], torch.Tensor) for i in signature.extra.requires_grad)
         or _writes_where_it_may_not(signature, world, lazy)
@@ -288,16 +309,25 @@ def _is_odd(argument: Any, bound: Any) -> bool:
 
 
 def types_written(signature: Signature, world: World) -> list[Any]:
-    """The types of what is in the storages that are written to."""
+    """The types of what is written to: a view, or all that is in a storage."""
     written = {w.argument for w in signature.written}
     tensors = [t for i, t in _operands(world) if i in written and type(t) is LazyTensor]
-    storages = [tensor._lazy_storage for tensor in tensors]
-    return [s.type if s.value is None else s.value.type for s in storages]
+    return [_type_held(tensor) for tensor in tensors]
 
 
-def _is_stale(tensor: LazyTensor) -> bool:
-    view = tensor._lazy_view
-    return view is not None and view.base is not tensor._lazy_storage.value
+def _type_held(tensor: LazyTensor) -> TensorType:
+    storage, view = tensor._lazy_storage, tensor._lazy_view
+    if view is not None:
+        return view.type
+    return storage.type if storage.value is None else storage.value.type
+
+
+def _is_no_view_of_all(signature: Signature, world: World) -> bool:
+    """It is a window onto the memory of a part of it, or of an unknown place."""
+    if not signature.is_window:
+        return False
+    offset = world.bound[3]
+    return type(offset) is not int or world.bound[0]._lazy_view is not None
 
 
 def _names_other_device(signature: Signature, world: World) -> bool:
@@ -311,12 +341,10 @@ def _names_other_device(signature: Signature, world: World) -> bool:
 def _writes_where_it_may_not(
     signature: Signature, world: World, lazy: list[tuple[int, LazyTensor]]
 ) -> bool:
-    """It writes to a view, or to memory that stands twice among the arguments."""
+    """It writes to memory that stands twice among the arguments."""
     written = {w.argument: w for w in signature.written}
     targets = [(i, t) for i, t in lazy if i in written]
     for place, target in targets:
-        if target._lazy_view is not None:
-            return True
         storage = target._lazy_storage
         sharing = [(i, t) for i, t in lazy if t._lazy_storage is storage]
         if len(sharing) == 1:

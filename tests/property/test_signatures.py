@@ -98,7 +98,7 @@ def compare(bench: Bench, call: Call, turn: int) -> Outcome:
     paths = [(bench.by_record, False), (bench.by_op, False)]
     if bench.library is not None:
         paths.append((bench.by_op, True))
-    if call.from_the_top:
+    if call.from_the_top or not bench.is_usual():
         paths = paths[1:]
     turn %= len(paths)
     found = [bench.attempt(call, way, native) for way, native in paths[turn:] + paths[:turn]]

@@ -9,12 +9,14 @@ from typing import Any
 class Native:
     """The native library, if it is loaded."""
 
-    __slots__ = ("_on_load", "at_cut", "library", "refused")
+    __slots__ = ("_on_load", "at_cut", "entered", "library", "refused")
 
     def __init__(self) -> None:
         self.library: Any = None  # its functions
         self.refused = ""  # why a library that exists is not used
         self.at_cut: Callable[[], None] | None = None  # checks whether the background build is done
+        # plain tensors copied for the call being recorded, the trace's epoch, and their values
+        self.entered: list[tuple[Any, int, Any]] = []
         self._on_load: list[Callable[[], None]] = []
 
     def load(self, library: Any) -> None:

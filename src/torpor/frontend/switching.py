@@ -117,7 +117,7 @@ def convert(tensors: Iterable[Any], running: bool = False) -> bool:
 
 
 def _shared_by_others(gradients: Iterable[torch.Tensor | None]) -> set[int]:
-    """Storages of plain gradients that other tensors share: a flat buffer of all gradients, a view."""
+    """Storages of plain gradients that other tensors share: a flat buffer, a view."""
     found = {id(g): g for g in gradients if g is not None and _can_be_lazy(g)}
     groups: dict[int, list[torch.Tensor]] = {}
     for gradient in found.values():

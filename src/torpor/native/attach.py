@@ -38,8 +38,9 @@ from torpor.overrides import whole
 from torpor.symbols.leaves import SIZES
 from torpor.symbols.scalars import promoted_finder
 from torpor.trace import dispatch
-from torpor.trace.recorder import ENTERED, Recording, make_recorder, plain_value
+from torpor.trace.recorder import Recording, make_recorder, snapshot_value
 from torpor.trace.tensor import LazyTensor, View
+from torpor.trace.values import SCATTERS
 from torpor.trace.wrap import wrap_storage
 
 aten = torch.ops.aten
@@ -216,6 +217,7 @@ def _names() -> dict[str, Any]:
         "LazyStorage": LazyStorage,
         "LazyTensor": LazyTensor,
         "Node": Node,
+        "OpKind": OpKind,
         "SymbolicType": SymbolicType,
         "TensorType": TensorType,
         "Value": Value,
@@ -224,7 +226,7 @@ def _names() -> dict[str, Any]:
         "config": vars(config),
         "detach": torch.ops.aten.detach.default,
         "dispatch": dispatch.dispatch,
-        "entered": ENTERED,
+        "entered": NATIVE.entered,
         "forget": TRACE.pending.pop,
         "leaf_op": LEAF,
         "leaf_nodes": LEAF.nodes,
@@ -236,12 +238,20 @@ def _names() -> dict[str, Any]:
         "nan": number_key(float("nan")),
         "negative_zero": number_key(-0.0),
         "pending": TRACE.pending,
-        "plain_value": plain_value,
+        "plain_value": _plain_value,
         "release": TRACE.lock.release,
+        "scatters": SCATTERS.young,
         "sizes": SIZES,
         "trace": TRACE,
         "zero": number_key(0.0),
     }
+
+
+def _plain_value(tensor: torch.Tensor) -> Value:
+    """The key of a plain tensor, kept in case that Python has to record the call after all."""
+    value = snapshot_value(tensor)
+    NATIVE.entered.append((tensor, TRACE.epoch, value))
+    return value
 
 
 NATIVE_RECORDER = NativeRecorder()

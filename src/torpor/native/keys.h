@@ -47,8 +47,9 @@ class Call {
   PyObject* tensors(size_t position, const IValue& argument);
   PyObject* device(const IValue& argument);
   bool enter_leaves();
-  PyObject* enter(PyObject* function, PyObject* object);
-  PyObject* enter_plain(const at::Tensor& tensor);
+  Ref enter(PyObject* function, PyObject* object);
+  Ref leaf_of_plain(const at::Tensor& tensor);
+  Ref leaf_of(PyObject* storage);
 
   struct Leaf {
     PyObject** slot;  // where its value belongs
@@ -141,6 +142,63 @@ inline PyObject* plain(const IValue& argument) {
   return nullptr;
 }
 
+// Sizes may be symbols, which are other numbers in another trace.
+inline bool has_symbols(const World& w) {
+  return checked(PyObject_GetAttr(w.sizes, w.name_active)).get() != Py_False;
+}
+
+// What a view shows of `value`, which the views that it is of come to; borrowed. Null, with no error
+// set, if that was not met before, or is right in this trace only.
+inline PyObject* replayed(const World& w, PyObject* view, PyObject* value) {
+  PyObject* node = w.view_node.of(view);
+  if (Py_TYPE(node) != w.node || PyTuple_GET_SIZE(w.node_operands.of(node)) != 1) return nullptr;
+  PyObject* before = PyTuple_GET_ITEM(w.node_operands.of(node), 0);
+  if (w.value_type.of(before) != w.value_type.of(value)) return nullptr;
+  PyObject* given = w.node_key.of(node);
+  Ref key = checked(PyTuple_New(PyTuple_GET_SIZE(given)));
+  bool met = false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); ++i) {
+    PyObject* part = PyTuple_GET_ITEM(given, i);
+    met = met || part == before;
+    PyTuple_SET_ITEM(key.get(), i, Py_NewRef(part == before ? value : part));
+  }
+  if (!met) return nullptr;
+  PyObject* found = PyDict_GetItemWithError(w.kind_nodes.of(w.node_op.of(node)), key.get());
+  if (found == nullptr && PyErr_Occurred()) fail();
+  if (found == nullptr || Py_TYPE(found) != w.node || w.node_transient.of(found) != Py_False) {
+    return nullptr;
+  }
+  const Py_ssize_t index = PyLong_AsSsize_t(w.view_index.of(view));
+  PyObject* shown = PyTuple_GET_ITEM(w.node_outputs.of(found), index);
+  return w.value_type.of(shown) == w.view_type.of(view) ? shown : nullptr;
+}
+
+// `View.move` of a view that is right in any trace.
+inline void move(const World& w, PyObject* view, PyObject* root, PyObject* value) {
+  w.view_value.set(view, value);
+  w.view_base.set(view, root);
+}
+
+// `trace.values.replay`: what a view shows while its storage holds `root`, borrowed. Null if Python
+// has to look at it.
+inline PyObject* shown(const World& w, PyObject* view, PyObject* root) {
+  if (w.view_base.of(view) == root) return w.view_value.of(view);
+  if (Py_TYPE(root) != w.value || has_symbols(w)) return nullptr;
+  std::vector<PyObject*> stale;
+  PyObject* link = view;
+  for (; link != Py_None && w.view_base.of(link) != root; link = w.view_parent.of(link)) {
+    if (Py_TYPE(w.view_base.of(link)) != w.value) return nullptr;
+    stale.push_back(link);
+  }
+  PyObject* value = link == Py_None ? root : w.view_value.of(link);
+  for (auto each = stale.rbegin(); each != stale.rend(); ++each) {
+    value = replayed(w, *each, value);
+    if (value == nullptr) return nullptr;
+    move(w, *each, root, value);
+  }
+  return value;
+}
+
 inline PyObject* Call::lazy_tensor(size_t position, PyObject* tensor, PyObject** slot) {
   Ref storage(PyObject_GetAttr(tensor, w_.name_storage));
   Ref view(storage ? PyObject_GetAttr(tensor, w_.name_view) : nullptr);
@@ -151,13 +209,14 @@ inline PyObject* Call::lazy_tensor(size_t position, PyObject* tensor, PyObject**
   if (Py_TYPE(storage.get()) != w_.lazy_storage) return nullptr;
   PyObject* value = w_.storage_value.of(storage.get());
   if (value == nullptr) return nullptr;
-  if (view.get() != Py_None) {
-    if (Py_TYPE(view.get()) != w_.view || w_.view_base.of(view.get()) != value) return nullptr;
-    value = w_.view_value.of(view.get());
-  } else if (value == Py_None) {
+  if (view.get() != Py_None && Py_TYPE(view.get()) != w_.view) return nullptr;
+  if (value == Py_None) {
     waits_ = true;
     leaves_.push_back({slot, operands_.size(), nullptr});
     value = nullptr;
+  } else if (view.get() != Py_None) {
+    value = shown(w_, view.get(), value);
+    if (value == nullptr) return nullptr;
   }
   operands_.push_back({tensor, std::move(storage), std::move(view), position});
   return Py_XNewRef(value);
@@ -281,8 +340,7 @@ inline Ref known_leaf(const World& w, PyObject* storage) {
   if (data == nullptr || data == Py_None || slot == 0) return Ref();
   PyObject* builder = w.trace_builder.of(w.trace);
   if (builder == nullptr || Py_TYPE(builder) != w.builder) return Ref();
-  Ref active = checked(PyObject_GetAttr(w.sizes, w.name_active));
-  if (active.get() != Py_False) return Ref();
+  if (has_symbols(w)) return Ref();
   if (PyDict_GetItemWithError(w.leaf_values, data) != nullptr) return Ref();
   Ref number = checked(PyLong_FromSsize_t(slot));
   Ref key = checked(PyTuple_Pack(2, number.get(), type));
@@ -300,16 +358,16 @@ inline Ref known_leaf(const World& w, PyObject* storage) {
 }
 
 // The value of a new leaf; null if Python has to look at it.
-inline PyObject* Call::enter(PyObject* function, PyObject* object) {
-  PyObject* value = PyObject_CallOneArg(function, object);
-  if (value == nullptr) {
+inline Ref Call::enter(PyObject* function, PyObject* object) {
+  Ref value(PyObject_CallOneArg(function, object));
+  if (!value) {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) fail();  // an interrupt comes only once
     PyErr_Clear();  // Python meets the same error, and says so
   }
   return value;
 }
 
-inline PyObject* Call::enter_plain(const at::Tensor& tensor) {
+inline Ref Call::leaf_of_plain(const at::Tensor& tensor) {
   Ref object = checked(THPVariable_Wrap(tensor));
   return enter(w_.plain_value, object.get());
 }
@@ -318,23 +376,29 @@ inline PyObject* Call::enter_plain(const at::Tensor& tensor) {
 inline bool Call::enter_leaves() {
   for (const Leaf& leaf : leaves_) {
     if (leaf.plain != nullptr) {
-      *leaf.slot = enter_plain(*leaf.plain);
+      *leaf.slot = leaf_of_plain(*leaf.plain).release();
       if (*leaf.slot == nullptr) return false;
       continue;
     }
-    PyObject* storage = operands_[leaf.operand].storage.get();
-    PyObject* value = w_.storage_value.of(storage);
-    if (value != nullptr && value != Py_None) {  // the same storage stands twice among them
-      *leaf.slot = Py_NewRef(value);
-      continue;
-    }
-    *leaf.slot = known_leaf(w_, storage).release();
-    if (*leaf.slot != nullptr) continue;
-    if (PyErr_Occurred()) fail();
-    *leaf.slot = enter(w_.leaf_value, storage);
-    if (*leaf.slot == nullptr) return false;
+    const Operand& operand = operands_[leaf.operand];
+    Ref root = leaf_of(operand.storage.get());
+    if (!root) return false;
+    const bool is_view = operand.view.get() != Py_None;
+    PyObject* value = is_view ? shown(w_, operand.view.get(), root.get()) : root.get();
+    if (value == nullptr) return false;
+    *leaf.slot = Py_NewRef(value);
   }
   return true;
+}
+
+// What a storage enters the trace as; null if Python has to look at it.
+inline Ref Call::leaf_of(PyObject* storage) {
+  PyObject* value = w_.storage_value.of(storage);
+  if (value != nullptr && value != Py_None) return Ref::to(value);  // it stands twice among them
+  Ref known = known_leaf(w_, storage);
+  if (known) return known;
+  if (PyErr_Occurred()) fail();
+  return enter(w_.leaf_value, storage);
 }
 
 }  // namespace torpor

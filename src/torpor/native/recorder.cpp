@@ -244,6 +244,24 @@ static at::Tensor alias_tensor(World& w, const Operand& operand, PyObject* value
   return as_lazy_tensor(w, std::move(tensor), operand.storage.get(), operand.view.get());
 }
 
+// What is written to, and what a write through its view comes to: an entry of `values.SCATTERS`.
+struct Target {
+  const Operand* operand;
+  Ref scattered;  // null: it is no view
+};
+
+static void write(const World& w, const Target& target, PyObject* value) {
+  PyObject* storage = target.operand->storage.get();
+  PyObject* found = target.scattered.get();
+  const Py_ssize_t links = found == nullptr ? 0 : PyTuple_GET_SIZE(found) - 1;
+  PyObject* root = found == nullptr ? value : PyTuple_GET_ITEM(found, links);
+  write(w, storage, root);
+  PyObject* link = target.operand->view.get();
+  for (Py_ssize_t i = 0; i < links; ++i, link = w.view_parent.of(link)) {
+    move(w, link, root, PyTuple_GET_ITEM(found, i));
+  }
+}
+
 // -- hits -----------------------------------------------------------------------------------------
 
 // The values that a hit gives; null if it is not what is known here.
@@ -318,16 +336,14 @@ static size_t number_of_tensors(const IValue& argument) {
       list.begin(), list.end(), [](const IValue& item) { return item.toTensor().defined(); });
 }
 
-using Targets = std::vector<const Operand*>;
+using Targets = std::vector<Target>;
 
-// What is written to, each all of its storage; false if Python has to look at it.
+// What is written to; false if Python has to look at it.
 static bool find_targets(const Op& op, const Call& call, Targets& targets) {
   for (const Written& written : op.written) {
     const size_t before = targets.size();
     for (const Operand& operand : call.operands()) {
-      if (operand.argument != written.argument) continue;
-      if (operand.view.get() != Py_None) return false;
-      targets.push_back(&operand);
+      if (operand.argument == written.argument) targets.push_back({&operand, Ref()});
     }
     const size_t expected = number_of_tensors(call.arguments()[written.argument]);
     if (targets.size() - before != expected) return false;  // there is a number among them
@@ -349,7 +365,7 @@ static bool are_apart(const Op& op, const Call& call, const Targets& targets) {
   }
   if (targets.size() < 2) return true;
   std::vector<PyObject*> storages;
-  for (const Operand* target : targets) storages.push_back(target->storage.get());
+  for (const Target& target : targets) storages.push_back(target.operand->storage.get());
   std::sort(storages.begin(), storages.end());
   if (std::adjacent_find(storages.begin(), storages.end()) != storages.end()) return false;
   const auto is_read = [&](const Operand& operand) {
@@ -360,14 +376,56 @@ static bool are_apart(const Op& op, const Call& call, const Targets& targets) {
       targets.size();
 }
 
+// `values.scatter`, where it was met before. Null: Python has to do it.
+static Ref scattered(const World& w, const Operand& operand, PyObject* value) {
+  PyObject* root = w.storage_value.of(operand.storage.get());
+  std::vector<PyObject*> parts{root, value};
+  PyObject* link = operand.view.get();
+  for (; link != Py_None; link = w.view_parent.of(link)) {
+    PyObject* outputs = outputs_of(w, w.view_node.of(link));
+    if (w.view_base.of(link) != root || outputs == nullptr) return Ref();
+    parts.push_back(PyTuple_GET_ITEM(outputs, PyLong_AsSsize_t(w.view_index.of(link))));
+  }
+  if (has_symbols(w)) return Ref();
+  Ref key = checked(PyTuple_New(static_cast<Py_ssize_t>(parts.size())));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    PyTuple_SET_ITEM(key.get(), static_cast<Py_ssize_t>(i), Py_NewRef(parts[i]));
+  }
+  PyObject* found = PyDict_GetItemWithError(w.scatters, key.get());
+  if (found == nullptr && PyErr_Occurred()) fail();
+  return Ref(Py_XNewRef(found));
+}
+
 // What is written has the type of what was there: it is not resized.
 static bool can_be_written(
-    const World& w, const Targets& targets, PyObject* outputs, Py_ssize_t place) {
-  for (const Operand* target : targets) {
-    PyObject* before = w.storage_value.of(target->storage.get());
-    if (type_of(w, before) != type_of(w, PyTuple_GET_ITEM(outputs, place++))) return false;
+    const World& w, Targets& targets, PyObject* outputs, Py_ssize_t place) {
+  for (Target& target : targets) {
+    PyObject* value = PyTuple_GET_ITEM(outputs, place++);
+    PyObject* view = target.operand->view.get();
+    const bool is_whole = view == Py_None;
+    PyObject* before =
+        is_whole ? w.storage_value.of(target.operand->storage.get()) : w.view_value.of(view);
+    if (type_of(w, before) != type_of(w, value)) return false;
+    if (is_whole) continue;
+    target.scattered = scattered(w, *target.operand, value);
+    if (!target.scattered) return false;
   }
   return true;
+}
+
+// A copy of this key needs no node (`recorder.is_assignment`).
+static bool is_assignment(const World& w, PyObject* key) {
+  PyObject* type = type_of(w, PyTuple_GET_ITEM(key, 1));
+  return is_tensor_type(w, type) && type == type_of(w, PyTuple_GET_ITEM(key, 0)) &&
+      w.type_injective.of(type) == Py_True;
+}
+
+// A window onto all of a storage is a view of the tensor that is all of it; others are Python's.
+static bool is_view_of_all(const World& w, const Call& call, PyObject* outputs) {
+  const Operand& operand = call.operands().front();
+  PyObject* type = type_of(w, PyTuple_GET_ITEM(outputs, 0));
+  return operand.view.get() == Py_None && call.arguments()[3].isInt() &&
+      type != w.type_concrete.of(w.storage_type.of(operand.storage.get()));
 }
 
 static void count(const Op& op) {
@@ -388,9 +446,8 @@ static at::Tensor result(
 // Makes the results of a hit and writes what it writes; nothing has happened if it says that it
 // could not. The outputs of a node are its results that are new, then what it writes.
 static bool finish(
-    World& w, const Op& op, const Call& call, PyObject* node, bool first, Stack& results) {
-  PyObject* outputs = outputs_of(w, node);
-  if (outputs == nullptr) return false;
+    World& w, const Op& op, const Call& call, PyObject* node, PyObject* outputs, bool first,
+    Stack& results) {
   Targets targets;
   if (!op.written.empty() &&
       !(find_targets(op, call, targets) && are_apart(op, call, targets))) {
@@ -420,9 +477,7 @@ static bool finish(
       results.emplace_back(result(w, returned, call, node, PyTuple_GET_ITEM(outputs, place++)));
     }
   }
-  for (const Operand* target : targets) {
-    write(w, target->storage.get(), PyTuple_GET_ITEM(outputs, place++));
-  }
+  for (const Target& target : targets) write(w, target, PyTuple_GET_ITEM(outputs, place++));
   count(op);
   ++w.recorded;
   return true;
@@ -464,8 +519,14 @@ bool look_up(
   Call call(w, op, arguments);
   Ref key = make_key(call);
   if (!key || call.operands().empty()) return false;
+  if (op.assigns && is_assignment(w, key.get())) {
+    Ref written = checked(PyTuple_Pack(1, PyTuple_GET_ITEM(key.get(), 1)));
+    return finish(w, op, call, Py_None, written.get(), first, results);
+  }
   Ref node = node_of(op, key.get());
-  return node && finish(w, op, call, node.get(), first, results);
+  PyObject* outputs = node ? outputs_of(w, node.get()) : nullptr;
+  if (outputs == nullptr || (op.is_window && !is_view_of_all(w, call, outputs))) return false;
+  return finish(w, op, call, node.get(), outputs, first, results);
 }
 
 static bool is_lazy(const World& w, const at::Tensor& tensor) {
@@ -851,6 +912,9 @@ static void find_slots(World& w, PyObject* names) {
   find(w.node_transient, "Node", "transient");
   find(w.node_op, "Node", "op");
   find(w.node_args, "Node", "args");
+  find(w.node_key, "Node", "key");
+  find(w.node_operands, "Node", "operands");
+  find(w.kind_nodes, "OpKind", "nodes");
   find(w.expansion_outputs, "Expansion", "outputs");
   find(w.value_type, "Value", "type");
   find(w.value_index, "Value", "index");
@@ -859,6 +923,7 @@ static void find_slots(World& w, PyObject* names) {
   find(w.type_conj, "TensorType", "conj");
   find(w.type_neg, "TensorType", "neg");
   find(w.type_concrete, "TensorType", "concrete");
+  find(w.type_injective, "TensorType", "is_injective");
   find(w.data_device, "BackendData", "device");
   find(w.data_type, "BackendData", "type");
   find(w.data_tensor, "BackendData", "tensor");
@@ -892,6 +957,7 @@ static PyObject* setup(PyObject*, PyObject* names) {
   w.leaf_storages = take(names, "leaf_storages");
   w.leaf_values = take(names, "leaf_values");
   w.sizes = take(names, "sizes");
+  w.scatters = take(names, "scatters");
   w.name_active = PyUnicode_InternFromString("active");
   w.acquire = take(names, "acquire");
   w.release = take(names, "release");
@@ -1004,6 +1070,8 @@ static void take_results(Op& op, PyObject* signature) {
     PyObject* one = PyTuple_GET_ITEM(written.get(), i);
     op.written.push_back({take_position(one, "argument"), take_flag(one, "may_repeat")});
   }
+  op.assigns = take_flag(signature, "assigns");
+  op.is_window = take_flag(signature, "is_window");
 }
 
 // What ends an op's keys: `Signature.extra`.

@@ -62,6 +62,8 @@ struct Op {
   Py_ssize_t alone = 0;  // outputs that become a result each
   bool has_list = false;
   bool has_fresh = false;
+  bool assigns = false;  // as in the signature ...
+  bool is_window = false;  // ... this too
   bool grad_mode;  // the key ends with the grad mode ...
   std::vector<size_t> grads;  // ... and with whether these arguments require a gradient
   PyObject* attributes;  // of the torch op: its Python recorder is among them
@@ -105,12 +107,14 @@ struct World {
   Slot storage_type, storage_value, storage_data, storage_listed;
   Slot kept_look, kept_storage;
   Slot view_base, view_index, view_node, view_parent, view_type, view_value;
-  Slot node_outputs, node_transient, node_op, node_args, expansion_outputs;
+  Slot node_outputs, node_transient, node_op, node_args, node_key, node_operands, kind_nodes;
+  Slot expansion_outputs;
   Slot value_type, value_index, value_node;
-  Slot type_wrapper, type_conj, type_neg, type_concrete;
+  Slot type_wrapper, type_conj, type_neg, type_concrete, type_injective;
   Slot data_device, data_type, data_tensor, data_error, data_done, data_info;
   PyObject *name_storage, *name_view, *name_recorder, *name_limit;
   PyObject *trace, *leaf_op, *leaf_nodes, *leaves, *leaf_storages, *leaf_values, *sizes, *name_active;
+  PyObject* scatters;
   PyTypeObject* builder;
   Slot trace_builder;
   PyObject *acquire, *release, *pending, *forget, *config, *make_wrapper, *dispatch;

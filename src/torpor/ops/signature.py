@@ -81,6 +81,8 @@ class Signature:
     written: tuple[Written, ...]  # their new contents are the node's last outputs
     overlaps: tuple[tuple[int, int], ...]  # pairs (written, other) that must not share memory
     apart: tuple[tuple[int, int], ...]  # pairs of lists (written, read) processed item by item
+    assigns: bool  # a copy: between equal types the target takes the source's value
+    is_window: bool  # a view of the storage, not of the argument
     is_plain: bool  # a single fresh tensor is returned, and nothing is written
 
 
@@ -106,6 +108,8 @@ def signature_of(spec: OpSpec, extra: Extra = NO_EXTRA, lengths: Sequence[int] =
         written=written,
         overlaps=overlaps,
         apart=apart,
+        assigns=spec.name == "aten.copy_.default",
+        is_window=spec.name == "aten.as_strided.default",
         is_plain=results == (Result(Make.FRESH, False, 0),) and not written,
     )
 

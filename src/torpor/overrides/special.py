@@ -10,7 +10,7 @@ from torpor import _torch, metrics
 from torpor.backend.registry import get_backend
 from torpor.errors import UnsupportedError
 from torpor.execute import sync
-from torpor.execute.storage import TRACE, LazyStorage
+from torpor.execute.storage import LazyStorage
 from torpor.frontend.storages import on_storage
 from torpor.inference.strides import overlaps_in_part
 from torpor.ir.types import TensorType, contiguous_strides
@@ -23,7 +23,7 @@ from torpor.trace.dispatch import special
 from torpor.trace.overlap import check_overlap
 from torpor.trace.recorder import make_recorder
 from torpor.trace.tensor import LazyTensor
-from torpor.trace.values import physical, value_of, write
+from torpor.trace.values import physical
 from torpor.trace.wrap import become, plain, wrap_data, wrap_window
 
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ _record_rnn_without_grad = make_recorder(spec_of(mkldnn_rnn_layer_without_grad))
 # -- copies ------------------------------------------------------------------------------------
 
 
-@special("aten.copy_.default")
+@special("aten.copy_.default", usual=_record_copy)
 def copy_(target: Any, source: Any, non_blocking: bool = False) -> Any:
     """`target.copy_(source)`, where either may be lazy."""
     if not isinstance(target, LazyTensor):
@@ -86,11 +86,6 @@ def copy_(target: Any, source: Any, non_blocking: bool = False) -> Any:
         if TensorType.of_tensor(source) is TensorType.of_tensor(target):
             return target  # identical memory: eager does nothing
         _check_copy(target, source)
-    with TRACE.lock:
-        value = value_of(source)
-        if value.type is value_of(target).type and value.type.is_injective:
-            write(target, value)
-            return target
     return _record_copy(target, source, non_blocking)
 
 
@@ -200,7 +195,7 @@ def swapdims_(tensor: LazyTensor, dim0: int, dim1: int) -> LazyTensor:
     return become(tensor, make_recorder(spec_of(aten.transpose.int))(tensor, dim0, dim1))
 
 
-@special("aten.as_strided.default")
+@special("aten.as_strided.default", usual=_record_as_strided)
 def as_strided(
     tensor: LazyTensor, size: Any, stride: Any, storage_offset: int | None = None
 ) -> LazyTensor:
@@ -216,6 +211,9 @@ def as_strided(
     too_large = type_.numel and type_.nbytes > storage.type.nbytes
     if too_large or offset < 0 or len(size) != len(stride):
         return _refuse_as_strided(storage, type_)
+    whole = tensor._lazy_view is None and storage_offset is not None
+    if whole and type_ is not storage.type.concrete:
+        return _record_as_strided(tensor, size, stride, offset)  # type: ignore[no-any-return]  # a recorder
     return wrap_window(storage, type_)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from torpor import _torch
+from torpor.ir.node import Node, Value
+from torpor.ir.types import TensorType
+
+Apply = Callable[[Any, list[Any]], Node]
 
 _library = torch.library.Library("torpor", "DEF")
 _library.define(
@@ -61,3 +66,34 @@ _library.impl("storage_scatter", _storage_scatter, "CompositeExplicitAutograd")
 _library._register_fake("storage_scatter", _storage_scatter_type)
 
 storage_scatter = torch.ops.torpor.storage_scatter.default
+
+
+# -- the write that works for views of any kind ----------------------------------------------------
+
+
+def scatter_anywhere(apply: Apply, root: Value, type_: TensorType, new: Value) -> Value:
+    """The contents `root` after `new` was written to the memory that `type_` describes.
+
+    `apply` records an op on values.
+    """
+    type_, new = _without_repeats(apply, type_, new)
+    if type_.dtype == root.type.dtype and not type_.conj and not type_.neg:
+        bound = [root, new, type_.shape, type_.stride, type_.offset]
+        return apply(torch.ops.aten.as_strided_scatter.default, bound).outputs[0]
+    bound = [
+        root, new, type_.dtype, type_.shape, type_.stride, type_.offset, type_.conj, type_.neg,
+    ]  # fmt: skip
+    return apply(storage_scatter, bound).outputs[0]
+
+
+def _without_repeats(apply: Apply, type_: TensorType, new: Value) -> tuple[TensorType, Value]:
+    """One element for each address: an expanded dimension is written once."""
+    shape = list(type_.shape)
+    for dim, stride in enumerate(type_.stride):
+        if stride == 0 and shape[dim] > 1:
+            shape[dim] = 1
+            new = apply(torch.ops.aten.slice.Tensor, [new, dim, 0, 1, 1]).outputs[0]
+    narrowed = TensorType.of(
+        tuple(shape), type_.stride, type_.dtype, type_.device, type_.offset, type_.conj, type_.neg
+    )
+    return narrowed, new

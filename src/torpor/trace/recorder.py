@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from torpor import _torch, config, metrics
+from torpor.backend.native_library import NATIVE
 from torpor.backend.registry import get_backend
 from torpor.execute import sync
 from torpor.execute.storage import TRACE
@@ -70,6 +71,9 @@ def record(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     with TRACE.lock:
         bound = spec.bind(args, kwargs)
         key = key_of_call(recording, bound)
+        if signature.assigns and is_assignment(key):
+            write(bound[0], key[1])
+            return bound[0]
         node = recording.nodes.get(key)
         if node is None:
             node = recording.make(key, tuple(bound))
@@ -93,6 +97,13 @@ def key_of_call(recording: Recording, bound: list[Any]) -> Key:
     if signature.written:
         check_written(signature, bound)
     return (*key, *_extra(signature.extra, bound)) if signature.extra else tuple(key)
+
+
+def is_assignment(key: Key) -> bool:
+    """A copy of this key needs no node: the target holds the source's value from now on."""
+    target, source = key[0], key[1]
+    same = type(source) is Value and source.type is target.type
+    return same and bool(source.type.is_injective)
 
 
 def _extra(extra: Extra, bound: list[Any]) -> Key:
@@ -121,26 +132,14 @@ def other_value(arg: Any) -> Any:
         return None
     if not isinstance(arg, torch.Tensor):
         return number_key(arg)
-    for place, (tensor, epoch, value) in enumerate(ENTERED):
+    for place, (tensor, epoch, value) in enumerate(NATIVE.entered):
         if tensor is arg and epoch == TRACE.epoch:
-            del ENTERED[place]
+            del NATIVE.entered[place]
             return value
-    return _copied(arg)
+    return snapshot_value(arg)
 
 
-ENTERED: Final[list[tuple[torch.Tensor, int, Value]]] = []
-"""Plain tensors that the native recorder has copied for the call it is at, the trace's epoch, and
-their values: should that call come to Python, they are not copied again."""
-
-
-def plain_value(tensor: torch.Tensor) -> Value:
-    """The same of a plain tensor, for the native recorder."""
-    value = _copied(tensor)
-    ENTERED.append((tensor, TRACE.epoch, value))
-    return value
-
-
-def _copied(tensor: torch.Tensor) -> Value:
+def snapshot_value(tensor: torch.Tensor) -> Value:
     """A leaf with what a plain tensor holds now: its owner may write to it later."""
     assert type(tensor) is not LazyTensor, "lazy tensors are read by the recorder itself"
     if type(tensor) not in _PLAIN_TYPES and _torch.has_own_dispatch(type(tensor)):

@@ -5,7 +5,7 @@ Everything here runs under the trace's lock.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -15,7 +15,7 @@ from torpor.execute import sync
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.inference.infer import forget as forget_inferences
 from torpor.inference.infer import infer, work_on
-from torpor.ir.memo import forget_memos
+from torpor.ir.memo import Memo, forget_memos
 from torpor.ir.node import TABLE, Node, Value, intern
 from torpor.ir.types import TensorType
 from torpor.observe.scope import scope
@@ -23,7 +23,7 @@ from torpor.observe.site import site
 from torpor.ops.keys import key_of
 from torpor.ops.spec import OpSpec, spec_of
 from torpor.ops.view_rules import INVERSES
-from torpor.overrides.storage_ops import storage_scatter
+from torpor.overrides.storage_ops import scatter_anywhere
 from torpor.symbols.expressions import Symbol, forget_conditions
 from torpor.symbols.leaves import SIZES
 from torpor.symbols.offsets import LOOKS, node_at_offset
@@ -227,18 +227,36 @@ def scatter(root: Value, view: View, new: Value) -> tuple[Value, list[tuple[View
     """
     if not view.shows(root):
         replay(view, root)
-    written: list[tuple[View, Value]] = []
-    current: View | None = view
-    while current is not None:
-        written.append((current, new))
-        parent = current.parent
-        if parent is not None and not parent.shows(root):  # stale, e.g. replaced by a window
-            return _scatter_anywhere(root, current.value.type, new), written
-        upper = _invert(current, root if parent is None else parent.value, new)
+    links = [view]
+    while links[-1].parent is not None:
+        links.append(links[-1].parent)
+    is_plain = new.type is view.value.type and all(link.base is root for link in links)
+    if SIZES.active or not is_plain:
+        found = _scattered(root, links, new)
+    else:
+        key = (root, new, *[link.node.outputs[link.index] for link in links])
+        found = SCATTERS.find(key) or SCATTERS.add(key, _scattered(root, links, new))
+    return found[-1], list(zip(links, found[:-1]))
+
+
+SCATTERS: Final[Memo[tuple[Value, ...]]] = Memo()
+"""What the views that a write goes through show after it, then what the storage holds: by what that
+held, what was written, and what the views show by their own nodes. The native recorder, which knows
+no rule for writing through a view, looks them up here."""
+
+
+def _scattered(root: Value, links: list[View], new: Value) -> tuple[Value, ...]:
+    """What is in `SCATTERS`; `links` are a view and those that it is of."""
+    found = [new]
+    for link in links:
+        parent = link.parent
+        upper = None
+        if parent is None or parent.shows(root):  # or it was looked at when all was different
+            upper = _invert(link, root if parent is None else parent.value, found[-1])
         if upper is None:
-            return _scatter_anywhere(root, current.value.type, new), written
-        current, new = parent, upper
-    return new, written
+            return *found, scatter_anywhere(apply, root, link.value.type, found[-1])
+        found.append(upper)
+    return tuple(found)
 
 
 def _invert(view: View, base: Value, new: Value) -> Value | None:
@@ -254,27 +272,3 @@ def _invert(view: View, base: Value, new: Value) -> Value | None:
     except Exception:  # this inverse does not support these strides; the general one does
         return None
     return value if value.type is base.type else None
-
-
-def _scatter_anywhere(root: Value, type_: TensorType, new: Value) -> Value:
-    type_, new = _without_repeats(type_, new)
-    if type_.dtype == root.type.dtype and not type_.conj and not type_.neg:
-        bound = [root, new, type_.shape, type_.stride, type_.offset]
-        return apply(aten.as_strided_scatter.default, bound).outputs[0]
-    bound = [
-        root, new, type_.dtype, type_.shape, type_.stride, type_.offset, type_.conj, type_.neg,
-    ]  # fmt: skip
-    return apply(storage_scatter, bound).outputs[0]
-
-
-def _without_repeats(type_: TensorType, new: Value) -> tuple[TensorType, Value]:
-    """One element for each address: an expanded dimension is written once."""
-    shape = list(type_.shape)
-    for dim, stride in enumerate(type_.stride):
-        if stride == 0 and shape[dim] > 1:
-            shape[dim] = 1
-            new = apply(aten.slice.Tensor, [new, dim, 0, 1, 1]).outputs[0]
-    narrowed = TensorType.of(
-        tuple(shape), type_.stride, type_.dtype, type_.device, type_.offset, type_.conj, type_.neg
-    )
-    return narrowed, new
