@@ -32,20 +32,11 @@ def _on_complex() -> None:
         _waiting_for_complex.pop()()
 
 
-def _is_injective(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    reach = 1
-    for step, size in sorted((st, sz) for st, sz in zip(stride, shape, strict=True) if sz > 1):
-        if step < reach:
-            return False
-        reach = step * (size - 1) + reach
-    return True
-
-
 class TensorType:
     """Shape, strides, offset, dtype and device of a value. Interned: equality is `is`."""
 
     __slots__ = (
-        "__weakref__", "concrete", "conj", "device", "dtype", "is_injective", "neg", "numel",
+        "__weakref__", "concrete", "conj", "device", "dtype", "injective", "neg", "numel",
         "offset", "shape", "stride", "wrapper",
     )  # fmt: skip
 
@@ -58,7 +49,7 @@ class TensorType:
     conj: bool  # the memory holds the conjugate (`torch.Tensor.is_conj`)
     neg: bool  # the memory holds the negative (`torch.Tensor.is_neg`)
     numel: int
-    is_injective: bool  # sizes and strides prove that no two elements share memory
+    injective: bool  # `is_injective`, for the native recorder; interned types only
     wrapper: tuple[object, ...]  # positional arguments that construct a wrapper tensor of this type
 
     def __init__(self) -> None:
@@ -84,7 +75,7 @@ class TensorType:
                 shape, None if plain else stride, offset or None, None, dtype, torch.strided,
                 device, *_torch.lazy_keys(device.type),
             )  # fmt: skip
-            found.is_injective = _is_injective(shape, stride)
+            found.injective = found.is_injective
             if dtype.is_complex:
                 _on_complex()
             with _lock:
@@ -158,6 +149,17 @@ class TensorType:
         """Whether every element of the span is used exactly once: no holes, no overlap."""
         return self.span == self.numel and self.is_injective
 
+    @property
+    def is_injective(self) -> bool:
+        """Whether sizes and strides prove that no two elements share memory."""
+        reach = 1
+        pairs = zip(self.stride, self.shape, strict=True)
+        for stride, size in sorted((st, sz) for st, sz in pairs if sz > 1):
+            if stride < reach:
+                return False
+            reach = stride * (size - 1) + reach
+        return True
+
     def __repr__(self) -> str:
         shape = ",".join(map(str, self.shape))
         text = f"{str(self.dtype).removeprefix('torch.')}[{shape}]"
@@ -223,7 +225,7 @@ class SymbolicType(TensorType):
         """Update the numeric attributes to the current trace's sizes."""
         now = self.concrete = self.at({symbol: symbol.value for symbol in self.symbols})
         self.shape, self.stride, self.offset = now.shape, now.stride, now.offset
-        self.numel, self.wrapper, self.is_injective = now.numel, now.wrapper, now.is_injective
+        self.numel, self.wrapper, self.injective = now.numel, now.wrapper, now.injective
 
     def at(self, values: Mapping[Symbol, int]) -> TensorType:
         """The concrete type for these values of the symbols."""

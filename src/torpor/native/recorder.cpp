@@ -923,7 +923,7 @@ static void find_slots(World& w, PyObject* names) {
   find(w.type_conj, "TensorType", "conj");
   find(w.type_neg, "TensorType", "neg");
   find(w.type_concrete, "TensorType", "concrete");
-  find(w.type_injective, "TensorType", "is_injective");
+  find(w.type_injective, "TensorType", "injective");
   find(w.data_device, "BackendData", "device");
   find(w.data_type, "BackendData", "type");
   find(w.data_tensor, "BackendData", "tensor");

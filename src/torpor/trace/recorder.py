@@ -103,7 +103,7 @@ def is_assignment(key: Key) -> bool:
     """A copy of this key needs no node: the target holds the source's value from now on."""
     target, source = key[0], key[1]
     same = type(source) is Value and source.type is target.type
-    return same and bool(source.type.is_injective)
+    return same and bool(source.type.injective)
 
 
 def _extra(extra: Extra, bound: list[Any]) -> Key:
