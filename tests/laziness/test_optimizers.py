@@ -85,7 +85,8 @@ def _five_steps(make: Callable[[Iterator], torch.optim.Optimizer], read: bool = 
             for index, one in enumerate(optimizer.state.values())
             for key, value in one.items()
         }
-        return losses, [p.detach() for p in model.parameters()], state
+        gradients = [p.grad for p in model.parameters()]
+        return losses, [p.detach() for p in model.parameters()], gradients, state
 
     return program
 
@@ -102,6 +103,11 @@ def test_an_optimizer_with_its_defaults_gives_eagers_weights(
 def test_an_optimizer_with_other_arguments_gives_eagers_weights(put: Put, name: str) -> None:
     make = lambda p: OPTIMIZERS[name](p, **VARIANTS[name])  # noqa: E731
     agree(put, _five_steps(make), _net(name), X)
+
+
+def test_nesterov_momentum_leaves_gradients_as_eager_does(put: Put) -> None:
+    make = lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True)  # noqa: E731
+    agree(put, _five_steps(make), _net("SGD"), X)
 
 
 @pytest.mark.parametrize("foreach", [True, False])

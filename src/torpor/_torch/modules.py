@@ -184,7 +184,7 @@ def prefer_foreach(tensor_type: type[torch.Tensor]) -> None:
 
     On the device `lazy` their fused implementation is available too, if requested.
     """
-    from torch.optim import optimizer
+    from torch.optim import optimizer, sgd
     from torch.utils import _foreach_utils
 
     lists: tuple[list[Any], ...] = (
@@ -206,7 +206,25 @@ def prefer_foreach(tensor_type: type[torch.Tensor]) -> None:
 
     for name in _SAME_BITS:
         importlib.import_module(f"torch.optim.{name}")._default_to_fused_or_foreach = choose  # type: ignore[attr-defined]  # a plain module
+    sgd.sgd = _keeping_gradients(sgd.sgd, tensor_type)
     devices = _foreach_utils._get_foreach_kernels_supported_devices
     _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*devices(), "lazy"]
     fused = optimizer._get_fused_kernels_supported_devices
     optimizer._get_fused_kernels_supported_devices = lambda: [*fused(), "lazy"]
+
+
+def _keeping_gradients(step: Callable[..., None], tensor_type: type[torch.Tensor]) -> Any:
+    """SGD's loop over parameters keeps their gradients; with Nesterov momentum, foreach does not.
+
+    So where foreach was not the user's choice, it gets copies.
+    """
+
+    @functools.wraps(step)
+    def around(params: list[Any], grads: list[Any], *args: Any, **kwargs: Any) -> None:
+        writes = kwargs["nesterov"] and not kwargs["weight_decay"] and not kwargs["maximize"]
+        is_chosen = kwargs.get("foreach") is not None
+        if writes and not is_chosen and any(type(grad) is tensor_type for grad in grads):
+            grads = [grad.clone() for grad in grads]
+        step(params, grads, *args, **kwargs)
+
+    return around
