@@ -371,6 +371,15 @@ def test_a_plain_tensor_is_read_once_whoever_records_the_call(library: Any) -> N
         torpor.sync()
 
 
+def test_a_plain_tensor_that_is_copied_in_takes_no_slot(library: Any) -> None:
+    x = torch.zeros(3, device="lazy")
+    x.copy_(torch.arange(3.0))
+    y = torch.arange(3.0).to("lazy")
+    assert not TRACE.leaves
+    assert not NATIVE.entered
+    assert (x + y).tolist() == [0.0, 2.0, 4.0]
+
+
 def test_a_cut_between_reading_and_recording_reads_again(library: Any, monkeypatch: Any) -> None:
     x, data = torpor.lazy(torch.ones(3)), torch.ones(3)
     monkeypatch.setattr(torpor.config, "max_trace_nodes", 8)

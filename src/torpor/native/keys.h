@@ -238,7 +238,7 @@ inline PyObject* Call::tensor(size_t position, const at::Tensor& argument, PyObj
   if (argument.unsafeGetTensorImpl()->is_wrapped_number()) {
     return wrapped_number_key(w_, argument);
   }
-  if (can_enter(argument)) {
+  if (can_enter(argument) && !op_.assigns) {  // a copy takes the data of a plain source at once
     waits_ = true;
     leaves_.push_back({slot, 0, &argument});
   }

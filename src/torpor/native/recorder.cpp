@@ -422,7 +422,7 @@ static bool is_assignment(const World& w, PyObject* key) {
 
 // A window onto all of a storage is a view of the tensor that is all of it; others are Python's.
 static bool is_view_of_all(const World& w, const Call& call, PyObject* outputs) {
-  const Operand& operand = call.operands().front();
+  const Operand& operand = call.operands()[0];
   PyObject* type = type_of(w, PyTuple_GET_ITEM(outputs, 0));
   return operand.view.get() == Py_None && call.arguments()[3].isInt() &&
       type != w.type_concrete.of(w.storage_type.of(operand.storage.get()));
