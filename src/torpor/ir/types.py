@@ -152,6 +152,8 @@ class TensorType:
     @property
     def is_injective(self) -> bool:
         """Whether sizes and strides prove that no two elements share memory."""
+        if len(self.stride) != len(self.shape):
+            return False  # malformed; rejected where it is used
         reach = 1
         pairs = zip(self.stride, self.shape, strict=True)
         for stride, size in sorted((st, sz) for st, sz in pairs if sz > 1):

@@ -211,8 +211,8 @@ def as_strided(
     too_large = type_.numel and type_.nbytes > storage.type.nbytes
     if too_large or offset < 0 or len(size) != len(stride):
         return _refuse_as_strided(storage, type_)
-    whole = tensor._lazy_view is None and storage_offset is not None
-    if whole and type_ is not storage.type.concrete:
+    is_all = tensor._lazy_view is None and storage is tensor._lazy_storage  # it has not grown
+    if is_all and storage_offset is not None and type_ is not storage.type.concrete:
         return _record_as_strided(tensor, size, stride, offset)  # type: ignore[no-any-return]  # a recorder
     return wrap_window(storage, type_)
 
