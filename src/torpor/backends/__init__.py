@@ -23,7 +23,7 @@ class CallablePackage(ModuleType):
     """The class of this package: `torpor.backends` is a package and a public function at once."""
 
     def __call__(self) -> dict[str, str]:
-        """Every known backend: "available", or why it is not."""
+        """Every known backend: "available", or the reason why it is not."""
         return registry.backends()
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:

@@ -70,7 +70,7 @@ class _Read(NamedTuple):
     storages: list[LazyStorage] | None  # of tensors; None: the native library has not read them
 
 
-class _Calls(NamedTuple):
+class _StepCalls(NamedTuple):
     """The functions that a step calls, as `ForeachCalls` has noted them."""
 
     calls: list[Any]
@@ -82,7 +82,7 @@ class _Ahead(NamedTuple):
 
     settings: Any
     counts: list[list[float]]  # for the first of them
-    steps: list[_Calls]
+    steps: list[_StepCalls]
 
     def place(self, settings: Any, counts: list[list[float]]) -> int | None:
         """Which step of them this is; `len(steps)` if it is the one after them."""
@@ -299,7 +299,7 @@ def _read_group(
 # -- the numbers of a step -------------------------------------------------------------------------
 
 
-def _calls(known: _Optimizer, step: Callable[..., Any], optimizer: Any, read: _Read) -> _Calls:
+def _calls(known: _Optimizer, step: Callable[..., Any], optimizer: Any, read: _Read) -> _StepCalls:
     """The calls and numbers of a step of `optimizer`, which itself makes none.
 
     Stand-ins that have made one step more each tell those of several steps at once: what such a
@@ -337,13 +337,13 @@ def _exactly(item: tuple[str, Any]) -> Any:
     return name, number_key(value) if known else object()
 
 
-def _one_by_one(coming: _Calls, number: int) -> list[_Calls]:
+def _one_by_one(coming: _StepCalls, number: int) -> list[_StepCalls]:
     """The calls of each of several steps, of a run on a stand-in for each; none: it cannot say."""
     counts = [count for _, *counts in coming.calls for count in counts if count is not None]
     if any(count not in (0, number) for count in counts):
         return []
     alike = [(name, *[count and 1 for count in counts]) for name, *counts in coming.calls]
-    steps: list[_Calls] = [_Calls(alike, []) for _ in range(number)]
+    steps: list[_StepCalls] = [_StepCalls(alike, []) for _ in range(number)]
     place = 0
     for count in counts:
         for i, one in enumerate(steps):
@@ -354,7 +354,7 @@ def _one_by_one(coming: _Calls, number: int) -> list[_Calls]:
 
 def _on_standins(
     known: _Optimizer, step: Callable[..., Any], optimizer: Any, read: _Read, counts: Any
-) -> _Calls:
+) -> _StepCalls:
     """What a step of `optimizer` calls where parameters have made so many steps."""
     kind = read.structure, tuple(map(len, counts))
     if kind not in known.standins:
@@ -372,7 +372,7 @@ def _on_standins(
     noted = _torch.ForeachCalls()
     with noted:
         step(standin)
-    return _Calls(noted.calls, noted.numbers)
+    return _StepCalls(noted.calls, noted.numbers)
 
 
 def _standin(optimizer: Any, read: _Read, counts: Any) -> Any:
@@ -397,7 +397,7 @@ def _one(dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(1, dtype=dtype, device="cpu")
 
 
-def _inputs(found: _Step, noted: _Calls) -> list[Any] | None:
+def _inputs(found: _Step, noted: _StepCalls) -> list[Any] | None:
     """The run-time inputs of a step like `found`; None: it does something else now."""
     if noted.calls != found.calls:
         return None
@@ -449,7 +449,7 @@ def _record(
     step: Callable[..., Any],
     optimizer: Any,
     read: _Read,
-    noted: _Calls,
+    noted: _StepCalls,
 ) -> None:
     """Make a step op by op, and remember what it did."""
     metrics.count("RegionMisses")
@@ -512,7 +512,7 @@ class _Witness:
 
 
 def _are_alike(
-    noted: _Calls, real: _torch.ForeachCalls, counted: list[list[float]], counts: Any
+    noted: _StepCalls, real: _torch.ForeachCalls, counted: list[list[float]], counts: Any
 ) -> bool:
     """The calls of a step are those that were made with stand-ins, with the same numbers."""
     shown, expected = iter(noted.numbers), iter(real.numbers)
@@ -545,7 +545,7 @@ def _is_the_same(read: _Read, now: _Read, before: list[list[float]]) -> bool:
     return same and now.structure == read.structure and counted == before
 
 
-def _places_of(noted: _Calls, witness: _Witness, scalars: list[Any]) -> list[list[int]] | None:
+def _places_of(noted: _StepCalls, witness: _Witness, scalars: list[Any]) -> list[list[int]] | None:
     """Which numbers the run-time inputs of a step are; None if that cannot be said this time.
 
     No step makes the same call twice with the same tensors, which would share its inputs.
