@@ -14,9 +14,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from torch import _C
+
+from torpor._torch.translation_units import UnitKernel, can_share_a_unit, compile_units
 
 _in_background = threading.local()
 
@@ -28,7 +30,7 @@ def kernels_in_background() -> Iterator[Callable[[], None]]:
     Code that Inductor compiles on this thread meanwhile must not run before that. The function
     raises if a kernel cannot be compiled.
     """
-    wait = _patched_wait()
+    wait = _patched_compiler()
     waiting: list[tuple[Any, dict[str, Any]]] = []
 
     def finish() -> None:
@@ -43,22 +45,46 @@ def kernels_in_background() -> Iterator[Callable[[], None]]:
 
 
 @functools.cache
-def _patched_wait() -> Callable[[Any, dict[str, Any]], None]:
-    """Make Inductor's wait for kernels skippable; returns the original wait."""
+def _patched_compiler() -> Callable[[Any, dict[str, Any]], None]:
+    """Make Inductor's wait for kernels skippable, and let the kernels of a module share a unit.
+
+    Returns the original wait.
+    """
     from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import LambdaFuture
 
     compiler: Any = AsyncCompile  # there is no setting for this
-    wait: Callable[[Any, dict[str, Any]], None] = compiler.wait
+    one_by_one = compiler.cpp_pybinding
+
+    def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
+        in_background = getattr(_in_background, "kernels", None) is not None
+        if not in_background or not can_share_a_unit(source_code):
+            return one_by_one(self, argtypes, source_code)
+        kernel = UnitKernel(argtypes, source_code)
+        vars(self).setdefault(_UNIT, []).append(kernel)
+        return LambdaFuture(kernel.result)
+
+    wait_for_futures = compiler.wait
+
+    def wait(self: Any, scope: dict[str, Any]) -> None:
+        wait_for_futures(self, scope)
+        for name, value in scope.items():  # it skips them if it uses one thread
+            if isinstance(value, LambdaFuture):
+                scope[name] = value.result()
 
     def wait_now_or_later(self: Any, scope: dict[str, Any]) -> None:
+        compile_units(vars(self).pop(_UNIT, ()))
         waiting = getattr(_in_background, "kernels", None)
         if waiting is None:
             wait(self, scope)
         else:
             waiting.append((self, scope))
 
-    compiler.wait = wait_now_or_later
+    compiler.cpp_pybinding, compiler.wait = cpp_pybinding, wait_now_or_later
     return wait
+
+
+_UNIT: Final = "_torpor_unit"  # attribute of a compiler: kernels that are not being compiled yet
 
 
 @functools.cache

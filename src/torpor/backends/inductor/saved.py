@@ -64,9 +64,9 @@ class _Slim:
 
     source: str
     whole: str  # the original source, for people
-    kernels: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> module, function
+    kernels: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> library, function
     extern: dict[str, str] = field(default_factory=dict)  # eager's kernels -> their names in torch
-    libraries: dict[str, bytes] = field(default_factory=dict)  # by module
+    libraries: dict[str, bytes] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def packed(self) -> bytes:
@@ -94,8 +94,9 @@ def _slim(source: str, names: dict[str, Any], constants: dict[str, torch.Tensor]
     for name in needed:
         library = _library(names.get(name))
         if library is not None:
-            slim.kernels[name] = (library.__name__, names[name].__name__)
-            slim.libraries[library.__name__] = Path(str(library.__file__)).read_bytes()
+            path = Path(str(library.__file__))
+            slim.kernels[name] = (path.stem, names[name].__name__)
+            slim.libraries.setdefault(path.stem, path.read_bytes())
     if _COMPILES in needed or _ENTRY not in needed:
         return None
     kept = [s for s in dict.fromkeys(makers.values()) if _defined(s) & needed - {*slim.kernels}]  # type: ignore[operator]  # none is None
@@ -177,10 +178,8 @@ def _restored(parts: dict[str, bytes]) -> Restored:
         for name, blob in parts.items()
         if name.startswith("library ")
     }
-    loaded = _load_libraries(libraries)
     names: dict[str, Any] = {"__name__": "torpor_cached_module"}
-    for name, (library, function) in facts["kernels"].items():
-        names[name] = getattr(loaded[library], function)
+    names.update(_load_kernels(facts["kernels"], libraries))
     extern = {name: getattr(torch, function) for name, function in facts["extern"].items()}
     names[_EXTERN] = SimpleNamespace(**extern)
     if "constants" in parts:
@@ -190,13 +189,15 @@ def _restored(parts: dict[str, bytes]) -> Restored:
     return names[_ENTRY], lambda: zlib.decompress(parts["whole"]).decode()
 
 
-def _load_libraries(libraries: dict[str, bytes]) -> dict[str, ModuleType]:
-    """Load shared libraries; their files may be deleted afterwards."""
-    loaded: dict[str, ModuleType] = {}
+def _load_kernels(
+    kernels: dict[str, tuple[str, str]], libraries: dict[str, bytes]
+) -> Iterator[tuple[str, Any]]:
+    """Load kernels from shared libraries; their files may be deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="torpor-") as folder:
-        for number, (name, library) in enumerate(libraries.items()):
-            path = Path(folder, f"{number}.so")
-            path.write_bytes(library)
-            loaded[name] = _torch.load_kernel(name, str(path))
-            keep_library(loaded[name])
-    return loaded
+        paths = {name: Path(folder, f"{n}.so") for n, name in enumerate(libraries)}
+        for library, path in paths.items():
+            path.write_bytes(libraries[library])
+        for name, (library, function) in kernels.items():
+            module = _torch.load_kernel(f"{library}.{function}", str(paths[library]))
+            keep_library(module)
+            yield name, getattr(module, function)
