@@ -96,8 +96,8 @@ queue_bytes: int = _env_int("QUEUE_BYTES", 1 << 29)
 """Bytes that queued steps may keep alive before recording waits for them."""
 
 keep_bytes: int = _env_int("KEEP_BYTES", 1 << 28)
-"""Free memory that the C allocator keeps for the next step; 0: its own default. Read once, when the
-first step runs on a CPU."""
+"""Free memory that the C allocator keeps for the next step; 0: its own default. Read once, by
+`torpor.enable()` or when the first step runs on a CPU."""
 
 compile_after: int = _env_int("COMPILE_AFTER", -1)
 """Runs of a graph on the reference backend before it is compiled; -1: the backend's default, and

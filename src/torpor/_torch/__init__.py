@@ -126,7 +126,6 @@ from torpor._torch.inductor_kernels import (
     best_vectors_work,
     forget_inductor_threads,
     kernels_in_background,
-    load_kernel,
     start_inductor_workers,
     try_best_vectors,
 )
@@ -218,4 +217,5 @@ from torpor._torch.torchscript import (
     script_owner,
     script_tensors,
 )
+from torpor._torch.translation_units import load_kernel as load_kernel
 from torpor._torch.uses import Uses, autocast_copy, gradients_of_results, without_results

@@ -1,13 +1,11 @@
-"""Inductor's kernels: background compilation, vector instruction sets, and loading.
+"""Inductor's kernels: background compilation and vector instruction sets.
 
-Uses `AsyncCompile` and its pools, `cpu_vec_isa`, and the shared libraries of kernels.
+Uses `AsyncCompile` and its pools, and `cpu_vec_isa`.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
-import itertools
 import os
 import sys
 import threading
@@ -15,8 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
-
-from torch import _C
 
 from torpor._torch.translation_units import UnitKernel, can_share_a_unit, compile_units
 
@@ -132,25 +128,3 @@ def try_best_vectors() -> Future[bool]:
         return thread.submit(bool, widest)
     finally:
         thread.shutdown(wait=False)
-
-
-_loads = itertools.count()
-
-
-def load_kernel(name: str, path: str) -> Any:
-    """Load the module `name` from a shared library that Inductor compiled.
-
-    Uses a unique name: Inductor would mistake a module under the original name for its own.
-    """
-    pointer = _C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]  # not in the stubs
-    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(pointer)
-    own = f"torpor_kernel_{next(_loads)}.{name.rpartition('.')[2]}"
-    spec = importlib.util.spec_from_file_location(own, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no shared library")
-    try:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.modules.pop(own, None)
-    return module

@@ -1,4 +1,4 @@
-"""C++ kernels of one Inductor module, compiled as one translation unit.
+"""C++ kernels of one Inductor module, compiled as one translation unit; loading kernels.
 
 Inductor compiles each kernel of a module by itself. Parsing the headers takes a second of CPU time
 (0.2 s if they are precompiled, which takes four), a typical kernel 0.06 s. Uses `AsyncCompile`,
@@ -8,12 +8,18 @@ Inductor compiles each kernel of a module by itself. Parsing the headers takes a
 from __future__ import annotations
 
 import functools
+import importlib.util
+import itertools
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-LARGEST_UNIT: Final = 1 << 17
-"""Characters of source in one unit: beyond this, parallel compilers gain more than parsing costs."""
+from torch import _C
+
+_LARGEST_UNIT: Final = 1 << 17
+"""Characters of source in one unit: beyond this, parallelism gains more than parsing costs."""
 
 _HEADER: Final = "#include <torch/csrc/inductor/cpp_prefix.h>"
 _HEADERS: Final = f"""{_HEADER}
@@ -24,9 +30,11 @@ _HEADERS: Final = f"""{_HEADER}
 #include <cerrno>
 """
 _KERNEL: Final = re.compile(r'extern "C"\s+void\s+kernel\(')
-_DEFINES_MORE: Final = re.compile(r"^\s*#(?!include\s+<torch/csrc/inductor/cpp_prefix\.h>|pragma\b)|"
-                                  r"^(template|namespace|static|inline|struct|class|using|typedef)\b",
-                                  re.MULTILINE)  # fmt: skip
+_DEFINES_MORE: Final = re.compile(
+    r"^\s*#(?!include\s+<torch/csrc/inductor/cpp_prefix\.h>|pragma\b)|"
+    r"^(template|namespace|static|inline|struct|class|using|typedef)\b",
+    re.MULTILINE,
+)
 
 
 class UnitKernel:
@@ -77,7 +85,7 @@ def compile_units(kernels: Sequence[UnitKernel]) -> None:
 def _units(kernels: Sequence[UnitKernel]) -> Iterator[list[UnitKernel]]:
     unit: list[UnitKernel] = []
     for kernel in kernels:
-        if unit and sum(len(one.source) for one in (*unit, kernel)) > LARGEST_UNIT:
+        if unit and sum(len(one.source) for one in (*unit, kernel)) > _LARGEST_UNIT:
             yield unit
             unit = []
         unit.append(kernel)
@@ -101,16 +109,11 @@ def _unit_class() -> Any:
     """Inductor's cache of C++ modules, for libraries whose first kernel has another name."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    class Unit(CppPythonBindingsCodeCache):
-        cache = {}
-        entry_function = _name(0)
-
-    return Unit
+    own = {"cache": {}, "entry_function": _name(0)}
+    return type("Unit", (CppPythonBindingsCodeCache,), own)
 
 
 def _loaded(load: Callable[[], Any], place: int, kernel: UnitKernel) -> Any:
-    from torpor._torch.inductor_kernels import load_kernel
-
     try:
         first = load()
     except Exception:
@@ -148,3 +151,25 @@ def _part(place: int, kernel: UnitKernel) -> str:
         f"#define kernel {name}\n{kernel.source}\n"
         f"namespace bindings_{place} {{\n{bindings}\n}}\n#undef kernel\n"
     )
+
+
+_loads = itertools.count()
+
+
+def load_kernel(name: str, path: str) -> Any:
+    """Load the module `name` from a shared library that Inductor compiled.
+
+    Uses a unique name: Inductor would mistake a module under the original name for its own.
+    """
+    pointer = _C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]  # not in the stubs
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(pointer)
+    own = f"torpor_kernel_{next(_loads)}.{name.rpartition('.')[2]}"
+    spec = importlib.util.spec_from_file_location(own, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no shared library")
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.modules.pop(own, None)
+    return module

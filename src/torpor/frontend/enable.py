@@ -16,6 +16,7 @@ import torch
 
 from torpor import _torch
 from torpor.adaptive.bound import BOUND, ModelGroup, may_switch
+from torpor.backend.heap import retain_free_memory
 from torpor.frontend.exchange import lazy_copy
 from torpor.frontend.mode import convert_state
 from torpor.frontend.switching import convert, convert_parts, parts_of
@@ -197,6 +198,7 @@ def _install() -> None:
 def enable() -> None:
     """From now on, make parameters, buffers, optimizer state and what depends on them lazy."""
     _install()
+    retain_free_memory()  # eager steps gain as much by it as recorded ones
     LAZINESS.look_again()
     LAZINESS.on = True
 

@@ -1,15 +1,13 @@
 """What `_torch.inductor_kernels` takes from inside torch still is what torpor takes it for."""
 
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from torpor import _torch
 from torpor._torch import inductor_kernels
-from torpor._torch.inductor_kernels import _patched_wait
+from torpor._torch.inductor_kernels import _patched_compiler
 
 
 def test_forget_inductor_threads_lets_the_next_compile_make_them_anew() -> None:
@@ -26,33 +24,14 @@ def test_forget_inductor_threads_lets_the_next_compile_make_them_anew() -> None:
     after.shutdown()
 
 
-def test_load_kernel_loads_a_library_that_inductor_made(compiled_sine: Any, tmp_path: Path) -> None:
-    found = _torch.inductor_module(compiled_sine)
-    assert found is not None
-    kernel = next(thing for name, thing in found[1].items() if name.startswith("cpp_fused"))
-    copied = tmp_path / "copied.so"
-    copied.write_bytes(Path(kernel.__self__.__file__).read_bytes())
-    inductors = kernel.__self__.__name__
-    module = _torch.load_kernel(inductors, str(copied))
-    assert callable(module.kernel)
-    assert module.kernel is not kernel
-    assert sys.modules[inductors] is kernel.__self__  # Inductor finds its own
-    assert module not in sys.modules.values()
-
-
-def test_load_kernel_refuses_what_is_no_library(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("no library")
-    with pytest.raises(ImportError):
-        _torch.load_kernel("some.kernel", str(tmp_path / "text.txt"))
-
-
 @pytest.mark.filterwarnings("ignore")  # Inductor imports what torch deprecates
 def test_kernels_in_background_are_waited_for_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.async_compile import AsyncCompile
 
     waited: list[Any] = []
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", AsyncCompile.cpp_pybinding)  # to undo
     monkeypatch.setattr(AsyncCompile, "wait", lambda self, scope: waited.append(scope))
-    monkeypatch.setattr(inductor_kernels, "_patched_wait", _patched_wait.__wrapped__)
+    monkeypatch.setattr(inductor_kernels, "_patched_compiler", _patched_compiler.__wrapped__)
     compiler = AsyncCompile()
     with _torch.kernels_in_background() as finish:
         compiler.wait({"kernel": 1})
