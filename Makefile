@@ -10,7 +10,9 @@ STEPS_ARGS ?=
 
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.torpor-installed
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
+# Tests that fail run once more, alone; the log names those that passed only then.
+TESTS  := $(PY) -m scripts.pytest_again -q
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(TESTS) -n $(WORKERS) --dist worksteal
 QUICK  := -m "not slow and not gpu and not sweep"
 
 # All test folders but those with a target of their own, so that no new folder is forgotten.
@@ -22,7 +24,7 @@ CORE_TESTS = $(filter-out $(OTHER_TESTS),$(sort $(foreach file,$(TEST_FILES),tes
 # (`make` keeps the cache, and the library in it, to itself.)
 DEFAULT_CACHE := $(CURDIR)/.cache/test-defaults
 DEFAULT_PYTEST = TORPOR_TEST_DEFAULTS=1 TORPOR_NATIVE=on TORPOR_CACHE_DIR=$(DEFAULT_CACHE) \
-  $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
+  $(TESTS) -n $(WORKERS) --dist worksteal
 # A fixed slice of the operator table and of the models, for CI; `make sweep-defaults` runs all.
 DEFAULT_PART = 3/16
 DEFAULT_MODELS = bert or resnet or lstm-concrete or gpt2 or mamba-concrete or vae
@@ -132,7 +134,7 @@ test-wild: $(STAMP) ## programs as people write them, under enable() in the defa
 
 test-distributed: $(STAMP) ## collectives, agreement and faults, on four ranks that all tests share
 	@printf '\n== distributed: four ranks on gloo ==\n'
-	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -q -p no:xdist $(QUICK) tests/distributed $(ARGS)
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(TESTS) -p no:xdist $(QUICK) tests/distributed $(ARGS)
 
 test-browser: $(STAMP) ## the page of `torpor view` in a headless Chromium
 	@printf '\n== browser: the page of torpor view in Chromium ==\n'
