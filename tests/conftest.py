@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -36,6 +38,13 @@ if not DEFAULTS:
 
 # torch tells this logger everything it compiles; shown below a failed test, it hides the failure.
 logging.getLogger("torch.__trace").propagate = False
+
+# A shell's background job ignores interrupts, which tests and the processes they start send.
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # torch's operator table cannot be imported without expecttest; the other tests need neither.
 OF_THE_OPERATOR_TABLE = ["ops", "native/test_op_db.py"]
