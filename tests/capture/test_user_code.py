@@ -326,3 +326,28 @@ def test_a_capture_keeps_no_tensors_alive(concrete: Put) -> None:
     gc.collect()
     assert not any(tensor() is not None for tensor in tensors)
     assert torpor.metrics.counters()["CapturedRegions"]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_after_a_dense_one_is_recorded_op_by_op(concrete: Put) -> None:
+    model = concrete(nn.Linear(4, 3))
+    model(torch.randn(2, 4)).sum().backward()
+    parts = [torch.randn(2, 4), torch.randn(3, 4)]
+    nested = torch.nested.nested_tensor(parts)
+    found = model(nested).unbind()
+    plain = torpor.eager(copy.deepcopy(model))
+    assert all(torch.equal(torpor.eager(a), b) for a, b in zip(found, plain(nested).unbind()))
+
+
+def test_a_sparse_tensor_after_a_dense_one_is_as_in_eager(concrete: Put) -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    model = concrete(Product())
+    x = torch.eye(4)[:2]
+    assert torch.equal(torpor.eager(model(x)), torpor.eager(model(x.to_sparse())))

@@ -107,6 +107,25 @@ def gradients_kept() -> Outcome:
     return [seen, model.state_dict()]
 
 
+def gradients_shared() -> Outcome:
+    """Two models have the same gradients, as asynchronous actor-critics do."""
+    shared, local = network(), network()
+    optimizer = torch.optim.SGD(shared.parameters(), lr=0.1)
+    seen = []
+    for x, y in batches():
+        local.load_state_dict(shared.state_dict())
+        local.zero_grad(set_to_none=False)
+        loss = F.mse_loss(local(x), y)
+        loss.backward()
+        for own, common in zip(local.parameters(), shared.parameters()):
+            if common.grad is None:
+                common.grad = own.grad
+            assert common.grad is own.grad
+        optimizer.step()
+        seen.append(loss)
+    return [seen, shared.state_dict()]
+
+
 def hooked() -> Outcome:
     model = network()
     weight = model[0].weight
@@ -347,7 +366,8 @@ def parametrized() -> Outcome:
 
 
 PROGRAMS = (
-    ordinary, gradients_kept, hooked, tied, averaged, adversarial, carried, second_order,
+    ordinary, gradients_kept, gradients_shared, hooked, tied, averaged, adversarial, carried,
+    second_order,
     mixed_precision, looked_at, checkpointed, without_modules, summed_later, thawed,
     a_part_called_alone, stepped_by_hand, parametrized,
 )  # fmt: skip

@@ -110,6 +110,17 @@ def test_nesterov_momentum_leaves_gradients_as_eager_does(put: Put) -> None:
     agree(put, _five_steps(make), _net("SGD"), X)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:optimizer contains a parameter group with duplicate:UserWarning"
+)
+@pytest.mark.parametrize("name", DENSE)
+def test_a_parameter_that_is_listed_twice_is_updated_twice(put: Put, name: str) -> None:
+    def make(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+        return OPTIMIZERS[name](list(parameters) * 2)
+
+    agree(put, _five_steps(make), _net(name), X)
+
+
 @pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("name", _with("foreach"))
 def test_an_optimizer_with_foreach_gives_eagers_weights(put: Put, name: str, foreach: bool) -> None:
@@ -121,6 +132,20 @@ def test_an_optimizer_with_foreach_gives_eagers_weights(put: Put, name: str, for
 def test_a_fused_optimizer_gives_eagers_weights(put: Put, name: str) -> None:
     make = lambda p: OPTIMIZERS[name](p, fused=True)  # noqa: E731
     agree(put, _five_steps(make), _net(name), X)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_backward_of_what_was_computed_before_a_step_fails_after_it(put: Put, name: str) -> None:
+    def program(model: nn.Module, x: Tensor) -> object:
+        optimizer = OPTIMIZERS[name](model.parameters())
+        losses = model(x).mean(), model(x).square().mean()
+        losses[0].backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            losses[1].backward()
+        return [p._version > 0 for p in model.parameters()]
+
+    agree(put, program, _net(name), X)
 
 
 @pytest.mark.parametrize("name", _with("capturable"))

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import torpor
+from tests.comparison import Put
 from torpor.ops.spec import spec_of
 from torpor.trace.overlap import WritesPlain
 from torpor.trace.recorder import make_recorder
@@ -78,3 +80,20 @@ def test_a_plain_tensor_is_not_written_to() -> None:
     plain, lazy = torch.ones(2), torch.ones(2).to("lazy")
     with pytest.raises(WritesPlain):
         make_recorder(spec_of(aten.add_.Tensor))(plain, lazy)
+
+
+def test_a_plain_tensor_that_is_passed_twice_is_one_input(concrete: Put) -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.linspace(-1, 1, 64).view(2, 4, 8)
+    with torch.no_grad():
+        expected = attention(x, x, x)[0]  # its kernel asks whether they are the same tensor
+        result = concrete(attention)(x, x, x)[0]
+    assert torch.equal(torpor.eager(result), expected)
+
+
+def test_a_plain_tensor_is_read_again_at_the_next_call(concrete: Put) -> None:
+    weight, x = concrete(torch.ones(2)), torch.ones(2)
+    before = weight * x
+    x.numpy()[:] = 3
+    assert (weight * x).tolist() == [3, 3]
+    assert before.tolist() == [1, 1]

@@ -179,9 +179,12 @@ _SAME_BITS = ("adadelta", "adagrad", "adam", "adamax", "rmsprop", "rprop", "sgd"
 """Optimizers whose foreach implementation is bit-identical to their loop over parameters."""
 
 
-def prefer_foreach(tensor_type: type[torch.Tensor]) -> None:
+def prefer_foreach(
+    tensor_type: type[torch.Tensor], are_apart: Callable[[list[torch.Tensor]], bool]
+) -> None:
     """Make optimizers default to foreach for tensors of `tensor_type`: far fewer ops.
 
+    Unless parameters share memory: a loop updates them in turn, each from what the last one left.
     On the device `lazy` their fused implementation is available too, if requested.
     """
     from torch.optim import optimizer, sgd
@@ -200,9 +203,13 @@ def prefer_foreach(tensor_type: type[torch.Tensor]) -> None:
     def choose(
         params: list[torch.Tensor], differentiable: bool, use_fused: bool = False
     ) -> tuple[bool, bool]:
-        if not differentiable and any(type(p) is tensor_type for p in params):
-            return False, all(type(p) is tensor_type for p in params)
-        return original(params, differentiable, use_fused)
+        if differentiable or not any(type(p) is tensor_type for p in params):
+            return original(params, differentiable, use_fused)
+        if not all(type(p) is tensor_type for p in params):
+            return False, False
+        if are_apart(params):
+            return False, True
+        return False, all(p.is_cuda for p in params)  # eager's own choice
 
     for name in _SAME_BITS:
         importlib.import_module(f"torch.optim.{name}")._default_to_fused_or_foreach = choose  # type: ignore[attr-defined]  # a plain module

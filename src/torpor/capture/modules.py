@@ -98,7 +98,8 @@ def call_module(call: Call, module: torch.nn.Module, args: Any, kwargs: Any) -> 
     if known is None:
         known = _known[module] = _Module()
     if known.is_due or config.capture == "on":
-        if _calls.module is None and _can_be_captured(module):
+        is_capturable = _calls.module is None and _can_be_captured(module)
+        if is_capturable and not _has_nested((args, kwargs)):
             return _captured(module, *args, **kwargs)
         return call(module, *args, **kwargs)
     start = time.perf_counter()
@@ -140,6 +141,15 @@ def _can_be_captured(module: torch.nn.Module) -> bool:
         and not _torch.is_compiled(module)
         and any(_is_concrete(parameter) for parameter in module.parameters())
     )
+
+
+def _has_nested(arg: Any) -> bool:
+    """Whether there is a nested tensor: TorchDynamo's guards on dense ones abort the process."""
+    if isinstance(arg, torch.Tensor):
+        return arg.is_nested
+    if isinstance(arg, (tuple, list)):
+        return any(map(_has_nested, arg))
+    return isinstance(arg, dict) and any(map(_has_nested, arg.values()))
 
 
 def _is_concrete(tensor: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from torpor.frontend import (  # noqa: F401  # register themselves
     subclasses,
 )
 from torpor.frontend.devices import register_device
+from torpor.frontend.optimizers import are_apart
 from torpor.frontend.sharing import register_location
 from torpor.native import attach  # noqa: F401  # register themselves
 from torpor.overrides import composites, fused, gradients, packed, rnn, whole  # noqa: F401  # register themselves
@@ -41,6 +42,6 @@ registration.on_backends(backends)
 _torch.accept_lazy_attention()
 _torch.accept_lazy_states(mode.eager)
 _torch.accept_lazy_losses(values.physical, gradients.keep_lazy)
-_torch.prefer_foreach(LazyTensor)
+_torch.prefer_foreach(LazyTensor, are_apart)
 _torch.wait_at_once(lambda result: isinstance(result, LazyTensor))
 _torch.register_device_module("lazy", device_module)

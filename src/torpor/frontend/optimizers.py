@@ -31,6 +31,12 @@ _KEPT: WeakKeyDictionary[Any, dict[torch.Tensor, torch.Tensor]] = WeakKeyDiction
 """What plain tensors beside `step` held before the step that is being recorded (NAdam, ASGD)."""
 
 
+def are_apart(parameters: Collection[torch.Tensor]) -> bool:
+    """Whether no two of these lazy parameters share memory."""
+    storages = {t._lazy_storage for t in parameters if type(t) is LazyTensor}
+    return len(storages) == len(parameters)
+
+
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Remember plain state that cannot be computed back; state that is there has contents."""
     if optimizer not in _KNOWN and optimizer.state:

@@ -249,8 +249,7 @@ def _names() -> dict[str, Any]:
 
 def _plain_value(tensor: torch.Tensor) -> Value:
     """The key of a plain tensor, kept in case that Python has to record the call after all."""
-    value = snapshot_value(tensor)
-    NATIVE.entered.append((tensor, TRACE.epoch, value))
+    value: Value = NATIVE.once(tensor, TRACE.epoch, snapshot_value)
     return value
 
 

@@ -443,6 +443,11 @@ static at::Tensor result(
                                   : view_tensor(w, operand, node, value);
 }
 
+static void bump_version(PyObject* written) {
+  const at::Tensor& tensor = THPVariable_Unpack(written);
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 // Makes the results of a hit and writes what it writes; nothing has happened if it says that it
 // could not. The outputs of a node are its results that are new, then what it writes.
 static bool finish(
@@ -477,7 +482,10 @@ static bool finish(
       results.emplace_back(result(w, returned, call, node, PyTuple_GET_ITEM(outputs, place++)));
     }
   }
-  for (const Target& target : targets) write(w, target, PyTuple_GET_ITEM(outputs, place++));
+  for (const Target& target : targets) {
+    write(w, target, PyTuple_GET_ITEM(outputs, place++));
+    if (op.bumps) bump_version(target.operand->tensor);
+  }
   count(op);
   ++w.recorded;
   return true;
@@ -1072,6 +1080,7 @@ static void take_results(Op& op, PyObject* signature) {
   }
   op.assigns = take_flag(signature, "assigns");
   op.is_window = take_flag(signature, "is_window");
+  op.bumps = take_flag(signature, "bumps");
 }
 
 // What ends an op's keys: `Signature.extra`.

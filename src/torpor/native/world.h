@@ -64,6 +64,7 @@ struct Op {
   bool has_fresh = false;
   bool assigns = false;  // as in the signature ...
   bool is_window = false;  // ... this too
+  bool bumps = false;  // ... and this
   bool grad_mode;  // the key ends with the grad mode ...
   std::vector<size_t> grads;  // ... and with whether these arguments require a gradient
   PyObject* attributes;  // of the torch op: its Python recorder is among them

@@ -84,6 +84,7 @@ class Signature:
     assigns: bool  # a copy: between equal types the target takes the source's value
     is_window: bool  # a view of the storage, not of the argument
     is_plain: bool  # a single fresh tensor is returned, and nothing is written
+    bumps: bool  # the kernel raises the versions of what it writes, not torch's layers above it
 
 
 def signature_of(spec: OpSpec, extra: Extra = NO_EXTRA, lengths: Sequence[int] = ()) -> Signature:
@@ -111,6 +112,7 @@ def signature_of(spec: OpSpec, extra: Extra = NO_EXTRA, lengths: Sequence[int] =
         assigns=spec.name == "aten.copy_.default",
         is_window=spec.name == "aten.as_strided.default",
         is_plain=results == (Result(Make.FRESH, False, 0),) and not written,
+        bumps=spec.name.startswith("aten._foreach_") and bool(written),
     )
 
 

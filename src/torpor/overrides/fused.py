@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torpor import _torch
+from torpor.backend.native_library import NATIVE
 from torpor.backend.registry import get_backend
 from torpor.execute.storage import TRACE, LazyStorage
 from torpor.ir.types import TensorType
@@ -91,7 +92,10 @@ def _record_at(
         next(numbers) if returned.kind is ReturnKind.OTHER else None for returned in spec.returns
     ]
     with TRACE.lock:
-        values = [tensor_value(a) if isinstance(a, torch.Tensor) else a for a in bound]
+        try:
+            values = [tensor_value(a) if isinstance(a, torch.Tensor) else a for a in bound]
+        finally:
+            NATIVE.entered.clear()
         node = apply(drawing.target, [*map(root_value, turn), *values])
         for place, output in zip(drawing.tensors, node.outputs, strict=True):
             results[place] = wrap_value(output)

@@ -90,7 +90,10 @@ def key_of_call(recording: Recording, bound: list[Any]) -> Key:
     signature = recording.signature
     if signature.kept:
         check_kept(signature, bound)
-    key = [read(arg) for read, arg in zip(recording.readers, bound, strict=True)]
+    try:
+        key = [read(arg) for read, arg in zip(recording.readers, bound, strict=True)]
+    finally:
+        NATIVE.entered.clear()
     device = signature.device
     if device >= 0 and bound[device] is not None:
         bound[device] = key[device] = recording.numbered(bound[device], bound[0])
@@ -132,11 +135,7 @@ def other_value(arg: Any) -> Any:
         return None
     if not isinstance(arg, torch.Tensor):
         return number_key(arg)
-    for place, (tensor, epoch, value) in enumerate(NATIVE.entered):
-        if tensor is arg and epoch == TRACE.epoch:
-            del NATIVE.entered[place]
-            return value
-    return snapshot_value(arg)
+    return NATIVE.once(arg, TRACE.epoch, snapshot_value)
 
 
 def snapshot_value(tensor: torch.Tensor) -> Value:
@@ -184,10 +183,6 @@ def numbered(device: torch.device, tensor: Any) -> torch.device:
         raise LeavesDevice
     if device.type == "lazy" and device.index is None:
         return torch.device("lazy", get_backend().default_device_ordinal)
-    return device
-
-
-def _as_it_is(device: torch.device, tensor: Any) -> torch.device:
     return device
 
 
@@ -240,6 +235,8 @@ def finish(signature: Signature, node: Node, args: Sequence[Any]) -> Any:
     for written in signature.written:
         for tensor in _tensors(args[written.argument]):
             rewrite(tensor, next(outputs))
+        if signature.bumps:
+            torch.autograd.graph.increment_version(_tensors(args[written.argument]))
     if not results:
         return None
     return results[0] if len(results) == 1 else tuple(results)
@@ -313,7 +310,7 @@ def recording_of(
         make=node_maker(spec) if make is None else make,
         readers=tuple([READERS[kind] for kind in signature.kinds]),
         calls=metrics.op_cell(f"lazy::{name}", spec.name) if calls is None else calls,
-        numbered=_as_it_is if may_leave else numbered,
+        numbered=(lambda device, _: device) if may_leave else numbered,
         cut=cut,
     )
 
