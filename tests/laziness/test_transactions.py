@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import torpor
 from tests.comparison import Put, assert_same, line_below, message, plain, raised_by
 from tests.instrumented_ops import failing, gated, open_gate
 from torpor.backend.data import Failure
+from torpor.execute.plan import Plan
+from torpor.execute.queue import queues
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD, BAD = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 9, 1])
@@ -325,3 +328,27 @@ def test_a_read_that_fails_keeps_what_does_not_depend_on_the_failure() -> None:
     with pytest.raises(IndexError):
         picked.tolist()
     assert table.tolist() == [[1.0], [1.0]]
+
+
+def test_a_step_that_another_thread_runs_while_this_one_prepares_it_runs_once(
+    put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    y = put(torch.ones(3)) * 5 + 2
+    found: list[object] = []
+    slot = vars(Plan)["kept_inputs"]
+
+    def read(plan: Plan) -> Callable[[object], object]:
+        def kept(inputs: object) -> object:
+            if type(inputs) is list and not found:  # of a job, not of the graph
+                found.append("begun")
+                thread = threading.Thread(target=lambda: found.append(y.tolist()))
+                thread.start()
+                thread.join(30)
+            return slot.__get__(plan)(inputs)
+
+        return kept
+
+    monkeypatch.setattr(Plan, "kept_inputs", property(read, slot.__set__))
+    torpor.sync()
+    assert found == ["begun", [7, 7, 7]]
+    assert not any(queue.budget.jobs for queue in queues())

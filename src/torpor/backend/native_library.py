@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,17 +16,19 @@ class Native:
         self.library: Any = None  # its functions
         self.refused = ""  # why a library that exists is not used
         self.at_cut: Callable[[], None] | None = None  # checks whether the background build is done
-        # plain tensors copied for the call being recorded, the trace's epoch, and their values
-        self.entered: list[tuple[Any, int, Any]] = []
+        # plain tensors copied for the call being recorded, by which thread in which epoch of the
+        # trace, and their values
+        self.entered: list[tuple[Any, tuple[int, int], Any]] = []
         self._on_load: list[Callable[[], None]] = []
 
     def once(self, tensor: Any, epoch: int, value_of: Callable[[Any], Any]) -> Any:
         """The value of a plain tensor: one for a call, since kernels may compare their operands."""
-        for known, known_epoch, value in self.entered:
-            if known is tensor and known_epoch == epoch:
+        here = threading.get_ident(), epoch
+        for known, place, value in self.entered:
+            if known is tensor and place == here:
                 return value
         value = value_of(tensor)
-        self.entered.append((tensor, epoch, value))
+        self.entered.append((tensor, here, value))
         return value
 
     def load(self, library: Any) -> None:

@@ -109,6 +109,9 @@ class DeviceQueue:
     def _leave_to_thread(self, job: Job) -> None:
         self.budget.take(job)
         with self.changed:
+            if job.done.is_set():  # another thread has run it meanwhile
+                self.budget.give_back(job)
+                return
             job.here = False
             if self.thread is None or not (self.thread.is_alive() or self.stopping):
                 self._start_thread()

@@ -334,21 +334,26 @@ inline Ref Call::key_of_one(PyObject* tensor) {
 // `Trace.leaf_value` where it finds a leaf that was met before, and nothing is to be noted besides:
 // not for the first leaf of a trace, sizes that may be symbols, a backend with leaves of its own.
 inline Ref known_leaf(const World& w, PyObject* storage) {
-  PyObject* data = w.storage_data.of(storage);
-  PyObject* type = w.storage_type.of(storage);
+  if (w.storage_data.of(storage) == nullptr) return Ref();
+  Ref held = Ref::to(w.storage_data.of(storage));  // a finalizer may run at any allocation
+  Ref type = Ref::to(w.storage_type.of(storage));
+  PyObject* data = held.get();
   const Py_ssize_t slot = PyList_GET_SIZE(w.leaves);
-  if (data == nullptr || data == Py_None || slot == 0) return Ref();
+  if (data == Py_None || slot == 0) return Ref();
   PyObject* builder = w.trace_builder.of(w.trace);
   if (builder == nullptr || Py_TYPE(builder) != w.builder) return Ref();
   if (has_symbols(w)) return Ref();
   if (PyDict_GetItemWithError(w.leaf_values, data) != nullptr) return Ref();
   Ref number = checked(PyLong_FromSsize_t(slot));
-  Ref key = checked(PyTuple_Pack(2, number.get(), type));
+  Ref key = checked(PyTuple_Pack(2, number.get(), type.get()));
   PyObject* node = PyDict_GetItemWithError(w.leaf_nodes, key.get());
   if (node == nullptr || Py_TYPE(node) != w.node) return Ref();
   Ref value = Ref::to(PyTuple_GET_ITEM(w.node_outputs.of(node), 0));
   Ref entry = checked(PyTuple_Pack(2, storage, value.get()));
-  if (PyList_GET_SIZE(w.leaves) != slot) return Ref();  // a finalizer has recorded something
+  if (PyList_GET_SIZE(w.leaves) != slot || w.storage_data.of(storage) != data ||
+      w.storage_value.of(storage) != Py_None) {
+    return Ref();  // a finalizer has recorded something
+  }
   if (PyDict_SetItem(w.leaf_values, data, value.get()) < 0 ||
       PyList_Append(w.leaves, data) < 0 || PyList_Append(w.leaf_storages, entry.get()) < 0) {
     fail();

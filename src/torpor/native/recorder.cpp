@@ -1158,7 +1158,7 @@ static PyObject* want_first(PyObject*, PyObject* arguments) {
   const OperatorHandle op = dispatcher.findSchemaOrThrow(name, overload);
   const OperatorHandle inner = dispatcher.findSchemaOrThrow(inner_name, inner_overload);
   constexpr auto key = c10::DispatchKey::AutogradLazy;
-  world().firsts.emplace(op, FirstOf{op.getComputedKernelForDispatchKey(key), inner});
+  world().firsts.add(op, FirstOf{op.getComputedKernelForDispatchKey(key), inner});
   implement_above(op, torch::CppFunction::makeFromBoxedFunction<&first_result_kernel>());
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -1180,7 +1180,7 @@ static PyObject* decide_above_autograd(PyObject*, PyObject* arguments) {
   } catch (const py::cast_error&) {
     Py_RETURN_FALSE;
   }
-  world().above.emplace(
+  world().above.add(
       handle, Above{std::move(usual), handle.getComputedKernelForDispatchKey(key)});
   implement_above(handle, above_kernel_of(rule));
   if (std::string(rule) == "choice") {

@@ -100,6 +100,23 @@ struct Numbers {  // keys of numbers that Python would confuse with others
   PyObject *zero, *negative_zero, *nan, *int_, *bool_;
 };
 
+// What is known of ops: added to under the GIL, read without it. A reader may still have an old map,
+// so those are kept.
+template <class Known>
+class OfOps {
+ public:
+  const Known& at(const OperatorHandle& op) const { return *maps_.load()->at(op); }
+  void add(const OperatorHandle& op, Known known) {
+    auto* grown = new Map(*maps_.load());
+    grown->insert_or_assign(op, std::make_shared<const Known>(std::move(known)));
+    maps_.store(grown);
+  }
+
+ private:
+  using Map = std::unordered_map<OperatorHandle, std::shared_ptr<const Known>>;
+  std::atomic<const Map*> maps_{new Map};
+};
+
 struct World {
   std::atomic<bool> on{false};
   PyTypeObject *lazy_tensor, *lazy_storage, *view, *lazy_mode, *node, *expansion, *value,
@@ -124,8 +141,8 @@ struct World {
   const Op* detach_op = nullptr;  // ... and what is known of it
   Numbers numbers;
   std::unordered_map<OperatorHandle, const Op*> ops;  // one that was replaced may be in use
-  std::unordered_map<OperatorHandle, Above> above;
-  std::unordered_map<OperatorHandle, FirstOf> firsts;
+  OfOps<Above> above;
+  OfOps<FirstOf> firsts;
   std::unordered_map<std::string, std::shared_ptr<const Choice>> choices;  // under the GIL
   std::atomic<bool> parts{false};  // composite ops are taken apart, all of them
   std::unordered_map<PyObject*, Wrapper> wrappers;  // by `TensorType.wrapper`, which is kept alive
@@ -147,15 +164,20 @@ constexpr size_t kMaxChoices = 1024;
 // The trace's lock, for one call.
 class Lock {
  public:
-  explicit Lock(const World& w) : w_(w) { checked(PyObject_CallNoArgs(w.acquire)); }
+  explicit Lock(const World& w) : w_(w) {
+    checked(PyObject_CallNoArgs(w.acquire));
+    collects_ = PyGC_Disable() == 1;
+  }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
   ~Lock() {
+    if (collects_) PyGC_Enable();
     Py_XDECREF(PyObject_CallNoArgs(w_.release));
   }
 
  private:
   const World& w_;
+  bool collects_;  // garbage; not meanwhile: finalizers may record, and what is read here is borrowed
 };
 
 // Let the trace know a storage that it may have to compute.

@@ -42,6 +42,8 @@ from torpor.transactions.rollback import (
     written_over,
 )
 
+_TAKING_PLANS = threading.RLock()
+
 _ON_FAILURE: list[Callable[[], None]] = []
 
 
@@ -69,7 +71,7 @@ class StepJob(Job):
         types: tuple[TensorType, ...],
         done: Done,
     ) -> None:
-        self.plan = found if isinstance(found, Plan) else None
+        self.plan: Plan | None = None
         self.making = found if isinstance(found, Making) else None
         self.outline = found.outline if isinstance(found, Making) else found
         self.backend, self.device = backend, device
@@ -89,8 +91,8 @@ class StepJob(Job):
         self.failed: Node | None = None  # the first op that failed, if known
         super().__init__(self._run, handles, done=done)
         self.arguments = arguments
-        if self.plan is not None:
-            self._know(self.plan)
+        if isinstance(found, Plan):
+            self._know(found, arguments, handles)
 
     # -- compiling -----------------------------------------------------------------------------
 
@@ -106,24 +108,31 @@ class StepJob(Job):
         """Compile it, or wait for the thread that does."""
         if self.refused is not None:
             raise self.refused
-        if self.plan is None:
-            assert self.making is not None, "there is a plan, or one is being made"
-            plan = self.making.result()
-            if self.plan is not None:  # a finalizer ran meanwhile and waited for it
-                return
-            for position, source, _ in plan.others:
-                if source == SCALAR_DATA:
-                    number = self.arguments[position]
-                    self.arguments[position] = self.backend.data_from_scalar(number, self.device)
-            self._know(plan)
+        if self.plan is not None:
+            return
+        arguments, results, making = list(self.arguments), self.results, self.making
+        if self.plan is not None:  # another thread has prepared it, and may have run it
+            return
+        assert making is not None, "there is a plan, or one is being made"
+        plan = making.result()
+        for position, source, _ in plan.others:
+            if source == SCALAR_DATA:
+                number = arguments[position]
+                arguments[position] = self.backend.data_from_scalar(number, self.device)
+        self._know(plan, arguments, results)
 
-    def _know(self, plan: Plan) -> None:
-        self.plan, self.making, self.saved = plan, None, None
-        self.donates = bool(plan.donated)
-        kept = (*plan.kept_inputs(self.arguments), *plan.kept_outputs(self.results))
+    def _know(self, plan: Plan, arguments: list[Any], results: Sequence[BackendData]) -> None:
+        """Take its plan, unless another thread, or a finalizer that waits for it, has done so."""
+        kept = (*plan.kept_inputs(arguments), *plan.kept_outputs(results))
         here = plan.runner.runs_here(plan.computation, plan.in_turn)
         one_core = plan.runner.runs_on_one_core(plan.computation)
-        self.expect(kept, plan.record.usual_seconds, here, one_core, plan.kept_bytes)
+        with _TAKING_PLANS:
+            if self.plan is not None:
+                return
+            self.arguments, self.donates = arguments, bool(plan.donated)
+            self.expect(kept, plan.record.usual_seconds, here, one_core, plan.kept_bytes)
+            self.plan = plan  # from now on it may be run, which empties the job
+            self.making, self.saved = None, None
 
     def give_up(self, queue: DeviceQueue, error: BaseException) -> None:
         """It cannot be compiled: make everything pending again, unless other threads have gone on.
