@@ -164,6 +164,21 @@ def test_borrowed_memory_stays_plain() -> None:
         assert not torpor.is_lazy(torch.empty(0))
 
 
+def test_moving_leaves_held_memory_behind() -> None:
+    layer = nn.Linear(2, 2)
+    held = layer.weight.data
+    torpor.lazy(layer)
+    with torch.no_grad():
+        layer.weight.fill_(3)
+    assert 3 not in held
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight.data = tied[0].weight.data
+    torpor.lazy(tied)
+    with torch.no_grad():
+        tied[0].weight.fill_(3)
+    assert torpor.eager(tied[1].weight.detach()).tolist() == [[3, 3], [3, 3]]
+
+
 def test_graphs_older_than_a_move() -> None:
     model = nn.Linear(1, 1)
     loss = model(torch.ones(1, 1)).sum()
@@ -208,6 +223,9 @@ def _bad() -> Tensor:
 
 
 def test_errors_come_with_the_read() -> None:
+    quotient = torpor.lazy(torch.tensor([1])) // 0
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        quotient.tolist()
     result = _bad()
     with pytest.raises(IndexError, match=r"test_limits\.py"):
         result.tolist()
