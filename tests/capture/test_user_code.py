@@ -283,6 +283,106 @@ def test_a_region_may_meet_another_threads_cut(
     assert not any(region.calls for region in regions)
 
 
+def in_another_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_another_thread_may_write_before_a_region_is_recorded(
+    concrete: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes of the write is not remembered as what comes of the values before it."""
+    record, inputs = Region._record, []
+
+    def after_a_write(self: Region, *args: Any) -> Any:
+        in_another_thread(lambda: inputs.pop().mul_(2) if inputs else None)
+        return record(self, *args)
+
+    monkeypatch.setattr(Region, "_record", after_a_write)
+    plain = nn.Linear(4, 4)
+    model, found = concrete(plain), []
+    with torch.no_grad():
+        for step in range(4):
+            x = concrete(torch.ones(2, 4))
+            inputs[:] = [x] if step == 0 else []
+            found.append(torpor.eager(model(x)))
+            torpor.sync()
+        expected = [plain(torch.full((2, 4), number)) for number in (2.0, 1.0, 1.0, 1.0)]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert torpor.metrics.counters()["RegionLookups"]
+
+
+def test_another_thread_may_take_run_time_inputs_before_a_step_is_repeated(
+    concrete: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, other = optimizer_steps._calls, concrete(torch.ones(3))
+    steps = itertools.count()
+
+    def promoted() -> None:
+        other.mul(100.0 + next(steps))
+
+    def after_an_input(*args: Any) -> Any:
+        in_another_thread(promoted)
+        return calls(*args)
+
+    def train(put: Put) -> list[Tensor]:
+        weight, found = put(torch.ones(3)).requires_grad_(), []
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in range(14):
+            optimizer.param_groups[0]["lr"] = 0.1 + step / 100
+            weight.grad = put(torch.ones(3)).abs()
+            monkeypatch.setattr(optimizer_steps, "_calls", after_an_input if step > 8 else calls)
+            optimizer.step()
+            promoted()
+            found.append(torpor.eager(weight.detach()).clone())
+            torpor.sync()
+        return found
+
+    result, expected = train(concrete), train(lambda tensor: tensor)
+    assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+    assert torpor.metrics.counters()["RegionLookups"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_another_thread_may_write_before_a_step_is_made(
+    late: bool, concrete: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`late`: where the step would be repeated; else, where it is recorded."""
+    calls = optimizer_steps._calls
+
+    def train(put: Put, writes: set[int]) -> list[Tensor]:
+        weight, found = put(torch.ones(3)).requires_grad_(), []
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+
+        def double() -> None:
+            with torch.no_grad():
+                weight.mul_(2)
+
+        def after_a_write(*args: Any) -> Any:
+            if step in writes:
+                in_another_thread(double)
+            return calls(*args)
+
+        optimizer_steps._calls = after_a_write
+        for step in range(8):
+            with torch.no_grad():
+                weight.copy_(put(torch.ones(3)))
+            weight.grad = put(torch.ones(3)).abs()
+            if put is not concrete and step in writes:
+                double()
+            optimizer.step()
+            found.append(torpor.eager(weight.detach()).clone())
+            torpor.sync()
+        return found
+
+    monkeypatch.setattr(optimizer_steps, "_calls", calls)
+    writes = {6} if late else {1}
+    result, expected = train(concrete, writes), train(lambda tensor: tensor, writes)
+    assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+    assert torpor.metrics.counters()["RegionLookups"]
+
+
 def test_an_optimizers_step_may_meet_another_threads_cut(
     concrete: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
