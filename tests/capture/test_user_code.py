@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import torpor
@@ -257,6 +258,95 @@ def test_nobody_hears_of_a_capture(concrete: Put, capfd: pytest.CaptureFixture[s
         warnings.simplefilter("error")
         as_eager(Branching, concrete)
     assert not capfd.readouterr().err
+
+
+class Drawing(nn.Module):
+    """Draws of which some depend on values and some do not."""
+
+    def __init__(self, *draws: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.draws = nn.Linear(4, 4), draws
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return h + sum(draw(h.detach()) for draw in self.draws)
+
+
+def poisson(h: Tensor) -> Tensor:
+    return torch.poisson(h.abs() * 5)
+
+
+@pytest.mark.parametrize(
+    ("draws", "is_captured"),
+    [
+        ((torch.rand_like, poisson), True),
+        ((poisson, torch.rand_like), False),
+        ((torch.rand_like, poisson, torch.randn_like), False),
+    ],
+    ids=["known first", "known last", "known around"],
+)
+def test_random_numbers_are_drawn_in_the_order_of_the_program(
+    draws: Any, is_captured: bool, concrete: Put
+) -> None:
+    as_eager(lambda: Drawing(*draws), concrete)
+    assert ("NotCaptured" not in torpor.metrics.counters()) == is_captured
+
+
+class Inner(nn.Module):
+    """Its forward calls a function with a default, behind a graph break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+
+        def inner(z: Tensor, *, factor: float = 2.0) -> Tensor:
+            print(end="")
+            return z * factor + h
+
+        return inner(h.tanh())
+
+
+def test_code_that_torch_dynamo_makes_may_have_no_hash(concrete: Put) -> None:
+    as_eager(Inner, concrete)
+
+
+class Activation(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tanh()
+
+
+def test_forward_of_a_class_may_be_replaced_later(
+    concrete: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Activation.forward
+
+    def halve(model: Any) -> None:
+        monkeypatch.setattr(Activation, "forward", lambda self, x: x * 0.5)
+
+    def restore(model: Any) -> None:
+        monkeypatch.setattr(Activation, "forward", before)
+
+    as_eager(lambda: nn.Sequential(nn.Linear(4, 4), Activation()), concrete, halve, restore)
+
+
+def test_a_mode_sees_the_functions_that_eager_calls(concrete: Put) -> None:
+    class Names(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            names.append(function.__name__)
+            return function(*args, **kwargs or {})
+
+    names: list[str] = []
+    for place in (concrete, lambda tensor: tensor):
+        model, x = place(linears()), place(torch.ones(2, 4))
+        model(x)
+        with Names():
+            model(x)
+    assert names == ["linear", "tanh", "linear"] * 2
 
 
 # -- threads ---------------------------------------------------------------------------------------
