@@ -234,11 +234,10 @@ def _check_settings(group: dict[str, Any], defaults: dict[str, Any]) -> None:
     for name in ("fused", "capturable", "differentiable"):
         if group.get(name):
             raise NotRepeatable(f"{name}=True")
-    for value in group.values():
-        if isinstance(value, torch.Tensor):
-            raise NotRepeatable("a rate is a tensor")
+    if any(isinstance(value, torch.Tensor) for value in group.values()):
+        raise NotRepeatable("a rate is a tensor")
     for name in defaults:
-        value = group.get(name)
+        value: Any = group.get(name)
         for one in value if type(value) in (list, tuple) else (value,):
             if type(one) not in _SETTINGS and not isinstance(one, float):
                 raise NotRepeatable(f"{name} is a {type(one).__name__}")
