@@ -181,7 +181,7 @@ def _shares_memory(args: Sequence[Any], written: Collection[int]) -> bool:
 def _memory(tensor: torch.Tensor) -> Any:
     if type(tensor) is LazyTensor:
         return tensor._lazy_storage
-    return tensor.untyped_storage()._cdata
+    return _torch.memory_of(tensor)
 
 
 def _has_no_versions(args: Sequence[Any]) -> bool:
