@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torpor
 from tests.comparison import loads_jit_decompositions
@@ -243,3 +245,177 @@ def test_another_kind_of_backward_after_a_plain_one(again: dict[str, bool], conc
             slopes_of += torch.autograd.grad(one(given).sum(), given, **options)
         same(slopes_of[:1], slopes_of[1:])
         assert slopes_of[0].requires_grad == slopes_of[1].requires_grad
+
+
+# -- calls that a captured graph cannot make -------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """It writes to two buffers, one of which may be a part of the other."""
+
+    whole: Tensor
+    part: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("whole", torch.arange(4.0))
+        self.register_buffer("part", self.whole[:2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.whole.add_(1)
+        return self.layer(x) * self.part.sum() + x
+
+
+class CountingTwice(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        self.whole.add_(x.detach().sum())
+        self.part.mul_(2)
+        return self.layer(x) + self.whole.sum()
+
+
+class CountingAlone(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        self.whole.add_(1)
+        return self.layer(x) * 2 + x
+
+
+def of_ones(model: Any) -> Tensor:
+    return torch.ones(4)
+
+
+@pytest.mark.parametrize(
+    ("make", "give"),
+    [
+        (Counting, of_ones),
+        (CountingTwice, of_ones),
+        (CountingAlone, lambda model: model.whole),
+        (CountingAlone, lambda model: model.whole.detach()[:]),
+    ],
+    ids=["two", "two written", "itself given", "a view given"],
+)
+def test_a_buffer_that_is_written_may_share_memory(make: Any, give: Any, concrete: Put) -> None:
+    def train(model: Any, put: Put) -> list[Tensor]:
+        found = []
+        for _ in range(3):
+            x = give(model)
+            result = model(x if x is model.whole or x._base is not None else put(x))
+            result.sum().backward()
+            found += [result, model.layer.weight.grad.clone(), model.whole.clone()]
+        return found
+
+    torch.manual_seed(0)
+    plain = make()
+    same(train(concrete(plain), concrete), train(plain, lambda t: t))
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x).view(2, 5, 2, 4).transpose(1, 2)
+        return F.scaled_dot_product_attention(h, h, h, is_causal=True)
+
+
+def test_the_kernel_of_attention_may_be_chosen_anew(concrete: Put) -> None:
+    def train(model: nn.Module, put: Put) -> list[Tensor]:
+        found = []
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+            model.zero_grad()
+            with sdpa_kernel([backend]):
+                result = model(put(torch.linspace(-1, 3, 80).view(2, 5, 8).sin()))
+                result.pow(2).sum().backward()
+            found += [result, *(parameter.grad for parameter in model.parameters())]
+        return found
+
+    torch.manual_seed(0)
+    plain = Attending()
+    same(train(concrete(plain), concrete), train(plain, lambda t: t))
+    assert counted("CapturedRegions")
+
+
+def test_forward_mode_differentiates_a_captured_module(concrete: Put) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    found = []
+    for model, put in ((concrete(plain), concrete), (plain, torch.clone)):
+        for _ in range(2):
+            model(put(torch.ones(4)))
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(put(torch.ones(4)), put(torch.arange(4.0)))
+                found.append(forward_ad.unpack_dual(model(dual)).tangent)
+    same(found[:2], found[2:])
+    assert counted("CapturedRegions")
+
+
+class CastsInside(nn.Module):
+    """Autocast, entered here, casts the weight once for both products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.layer(self.layer(x).relu()).float()
+
+
+def test_autocast_inside_a_module_casts_a_parameter_once(concrete: Put) -> None:
+    def train(model: nn.Module, put: Put) -> list[Tensor]:
+        for _ in range(3):
+            model(put(torch.linspace(-1, 3, 80).view(5, 16).sin())).pow(2).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    torch.manual_seed(0)
+    plain = CastsInside()
+    same(train(concrete(plain), concrete), train(plain, lambda t: t))
+    assert any("enters autocast" in line for line in torpor.metrics.lines("NotCaptured"))
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(4.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin() + self.weight
+
+
+@pytest.mark.parametrize("is_met", [False, True])
+def test_an_inference_tensor_is_an_argument(is_met: bool, concrete: Put) -> None:
+    plain, found = Shifted(), []
+    for model, put in ((concrete(plain), concrete), (plain, torch.clone)):
+        if is_met:
+            model(put(torch.ones(4))).sum().backward()
+        for _ in range(2):
+            with torch.inference_mode():
+                x = put(torch.arange(4.0)) * 2
+            result = model(x)
+            result.pow(2).sum().backward()
+            found += [result, model.weight.grad.clone()]
+    same(found[:4], found[4:])
+
+
+def test_batch_norm_raises_no_versions_of_its_statistics(concrete: Put) -> None:
+    """Backward in evaluation may follow a call in training."""
+
+    def train(model: Any, put: Put) -> list[Tensor]:
+        found = []
+        for _ in range(3):
+            model.zero_grad()
+            x = put(torch.linspace(-1, 3, 24).view(6, 4).sin())
+            result = model.eval()(x)
+            model.train()(x).pow(2).sum().backward()
+            result.pow(2).sum().backward()
+            found += [result, *(parameter.grad.clone() for parameter in model.parameters())]
+        return [*found, *model.buffers()]
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = concrete(plain)
+    before = [buffer._version for buffer in model.buffers()]
+    same(train(model, concrete), train(plain, lambda t: t))
+    assert [buffer._version - own for buffer, own in zip(model.buffers(), before)] == [0, 0, 3]
+    assert counted("CapturedRegions")

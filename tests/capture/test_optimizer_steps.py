@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn, optim
@@ -169,6 +170,24 @@ def test_a_rate_that_changes_once_is_another_step(concrete: Put) -> None:
         return optimizer
 
     assert check(concrete, adamw, between, steps=14) >= 6
+
+
+NUMPY: dict[str, Callable[[int], dict[str, Any]]] = {
+    "a rate that changes always": lambda step: {"lr": np.interp(step, [0, 20], [0.1, 0.5])},
+    "weight decay": lambda step: {"weight_decay": np.float64(0.01 * (1 + step // 6))},
+    "betas": lambda step: {"betas": (np.float64(0.5 + 0.1 * (step // 6)), 0.9)},
+    "single precision": lambda step: {"weight_decay": np.float32(0.01 * (1 + step // 6))},
+}
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_numbers_may_be_those_of_numpy(name: str, concrete: Put) -> None:
+    def between(step: int, model: nn.Module, optimizer: Any) -> Any:
+        for group in optimizer.param_groups:
+            group.update(NUMPY[name](step))
+        return optimizer
+
+    check(concrete, lambda model: optim.Adam(model.parameters()), between, steps=14)
 
 
 def freeze(step: int, model: Any, optimizer: Any) -> Any:

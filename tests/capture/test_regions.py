@@ -263,3 +263,89 @@ def test_nothing_refers_weakly_to_parameters_of_what_was_captured(concrete: Put)
     train(model, concrete, [torch.ones(3, 8)] * 3)
     assert counted("CapturedRegions")
     assert not [p for p in model.parameters() if weakref.getweakrefs(p)]
+
+
+# -- gradients, and what was kept for them ---------------------------------------------------------
+
+
+class Called(nn.Module):
+    """A function of its input and of parameters of a few numbers."""
+
+    def __init__(self, function: Callable[..., Any], *shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(shape)) for shape in shapes])
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x, *self.weights)
+
+
+def both_ways(program: Callable[[Put], list[Tensor]], concrete: Put) -> None:
+    """A program gives the same as in eager, and something is captured."""
+    for one, other in zip(program(concrete), program(lambda t: t), strict=True):
+        assert torch.equal(torpor.eager(one.detach()), other.detach())
+    assert counted("CapturedRegions")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, a, b: x * 2 + (a + b),
+        lambda x, a, b: (x.view(3, 2, 2) + a.view(2, 2) + b.view(2, 2)).exp(),
+        lambda x, a, b: (x + torch.cat([a[:2], b[:2]]) + a).tanh(),
+    ],
+    ids=["sum", "views", "parts"],
+)
+def test_gradients_of_several_parameters_share_no_memory(function: Any, concrete: Put) -> None:
+    """Autograd adds to them in place, and so do users."""
+
+    def program(put: Put) -> list[Tensor]:
+        model, found = put(Called(function, (4,), (4,))), []
+        for step in range(9):
+            model(put(torch.linspace(0, 1, 12).view(3, 4))).pow(2).sum().backward()
+            if step % 3 == 2:
+                model.weights[0].grad.mul_(0.5)
+                found += [parameter.grad.clone() for parameter in model.parameters()]
+                model.zero_grad()
+                torpor.sync()  # calls are then found by look-ups
+        return found
+
+    both_ways(program, concrete)
+
+
+def written(model: nn.Module, put: Put, write: Callable[[Tensor, Tensor], object]) -> list[str]:
+    """What backward raises after `write(x, result)`."""
+    found = []
+    for _ in range(3):
+        x = put(torch.linspace(-1, 1, 40).view(10, 4))
+        result = model(x)
+        with torch.no_grad():
+            write(x, result)
+        try:
+            result.sum().backward()
+        except RuntimeError as error:
+            found.append(str(error)[:60])
+        else:
+            found.append("")
+    return found
+
+
+WRITTEN: dict[str, tuple[Any, Any, bool]] = {
+    "the result": (lambda x, w: (x @ w).tanh(), lambda x, y: y.mul_(2), True),
+    "a view of the result": (lambda x, w: (x @ w).exp(), lambda x, y: y[0].zero_(), True),
+    "the base of a view": (lambda x, w: x[:3] @ w, lambda x, y: x.mul_(2), True),
+    "the result, which is not kept": (lambda x, w: (x @ w) + 1, lambda x, y: y.mul_(2), False),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_write_before_backward_is_an_error_where_it_is_one_in_eager(
+    name: str, concrete: Put
+) -> None:
+    function, write, is_error = WRITTEN[name]
+    model = Called(function, (4, 4))
+    expected = written(model, lambda t: t, write)
+    assert all(expected) == is_error
+    assert written(concrete(model), concrete, write) == expected
+    assert counted("CapturedRegions") == 2

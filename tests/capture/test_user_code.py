@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import torpor
@@ -259,6 +260,95 @@ def test_nobody_hears_of_a_capture(concrete: Put, capfd: pytest.CaptureFixture[s
     assert not capfd.readouterr().err
 
 
+class Drawing(nn.Module):
+    """Draws of which some depend on values and some do not."""
+
+    def __init__(self, *draws: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.draws = nn.Linear(4, 4), draws
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return h + sum(draw(h.detach()) for draw in self.draws)
+
+
+def poisson(h: Tensor) -> Tensor:
+    return torch.poisson(h.abs() * 5)
+
+
+@pytest.mark.parametrize(
+    ("draws", "is_captured"),
+    [
+        ((torch.rand_like, poisson), True),
+        ((poisson, torch.rand_like), False),
+        ((torch.rand_like, poisson, torch.randn_like), False),
+    ],
+    ids=["known first", "known last", "known around"],
+)
+def test_random_numbers_are_drawn_in_the_order_of_the_program(
+    draws: Any, is_captured: bool, concrete: Put
+) -> None:
+    as_eager(lambda: Drawing(*draws), concrete)
+    assert ("NotCaptured" not in torpor.metrics.counters()) == is_captured
+
+
+class Inner(nn.Module):
+    """Its forward calls a function with a default, behind a graph break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 11)  # ops of no other test: nodes are new
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+
+        def inner(z: Tensor, *, factor: float = 2.0) -> Tensor:
+            print(end="")
+            return z * factor + h
+
+        return inner(h.tanh())
+
+
+def test_code_that_torch_dynamo_makes_may_have_no_hash(concrete: Put) -> None:
+    as_eager(Inner, concrete)
+
+
+class Activation(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tanh()
+
+
+def test_forward_of_a_class_may_be_replaced_later(
+    concrete: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Activation.forward
+
+    def halve(model: Any) -> None:
+        monkeypatch.setattr(Activation, "forward", lambda self, x: x * 0.5)
+
+    def restore(model: Any) -> None:
+        monkeypatch.setattr(Activation, "forward", before)
+
+    as_eager(lambda: nn.Sequential(nn.Linear(4, 4), Activation()), concrete, halve, restore)
+
+
+def test_a_mode_sees_the_functions_that_eager_calls(concrete: Put) -> None:
+    class Names(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            names.append(function.__name__)
+            return function(*args, **kwargs or {})
+
+    names: list[str] = []
+    for place in (concrete, lambda tensor: tensor):
+        model, x = place(linears()), place(torch.ones(2, 4))
+        model(x)
+        with Names():
+            model(x)
+    assert names == ["linear", "tanh", "linear"] * 2
+
+
 # -- threads ---------------------------------------------------------------------------------------
 
 
@@ -281,6 +371,106 @@ def test_a_region_may_meet_another_threads_cut(
     as_eager(linears, concrete)
     assert regions
     assert not any(region.calls for region in regions)
+
+
+def in_another_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_another_thread_may_write_before_a_region_is_recorded(
+    concrete: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes of the write is not remembered as what comes of the values before it."""
+    record, inputs = Region._record, []
+
+    def after_a_write(self: Region, *args: Any) -> Any:
+        in_another_thread(lambda: inputs.pop().mul_(2) if inputs else None)
+        return record(self, *args)
+
+    monkeypatch.setattr(Region, "_record", after_a_write)
+    plain = nn.Linear(4, 4)
+    model, found = concrete(plain), []
+    with torch.no_grad():
+        for step in range(4):
+            x = concrete(torch.ones(2, 4))
+            inputs[:] = [x] if step == 0 else []
+            found.append(torpor.eager(model(x)))
+            torpor.sync()
+        expected = [plain(torch.full((2, 4), number)) for number in (2.0, 1.0, 1.0, 1.0)]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert torpor.metrics.counters()["RegionLookups"]
+
+
+def test_another_thread_may_take_run_time_inputs_before_a_step_is_repeated(
+    concrete: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, other = optimizer_steps._calls, concrete(torch.ones(3))
+    steps = itertools.count()
+
+    def promoted() -> None:
+        other.mul(100.0 + next(steps))
+
+    def after_an_input(*args: Any) -> Any:
+        in_another_thread(promoted)
+        return calls(*args)
+
+    def train(put: Put) -> list[Tensor]:
+        weight, found = put(torch.ones(3)).requires_grad_(), []
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in range(14):
+            optimizer.param_groups[0]["lr"] = 0.1 + step / 100
+            weight.grad = put(torch.ones(3)).abs()
+            monkeypatch.setattr(optimizer_steps, "_calls", after_an_input if step > 8 else calls)
+            optimizer.step()
+            promoted()
+            found.append(torpor.eager(weight.detach()).clone())
+            torpor.sync()
+        return found
+
+    result, expected = train(concrete), train(lambda tensor: tensor)
+    assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+    assert torpor.metrics.counters()["RegionLookups"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_another_thread_may_write_before_a_step_is_made(
+    late: bool, concrete: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`late`: where the step would be repeated; else, where it is recorded."""
+    calls = optimizer_steps._calls
+
+    def train(put: Put, writes: set[int]) -> list[Tensor]:
+        weight, found = put(torch.ones(3)).requires_grad_(), []
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+
+        def double() -> None:
+            with torch.no_grad():
+                weight.mul_(2)
+
+        def after_a_write(*args: Any) -> Any:
+            if step in writes:
+                in_another_thread(double)
+            return calls(*args)
+
+        optimizer_steps._calls = after_a_write
+        for step in range(8):
+            with torch.no_grad():
+                weight.copy_(put(torch.ones(3)))
+            weight.grad = put(torch.ones(3)).abs()
+            if put is not concrete and step in writes:
+                double()
+            optimizer.step()
+            found.append(torpor.eager(weight.detach()).clone())
+            torpor.sync()
+        return found
+
+    monkeypatch.setattr(optimizer_steps, "_calls", calls)
+    writes = {6} if late else {1}
+    result, expected = train(concrete, writes), train(lambda tensor: tensor, writes)
+    assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+    assert torpor.metrics.counters()["RegionLookups"]
 
 
 def test_an_optimizers_step_may_meet_another_threads_cut(

@@ -16,7 +16,8 @@ _MODULE = "torch.distributed.tensor"
 def is_dtensor(tensor: object) -> bool:
     """Whether `tensor` is a DTensor; does not import its module."""
     module = sys.modules.get(_MODULE)
-    return module is not None and issubclass(type(tensor), module.DTensor)
+    kind = getattr(module, "DTensor", None)  # another thread may be importing it
+    return kind is not None and issubclass(type(tensor), kind)
 
 
 def local_part(tensor: Any) -> Any:

@@ -59,13 +59,21 @@ class ForeachCalls(TorchFunctionMode):
         return result
 
     def _note(self, arg: Any) -> Any:
-        if type(arg) in _NUMBERS:
-            self.numbers.append(arg)
+        if _is_number(arg):
+            self.numbers.append(_plain(arg))
             return 0
-        if type(arg) in (list, tuple) and arg and type(arg[0]) in _NUMBERS:
-            self.numbers += arg
+        if type(arg) in (list, tuple) and arg and all(map(_is_number, arg)):
+            self.numbers += map(_plain, arg)
             return len(arg)
         return None
+
+
+def _is_number(arg: Any) -> bool:
+    return type(arg) in _NUMBERS or isinstance(arg, float)  # NumPy's are floats too
+
+
+def _plain(number: Any) -> Any:
+    return number if type(number) is int else float(number)
 
 
 def count_a_step(counters: list[torch.Tensor]) -> None:

@@ -45,6 +45,10 @@ class Uses:
         self.is_refused = False  # its backward cannot leave out a result that is not used
         self.module = _module(module, self._split(module.graph))
         self.again = {use for use, p in enumerate(self.places) if self.places.count(p) > 1}
+        if any(map(_enters_autocast, module.graph.nodes)) and any(
+            is_leaf[self.places[use]] for use in self.again
+        ):  # autocast would keep one copy for all these uses
+            raise ValueError("it enters autocast and uses a parameter more than once")
 
     def __deepcopy__(self, memo: Any) -> Uses:
         return self  # AOTAutograd copies graphs, and what they know
@@ -150,6 +154,11 @@ class Uses:
             first = sorted(uses, key=lambda use: came.get(use, len(came)))
             for use, gradient in zip(uses, [gradients[one] for one in first], strict=True):
                 gradients[use] = gradient
+
+
+def _enters_autocast(node: Node) -> bool:
+    is_enter = node.target is torch.amp.autocast_mode._enter_autocast
+    return is_enter and (len(node.args) < 3 or bool(node.args[2]))
 
 
 class _Tracing(threading.local):

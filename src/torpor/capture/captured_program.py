@@ -41,6 +41,7 @@ class CapturedProgram:
     def __init__(self, module: GraphModule) -> None:
         self.draws: list[Draw] = []
         self.is_pure = True  # it gives the same for the same inputs
+        self.draws_when_run = False  # random numbers that depend on values
         self.writes = False
         self.inputs: list[Node] = []
         self.constants: dict[Node, Any] = {}
@@ -78,8 +79,10 @@ class CapturedProgram:
         """Make a draw of a random op; what is left of it to record, if anything."""
         draw, left = drawn_apart(node)
         if draw is None:
-            self.is_pure = False
+            self.is_pure, self.draws_when_run = False, True
             return node.target
+        if self.draws_when_run:  # all that is taken out is drawn first
+            raise NotCaptured(f"{node.target} would be drawn before what the program draws first")
         self.drawn.append((node, len(self.draws)))
         self.draws.append(draw)
         return left

@@ -7,7 +7,7 @@ calls of that graph are recorded op by op from the start, so that sums are added
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ class Differentiable:
     def __init__(self, graph: _torch.GraphOps) -> None:
         self.graph = graph
         self.autocast = _torch.autocast_states()  # TorchDynamo guards it
+        self.attention = _torch.attention_switches()
         self.is_captured = True
 
     def __call__(self, *given: Any) -> Any:
@@ -39,11 +40,11 @@ class Differentiable:
         Hooks of saved tensors are to see all that eager saves, as `checkpoint` expects.
         """
         args = [given[place] for place in self.graph.uses.places]
-        if not self.is_captured or _torch.has_saved_tensors_hooks():
+        if not self._holds_for(args):
             return self.graph.uses.module(*args)
         if not torch.is_grad_enabled():
             return self.graph.compiled(*args)
-        if not self._take_copies(args):
+        if _has_no_versions(args) or not self._take_copies(args):
             return self.graph.uses.module(*args)
         states = _random_states(args) if self.graph.draws else []
         before = list(args)  # of the call, should it run again
@@ -55,6 +56,16 @@ class Differentiable:
             node.set_materialize_grads(False)  # zeros are no gradients
             node.register_hook(_OtherGradients(self, before, node, results, states))
         return results
+
+    def _holds_for(self, args: Sequence[Any]) -> bool:
+        """Whether the graph does what eager does now; TorchDynamo guards nothing of this."""
+        return (
+            self.is_captured
+            and not _torch.has_saved_tensors_hooks()
+            and not _torch.is_differentiating_forward()
+            and _torch.attention_switches() == self.attention
+            and not _shares_memory(args, self.graph.written)
+        )
 
     def _take_copies(self, args: list[Any]) -> bool:
         """Put autocast's copies in the place of parameters; False if others than those are leaves.
@@ -157,6 +168,26 @@ def _copies(parameters: list[torch.Tensor]) -> list[torch.Tensor] | None:
     if not all(one.is_leaf and one.requires_grad and one._base is None for one in parameters):
         return None
     return [_torch.autocast_copy(one) for one in parameters]
+
+
+def _shares_memory(args: Sequence[Any], written: Collection[int]) -> bool:
+    """Whether an argument that is written to is on the memory of another: in the graph none is."""
+    if not written:
+        return False
+    own = {_memory(args[use]) for use in written}
+    return sum(_memory(arg) in own for arg in _tensors(args)) > len(own)
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    if type(tensor) is LazyTensor:
+        return tensor._lazy_storage
+    return _torch.memory_of(tensor)
+
+
+def _has_no_versions(args: Sequence[Any]) -> bool:
+    """Whether there are inference tensors among what may be kept for gradients."""
+    tensors = _tensors(args)
+    return any(one.is_inference() for one in tensors) and any(one.requires_grad for one in tensors)
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

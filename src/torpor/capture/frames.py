@@ -12,9 +12,8 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import CodeType, MethodType
+from types import MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -34,7 +33,7 @@ from torpor.trace.wrap import set_bits
 _AT_MOST = 64
 """How many items of a container are looked at before TorchDynamo does."""
 
-_sources: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()
+_sources: Any = WeakIdKeyDictionary()  # by code: TorchDynamo makes some that has no hash
 """Where a function holds lazy tensors that its arguments and closure do not show at once."""
 
 
@@ -85,7 +84,7 @@ _NOT_OURS = (
 _OPTIMIZERS = os.path.dirname(os.path.abspath(torch.optim.__file__)) + os.sep
 """They do other sums where they are compiled, with other bits."""
 
-_refused: WeakKeyDictionary[CodeType, int] = WeakKeyDictionary()
+_refused: Any = WeakIdKeyDictionary()
 """Code that could not be captured, and how often that was tried."""
 
 MOST_TRIALS = 2

@@ -34,9 +34,10 @@ Call = Callable[..., Any]
 class _CallKind:
     """One kind of call of a module: how often it was captured, and since when it was not."""
 
-    __slots__ = ("captures", "refusals")
+    __slots__ = ("captures", "code", "refusals")
 
-    def __init__(self) -> None:
+    def __init__(self, code: CodeType) -> None:
+        self.code = code  # keeps its id valid; code that TorchDynamo makes may have no hash
         self.captures = 0
         self.refusals = 0
 
@@ -52,12 +53,21 @@ class _CallKind:
 class _Module:
     """What is known of a module that is called."""
 
-    __slots__ = ("cost", "is_due", "kinds")
+    __slots__ = ("cost", "forwards", "is_due", "kinds")
 
     def __init__(self) -> None:
         self.cost = RecordingCost()
         self.is_due = False  # it is captured from now on, if it can be
         self.kinds: dict[tuple[Any, ...], _CallKind] = {}
+        self.forwards: dict[Any, Any] = {}
+
+    def is_as_it_was(self, module: torch.nn.Module) -> bool:
+        """No class of its parts has got another `forward`: TorchDynamo has no guard for that."""
+        if not self.forwards:
+            kinds = {*map(type, module.modules())}
+            self.forwards = {kind: getattr(kind, "forward", None) for kind in kinds}
+        known = self.forwards.items()
+        return all(getattr(kind, "forward", None) is forward for kind, forward in known)
 
 
 class _CapturedCalls(threading.local):
@@ -83,9 +93,9 @@ def may_capture(code: CodeType) -> bool:
         return True  # `torch.compile` was asked for
     if sum(thread.is_alive() for thread in _callers) > 1:
         return False
-    kind = code, module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    kind = id(code), module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     kinds = _known[module].kinds
-    return kinds.setdefault(kind, _CallKind()).may_capture()
+    return kinds.setdefault(kind, _CallKind(code)).may_capture()
 
 
 def call_module(call: Call, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -98,8 +108,7 @@ def call_module(call: Call, module: torch.nn.Module, args: Any, kwargs: Any) -> 
     if known is None:
         known = _known[module] = _Module()
     if known.is_due or config.capture == "on":
-        is_capturable = _calls.module is None and _can_be_captured(module)
-        if is_capturable and not _has_nested((args, kwargs)):
+        if _calls.module is None and _can_capture_call(known, module, args, kwargs):
             return _captured(module, *args, **kwargs)
         return call(module, *args, **kwargs)
     start = time.perf_counter()
@@ -133,14 +142,24 @@ def capture_soon(modules: Iterable[torch.nn.Module], saved: float) -> bool:
 
 def _can_be_captured(module: torch.nn.Module) -> bool:
     forward = getattr(type(module), "forward", None)
-    return (
-        type(forward) is FunctionType
-        and "forward" not in module.__dict__
-        and not _torch.has_saved_tensors_hooks()
-        and not _torch.has_hooks(module)
-        and not _torch.is_compiled(module)
-        and any(_is_concrete(parameter) for parameter in module.parameters())
-    )
+    with _torch.without_torch_function():  # a user's mode sees none of this
+        return (
+            type(forward) is FunctionType
+            and "forward" not in module.__dict__
+            and not _torch.has_saved_tensors_hooks()
+            and not _torch.has_hooks(module)
+            and not _torch.is_compiled(module)
+            and any(_is_concrete(parameter) for parameter in module.parameters())
+        )
+
+
+def _can_capture_call(known: _Module, module: torch.nn.Module, args: Any, kwargs: Any) -> bool:
+    with _torch.without_torch_function():
+        return (
+            _can_be_captured(module)
+            and known.is_as_it_was(module)
+            and not _has_nested((args, kwargs))
+        )
 
 
 def _has_nested(arg: Any) -> bool:

@@ -52,6 +52,7 @@ WORTH: Final = 0.5
 """Seconds that an optimizer's steps take to record before they are found by a look-up."""
 
 _FLAGS = (bool, type(None), str)
+_SETTINGS = frozenset({float, int, *_FLAGS})
 
 
 class NotRepeatable(Exception):
@@ -190,7 +191,8 @@ def _take(
         raise NotRepeatable("a mode is active")
     with TRACE.lock:
         read = _read(optimizer)
-        key, epoch = (*read.values, read.structure, len(TRACE.scalars), get_backend()), TRACE.epoch
+        epoch, slots = TRACE.epoch, len(TRACE.scalars)
+        key = (*read.values, read.structure, slots, get_backend())
         found = known.find(key)
         if found is None and key not in known.steps:
             known.keep(key, None)
@@ -199,11 +201,11 @@ def _take(
     inputs = None if found is None else _inputs(found, calls)
     if found is not None and inputs is not None:
         known.misses = 0
-        return _repeat(found, read, inputs, epoch)
+        return _repeat(found, read, inputs, epoch, slots)
     if known.recorded.get(key, 0) >= MOST_STEPS:
         return False
     known.recorded[key] = known.recorded.get(key, 0) + 1
-    _record(known, key, epoch, step, optimizer, read, calls)
+    _record(known, key, epoch, slots, step, optimizer, read, calls)
     return True
 
 
@@ -214,7 +216,7 @@ def _read(optimizer: Any) -> _Read:
     """Under the trace's lock."""
     groups = optimizer.param_groups
     for group in groups:
-        _check_settings(group)
+        _check_settings(group, optimizer.defaults)
     found = None
     if NATIVE.library is not None:
         found = NATIVE.library.read_step(groups, optimizer.state)
@@ -226,15 +228,19 @@ def _read(optimizer: Any) -> _Read:
     return _Read(tensors, gradients, counters, structure, counts, values, storages)
 
 
-def _check_settings(group: dict[str, Any]) -> None:
+def _check_settings(group: dict[str, Any], defaults: dict[str, Any]) -> None:
     if group.get("foreach") is False:
         raise NotRepeatable("foreach=False")
     for name in ("fused", "capturable", "differentiable"):
         if group.get(name):
             raise NotRepeatable(f"{name}=True")
-    for value in group.values():
-        if isinstance(value, torch.Tensor):
-            raise NotRepeatable("a rate is a tensor")
+    if any(isinstance(value, torch.Tensor) for value in group.values()):
+        raise NotRepeatable("a rate is a tensor")
+    for name in defaults:
+        value: Any = group.get(name)
+        for one in value if type(value) in (list, tuple) else (value,):
+            if type(one) not in _SETTINGS and not isinstance(one, float):
+                raise NotRepeatable(f"{name} is a {type(one).__name__}")
 
 
 def _read_groups(optimizer: Any) -> tuple[Any, ...]:
@@ -333,8 +339,9 @@ def _exactly(item: tuple[str, Any]) -> Any:
         return name
     if type(value) in (list, tuple):
         return name, tuple([_exactly((name, one)) for one in value])
-    known = type(value) in (bool, int, float) or value is None or type(value) is str
-    return name, number_key(value) if known else object()
+    if isinstance(value, float):
+        value = float(value)  # NumPy's are floats too
+    return name, number_key(value) if type(value) in _SETTINGS else object()
 
 
 def _one_by_one(coming: _StepCalls, number: int) -> list[_StepCalls]:
@@ -415,10 +422,13 @@ def _inputs(found: _Step, noted: _StepCalls) -> list[Any] | None:
 # -- steps that are repeated, and recorded ---------------------------------------------------------
 
 
-def _repeat(found: _Step, read: _Read, inputs: list[Any], epoch: int) -> bool:
-    """Write what the step has written; False if another thread has ended its trace since."""
+def _repeat(found: _Step, read: _Read, inputs: list[Any], epoch: int, slots: int) -> bool:
+    """Write what the step has written; False if another thread has been in the trace since.
+
+    `slots`: run-time inputs of the trace when the step was looked up.
+    """
     with TRACE.lock:
-        if TRACE.epoch != epoch:
+        if not _is_as_read(read, epoch, slots):
             return False
         metrics.count("RegionLookups")
         for number in inputs:
@@ -442,23 +452,36 @@ def _repeat(found: _Step, read: _Read, inputs: list[Any], epoch: int) -> bool:
     return True
 
 
+def _is_as_read(read: _Read, epoch: int, slots: int) -> bool:
+    """No other thread has ended the trace, taken its next input, or written to what was read."""
+    if TRACE.epoch != epoch or len(TRACE.scalars) != slots:
+        return False
+    tensors = [*read.tensors, *read.gradients]
+    values = NATIVE.library.region_values(tensors) if NATIVE.library is not None else None
+    return (values or tuple(map(value_of, tensors))) == read.values
+
+
 def _record(
     known: _Optimizer,
     key: Any,
     epoch: int,
+    base: int,
     step: Callable[..., Any],
     optimizer: Any,
     read: _Read,
     noted: _StepCalls,
 ) -> None:
-    """Make a step op by op, and remember what it did."""
+    """Make a step op by op, and remember what it did.
+
+    `epoch`, `base`: the trace when the step was looked up, and how many run-time inputs it had.
+    """
     metrics.count("RegionMisses")
     witness = _Witness(read)
-    before = [root_value(tensor._lazy_storage) for tensor in read.tensors]
-    gradients = [value_of(gradient) for gradient in read.gradients]
+    before = read.values
+    with TRACE.lock:
+        is_as_read = _is_as_read(read, epoch, base)
     versions = [tensor._version for tensor in read.tensors]
     counted = [[counter.item() for counter in counters] for counters in read.counters]
-    base = len(TRACE.scalars)
     with _torch.ForeachCalls(witness.see) as real:
         step(optimizer)
     if witness.reason or not _are_alike(noted, real, counted, read.counts):
@@ -466,16 +489,16 @@ def _record(
         known.recorded[key] = MOST_STEPS
         return
     with TRACE.lock:
-        if TRACE.epoch != epoch or not _is_the_same(read, _read(optimizer), counted):
+        is_one_trace = is_as_read and TRACE.epoch == epoch
+        if not is_one_trace or not _is_the_same(read, _read(optimizer), counted):
             return
         inputs = _places_of(noted, witness, TRACE.scalars[base:])
         after = [root_value(tensor._lazy_storage) for tensor in read.tensors]
         written = [(i, one) for i, one in enumerate(after) if one is not before[i]]
         slots = range(base, base + len(TRACE.scalars[base:]))
-        known_values = {*before, *gradients}
-        if gradients != [value_of(gradient) for gradient in read.gradients]:
+        if list(before[len(after) :]) != [value_of(gradient) for gradient in read.gradients]:
             return
-        if inputs is None or not _depends_on([v for _, v in written], known_values, slots):
+        if inputs is None or not _depends_on([v for _, v in written], {*before}, slots):
             return
         numbers = [number_key(number) for number in noted.numbers]
         for place in [place for places in inputs for place in places]:

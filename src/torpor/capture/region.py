@@ -75,16 +75,18 @@ class KeptView:
 class SavedForBackward:
     """What the forward graph of a region has kept for its backward graph.
 
-    Storages are enough where nobody else sees a tensor. An argument that was kept must not be
-    written to before it is used.
+    Storages are enough where nobody else sees a tensor. An argument or a result whose memory was
+    kept, by itself or through a view, must not be written to before it is used.
     """
 
     __slots__ = ("kept", "tensors", "versions")
 
-    def __init__(self, kept: list[Any], args: list[Any]) -> None:
+    def __init__(self, kept: list[Any], args: list[Any], shown: list[Any]) -> None:
         self.kept = kept
-        own = {*map(id, args)}
-        self.tensors = [one for one in kept if id(one) in own and one is not None]
+        storages = {_storage(one) for one in kept}
+        self.tensors = _on(storages, args)
+        with _torch.without_modes():  # these have the versions of results, and no node
+            self.tensors += [one.detach() for one in _on(storages, shown)]
         self.versions = versions_of(self.tensors)
 
     def unpack(self) -> list[Any]:
@@ -99,6 +101,11 @@ class SavedForBackward:
                     f"{tensor._version}; expected version {version} instead"
                 )
         return self.kept
+
+
+def _on(storages: set[Any], items: list[Any]) -> list[torch.Tensor]:
+    """The lazy tensors among these that are on one of these storages."""
+    return [one for one in items if type(one) is LazyTensor and one._lazy_storage in storages]
 
 
 class Backward(NamedTuple):
@@ -121,8 +128,10 @@ class Region:
         shown: int | None = None,
         resumes: bool = False,
         backward: Backward | None = None,
+        gives_gradients: bool = False,
     ) -> None:
         self.program = program
+        self.gives_gradients = gives_gradients or backward is not None
         self.line = program.line()
         self.shown = shown
         self.resumes = resumes
@@ -167,7 +176,8 @@ class Region:
         """The gradients where some results are not used."""
         if unused not in self.variants:
             program = backward.without(unused)
-            self.variants[unused] = None if program is None else Region(program)
+            variant = None if program is None else Region(program, gives_gradients=True)
+            self.variants[unused] = variant
         variant = self.variants[unused]
         if variant is not None:
             return variant([*kept, *(one for one in gradients if one is not None)])
@@ -207,7 +217,9 @@ class Region:
         metrics.count("RegionMisses")
         start = time.perf_counter()
         args = [_as_tensor(arg) for arg in args]
-        before = [arg if arg is None else root_value(arg._lazy_storage) for arg in args]
+        with TRACE.lock:  # another thread may have written to an argument since
+            is_same = TRACE.epoch == epoch and self._key(args, drawn) == key
+            before = [arg if arg is None else root_value(arg._lazy_storage) for arg in args]
         with _RECORDS:
             promotes, config.promote_scalars = config.promote_scalars, False  # constants, by guards
             try:
@@ -215,12 +227,17 @@ class Region:
             finally:
                 config.promote_scalars = promotes
         with TRACE.lock:
-            if TRACE.epoch == epoch:
+            if is_same and TRACE.epoch == epoch:
                 call = _call_of(args, before, results)
-                if call is not None and _depends_on(call, {v for v in key if type(v) is Value}):
+                if call is not None and self._is_own(call, key):
                     self._keep(key, call)
         metrics.time_line("RegionMisses", self.line, time.perf_counter() - start)
         return self._shown(results, args)
+
+    def _is_own(self, call: RegionCall, key: Key) -> bool:
+        """Nothing in it is of another thread, as far as can be told."""
+        is_written = call.written and not self.program.writes
+        return not is_written and _depends_on(call, {v for v in key if type(v) is Value})
 
     def _keep(self, key: Key, call: RegionCall) -> None:
         self.calls[key] = call
@@ -229,7 +246,9 @@ class Region:
 
     def _run(self, args: list[Any], drawn: list[Sequence[Any]]) -> list[Any]:
         with torch.no_grad(), _torch.without_modes():
-            return self.program.run([_as_tensor(arg) for arg in args], drawn)
+            args = [_as_tensor(arg) for arg in args]
+            results = self.program.run(args, drawn)
+            return _apart(results, args) if self.gives_gradients else results
 
     def _shown(self, results: list[Any], args: list[Any]) -> list[Any]:
         """The results, and a tensor that holds those that are kept for the backward graph."""
@@ -237,14 +256,15 @@ class Region:
             return results
         own = {id(arg) for arg in args}
         kept = [one if id(one) in own else _bare(one) for one in results[self.shown :]]
-        return [*results[: self.shown], self._holder(kept, args)]
+        shown = results[: self.shown]
+        return [*shown, self._holder(kept, args, shown)]
 
-    def _holder(self, kept: list[Any], args: list[Any]) -> Any:
+    def _holder(self, kept: list[Any], args: list[Any], shown: list[Any]) -> Any:
         storage = next((one for one in kept if type(one) is LazyStorage), None)
         if storage is None:
             storage = _storage(next(one for one in kept if one is not None))
         holder: Any = wrap_storage(storage)
-        holder._torpor_saved = SavedForBackward(kept, args)
+        holder._torpor_saved = SavedForBackward(kept, args, shown)
         return holder
 
     def _repeat(self, call: RegionCall, args: list[Any]) -> list[Any]:
@@ -262,7 +282,7 @@ class Region:
             storage.data = None
             storage.value = value
         if self.shown is not None:
-            results[shown:] = [self._holder(results[shown:], args)]
+            results[shown:] = [self._holder(results[shown:], args, results[:shown])]
         return results
 
 
@@ -287,6 +307,30 @@ def _as_tensor(arg: Any) -> Any:
     if type(arg) is KeptView:
         return arg.tensor()
     return wrap_storage(arg) if type(arg) is LazyStorage else arg
+
+
+def _apart(results: list[Any], args: list[Any]) -> list[Any]:
+    """Gradients, each on memory of its own: autograd keeps them, and adds to them in place.
+
+    It sees by itself where one is an argument, or takes copies of that.
+    """
+    own, met = {*map(id, args)}, {_storage(arg) for arg in args}
+    made: list[Any] = []
+    for one in results:
+        if type(one) is LazyTensor and id(one) not in own:
+            if one._lazy_storage in met:
+                one = _copy_of(one)
+            met.add(one._lazy_storage)
+        made.append(one)
+    return made
+
+
+def _copy_of(tensor: LazyTensor) -> Any:
+    if tensor._lazy_view is not None:
+        return tensor.clone()
+    with TRACE.lock:
+        [storage] = storages_of((root_value(tensor._lazy_storage),))
+        return wrap_storage(storage)
 
 
 def _bare(result: Any) -> Any:

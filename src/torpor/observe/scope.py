@@ -32,12 +32,12 @@ _MOST_NUMBERS: Final = 100_000
 _Names = dict[int, tuple[Any, str]]  # id -> weak reference to the module, and its name
 _names: WeakKeyDictionary[torch.nn.Module, _Names] = WeakKeyDictionary()
 _by_number: dict[int, str] = {}  # autograd's sequence number of an op -> module
-_module_calls: set[CodeType] = set()
+_module_calls: dict[int, CodeType] = {}  # by id: TorchDynamo makes code that has no hash
 
 
 def frames_of_modules(code: CodeType) -> None:
     """Register `code` as a function that calls a module, its local `self`."""
-    _module_calls.add(code)
+    _module_calls[id(code)] = code
 
 
 class _Whole(threading.local):
@@ -92,7 +92,7 @@ def _on_stack() -> tuple[list[torch.nn.Module], str]:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if code in _module_calls:
+        if id(code) in _module_calls:
             modules.append(frame.f_locals["self"])
         elif code.co_name == "wrapper" and code.co_filename == _optimizers.__file__:
             return modules, type(frame.f_locals.get("self")).__name__

@@ -1,6 +1,8 @@
 """What `_torch.dtensor` takes from inside torch still is what torpor takes it for."""
 
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
@@ -27,6 +29,13 @@ def _made(mesh: DeviceMesh) -> DTensor:
 def test_is_dtensor_knows_tensors_and_other_things(mesh: DeviceMesh) -> None:
     assert _torch.is_dtensor(_made(mesh))
     assert not any(map(_torch.is_dtensor, (torch.ones(1), torpor.lazy(torch.ones(1)), None, 1)))
+
+
+def test_no_tensor_is_a_dtensor_while_the_module_is_being_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", ModuleType("half imported"))
+    assert not _torch.is_dtensor(torch.ones(1))
 
 
 def test_local_part_is_what_a_rank_holds(mesh: DeviceMesh) -> None:

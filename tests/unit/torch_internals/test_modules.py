@@ -199,8 +199,10 @@ def test_prefer_foreach_changes_the_choice_for_lazy_tensors_alone(
     name: str, lazy: torch.Tensor
 ) -> None:
     choose = importlib.import_module(f"torch.optim.{name}")._default_to_fused_or_foreach
-    assert choose([lazy, lazy], False) == (False, True)
-    assert choose([lazy, lazy], True) == (False, False)
+    assert choose([lazy, lazy.clone()], False) == (False, True)
+    assert choose([lazy, lazy], False) == (False, False)  # in turn, as eager does
+    assert choose([lazy, lazy.view(-1)], False) == (False, False)
+    assert choose([lazy, lazy.clone()], True) == (False, False)
     assert choose([torch.ones(1)], False) == (False, False)
 
 
