@@ -189,12 +189,17 @@ class Bound:
 
     def before_call(self, place: ModelGroup, number: int) -> bool:
         """An outermost call of a model of `place` begins; whether to record it."""
+        place.calls += 1
+        if (
+            place.rest and place.optimizers and place.calls <= CALLS_WITHOUT_STEP
+            and place.thread == threading.get_ident()
+        ):  # fmt: skip
+            return False  # it runs eagerly, and nothing is decided until the rest is over
         self._is_here(place)
         events = self.events
         if place.stamp != events.stamp:
             place.stamp = events.stamp
             events.met.append(place)
-        place.calls += 1
         if not place.optimizers or place.calls > CALLS_WITHOUT_STEP:
             self._step(place, number)
         elif place.choice.is_timing:

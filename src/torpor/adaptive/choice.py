@@ -244,6 +244,7 @@ class Choice:
         if self.here < self.limits.skipped + self.limits.measured:
             return False
         if not self.attempts and now - self.began < self.limits.start:
+            self._rest_before_start(self.began + self.limits.start - now)
             return False
         if self._rivals and not self._due:
             if self._won():
@@ -255,6 +256,13 @@ class Choice:
             self._due = self.here + self.limits.rest
         self.is_timing = self._rests_until <= self.here
         return False
+
+    def _rest_before_start(self, seconds: float) -> None:
+        """Rest for half of the `seconds` until the first attempt: not all steps are timed."""
+        if self.here >= self._due:
+            steps = int(seconds / 2 / self.eager_step) if self.eager_step else 0
+            self._due = self.here + steps if steps > self.limits.rest else 0
+        self.is_timing = self._rests_until <= self.here
 
     @property
     def _rests_until(self) -> int:

@@ -39,7 +39,7 @@ def are_apart(parameters: Collection[torch.Tensor]) -> bool:
 
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Remember plain state that cannot be computed back; state that is there has contents."""
-    if optimizer not in _KNOWN and optimizer.state:
+    if TRACE.is_open() and optimizer not in _KNOWN and optimizer.state:
         sync.compute([t._lazy_storage for t in _tensors(optimizer) if type(t) is LazyTensor])
     if optimizer in _KEPT:
         _KEPT[optimizer] = {t: t.clone() for t in _plain_tensors(optimizer) if t.dim() == 0}

@@ -207,6 +207,20 @@ def test_kinds_of_intervals_are_compared_each_with_its_own() -> None:
     assert choice.ratio() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("slower", [0.5, 1, 20])
+def test_before_the_first_attempt_few_steps_are_timed(slower: float) -> None:
+    program = Program(eager=0.005, recorded=0.005)
+    program.choice = Choice(0.0, Limits(start=10.0))
+    timed = 0
+    while program.choice.phase == EAGER:
+        timed += program.choice.is_timing
+        program.eager = 0.005 if program.now < 4 else 0.005 * slower
+        program.run(1)
+    assert 10 <= program.now < 25  # a program that slows down while nobody looks starts later
+    assert program.choice.eager_step > 0
+    assert timed < max(program.done / 10, 50)
+
+
 def test_a_short_script_is_not_recorded() -> None:
     program = Program(eager=0.125, recorded=0.05)
     program.choice = Choice(0.0)
