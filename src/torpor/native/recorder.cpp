@@ -443,9 +443,23 @@ static at::Tensor result(
                                   : view_tensor(w, operand, node, value);
 }
 
-static void bump_version(PyObject* written) {
-  const at::Tensor& tensor = THPVariable_Unpack(written);
-  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+static c10::TensorImpl* written_by(const Target& target) {
+  return THPVariable_Unpack(target.operand->tensor).unsafeGetTensorImpl();
+}
+
+// Inference tensors have no versions. What else has none, a view of one, is not written to outside
+// inference mode: Python says so.
+static bool can_raise_versions(const Targets& targets) {
+  return c10::InferenceMode::is_enabled() ||
+      std::all_of(targets.begin(), targets.end(), [](const Target& target) {
+           auto* written = written_by(target);
+           return written->is_inference() || written->version_counter().enabled();
+         });
+}
+
+static void raise_version(const Target& target) {
+  auto* written = written_by(target);
+  if (!written->is_inference()) written->bump_version();
 }
 
 // Makes the results of a hit and writes what it writes; nothing has happened if it says that it
@@ -460,7 +474,8 @@ static bool finish(
   }
   const Py_ssize_t made = PyTuple_GET_SIZE(outputs) - static_cast<Py_ssize_t>(targets.size());
   if (!can_be_results(w, op, call, node, outputs, made) ||
-      !can_be_written(w, targets, outputs, made)) {
+      !can_be_written(w, targets, outputs, made) ||
+      (op.bumps && !can_raise_versions(targets))) {
     return false;
   }
   Py_ssize_t place = 0;
@@ -484,7 +499,7 @@ static bool finish(
   }
   for (const Target& target : targets) {
     write(w, target, PyTuple_GET_ITEM(outputs, place++));
-    if (op.bumps) bump_version(target.operand->tensor);
+    if (op.bumps) raise_version(target);
   }
   count(op);
   ++w.recorded;

@@ -229,14 +229,14 @@ def finish(signature: Signature, node: Node, args: Sequence[Any]) -> Any:
     """The results of a call: fresh tensors, views, written arguments, lists of them."""
     if signature.is_plain:
         return wrap_value(node.outputs[0])
+    if signature.bumps:  # before anything is written: it refuses inference tensors
+        torch.autograd.graph.increment_version(_tensors(args[signature.written[0].argument]))
     outputs = iter(node.outputs)
     length = _list_length(signature, node, args)
     results = [_result(each, node, outputs, args, length) for each in signature.results]
     for written in signature.written:
         for tensor in _tensors(args[written.argument]):
             rewrite(tensor, next(outputs))
-        if signature.bumps:
-            torch.autograd.graph.increment_version(_tensors(args[written.argument]))
     if not results:
         return None
     return results[0] if len(results) == 1 else tuple(results)
