@@ -326,3 +326,31 @@ for thread in threads: thread.join()
 print("on")
 """
     assert run(program) == "on"
+
+
+GARBAGE = """
+torpor.use("reference")
+read, kept = [], []
+class Uses:
+    def __init__(self):
+        self.itself, self.pending = self, g + 1
+    def __del__(self):
+        torpor.sync()  # ends the trace that the pending tensors of the others are of
+        torch.ones(2, 3).to("lazy").sum().item()  # takes their slots in the next one
+        self.pending.add_(1)
+        read.append((self.pending * 2).sum().item())
+        kept.append(self.pending)
+gc.disable()
+for _ in range(3):
+    Uses()
+gc.collect()
+print(read == [32.0] * 3, [t.tolist() for t in kept] == [[4.0] * 4] * 3)
+"""
+
+
+@pytest.mark.parametrize("native", ["on", "off"])
+def test_finalizers_find_what_garbage_holds_after_a_cut(
+    native: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_NATIVE", native)
+    assert run(GARBAGE) == "True True"

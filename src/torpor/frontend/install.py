@@ -22,6 +22,7 @@ from torpor.native import attach  # noqa: F401  # register themselves
 from torpor.overrides import composites, fused, gradients, packed, rnn, whole  # noqa: F401  # register themselves
 from torpor.trace import values  # register themselves
 from torpor.trace.tensor import LazyTensor
+from torpor.transactions import finalizers  # noqa: F401  # registers itself
 
 register_device()
 register_location()

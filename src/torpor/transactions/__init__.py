@@ -2,7 +2,7 @@
 
 `jobs` (what a queue runs), `transaction` (the job of a step), `donation` (which inputs it may
 overwrite), `results` (checks what a backend returned), `rollback` (what is restored), `closures`
-(step-end callbacks).
+(step-end callbacks), `finalizers` (what they use stays in the trace).
 
 Imported by (layer `execute`): `execute.sync` and `execute.queue`, which make and run jobs; users
 reach it through `torpor.at_step_end`.
