@@ -100,7 +100,9 @@ class ModelGroup:
         choice = self.choice
         how = "recorded" if choice.is_recorded else "eagerly"
         steps = f"{self.steps(True):,} steps recorded, {self.steps(False):,} eagerly"
-        why = f": {choice.reason}" if choice.reason else ""
+        is_early = not (choice.is_recorded or choice.attempts)
+        early = f"recording is tried after {choice.limits.start:.0f} s" if is_early else ""
+        why = f": {choice.reason or early}" if choice.reason or early else ""
         return f"{self.name} ({self.site}) runs {how} now; {steps}{why}"
 
 
