@@ -107,3 +107,25 @@ def test_a_damaged_file_is_told_in_one_line(file, capsys):
     file.write_bytes(file.read_bytes()[:-10])
     assert main(["replay", str(file)]) == 2
     assert "cut off" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--graph", "0"], ["--bisect", PLANTED]])
+def test_a_file_without_runs_is_told_in_one_line(tmp_path, capsys, options):
+    with pytest.warns(torpor.errors.TorporWarning, match="no runs"):
+        torpor.record(tmp_path / "empty").start().stop()
+    assert main(["replay", str(tmp_path / "empty"), *options]) == 2
+    shown = capsys.readouterr()
+    assert "no runs to replay" in shown.err
+    assert len(shown.err.splitlines()) == 1
+    assert shown.out == ""
+
+
+def test_files_of_ranks_without_runs_are_told_in_one_line(tmp_path, capsys):
+    files = [tmp_path / f"empty.rank{rank}" for rank in range(2)]
+    for rank, file in enumerate(files):
+        recording = torpor.record(file).start()
+        recording.ranks = {"rank": rank, "groups": {}}
+        with pytest.warns(torpor.errors.TorporWarning, match="no runs"):
+            recording.stop()
+    assert main(["replay", *map(str, files)]) == 2
+    assert "no runs to replay" in capsys.readouterr().err

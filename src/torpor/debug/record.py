@@ -21,15 +21,17 @@ from typing import Any, Final
 
 import torch
 
-from torpor import __version__, _torch
+from torpor import __version__, _torch, config
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
+from torpor.compiling.compilation import depth_of_user
 from torpor.debug.facts import Facts, clock, events_since, facts_of_plan, to_json
 from torpor.debug.file_format import Writer
 from torpor.debug.tensors import checksum, layout, number_entry, probes, statistics, to_bytes
 from torpor.errors import TorporWarning
 from torpor.execute import sync
 from torpor.execute.plan import Plan
+from torpor.frontend.enable import LAZINESS
 from torpor.ir.graph import Graph
 from torpor.observe.watch import WATCHERS, After, Run
 from torpor.text.printer import print_graph
@@ -114,7 +116,10 @@ class RecordingSession:
         writer.close(self._manifest(writer))
         if self.left_out:
             text = f"{self.path} holds {len(self.runs)} runs; {self.left_out} more did not fit in"
-            warnings.warn(f"{text} max_bytes={self.max_bytes}", TorporWarning, stacklevel=4)
+            warnings.warn(f"{text} max_bytes={self.max_bytes}", TorporWarning, stacklevel=depth_of_user())
+        elif not self.runs:
+            text = f"{self.path} holds no runs: {_why_nothing_ran()}"
+            warnings.warn(text, TorporWarning, stacklevel=depth_of_user())
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
@@ -244,6 +249,22 @@ class RecordingSession:
         if self.data:
             entry["probes"] = writer.add(to_bytes(probes(tensor)))
         return entry
+
+
+def _why_nothing_ran() -> str:
+    """The likely reason why no graph ran during a recording, and what to change."""
+    if LAZINESS.on and config.bound == "auto":
+        return (
+            "under torpor.enable(), models run eagerly at first, and as long as recording them "
+            "does not pay (torpor.explain() says which); to record them anyway, set "
+            'torpor.config.bound = "off"'
+        )
+    if LAZINESS.on:
+        return "no model with parameters was called, and nothing else was computed on lazy tensors"
+    return (
+        "nothing was computed on lazy tensors; call torpor.enable() and set "
+        'torpor.config.bound = "off", or move the model to the device "lazy"'
+    )
 
 
 def _lines(graph: Graph) -> dict[str, Any]:
