@@ -114,12 +114,16 @@ class RecordingSession:
             writer.discard()
             raise self.error
         writer.close(self._manifest(writer))
+        complaint = self._complaint()
+        if complaint:
+            warnings.warn(complaint, TorporWarning, stacklevel=depth_of_user())
+
+    def _complaint(self) -> str:
+        """What to warn about at the end: runs that are not in the file."""
         if self.left_out:
             text = f"{self.path} holds {len(self.runs)} runs; {self.left_out} more did not fit in"
-            warnings.warn(f"{text} max_bytes={self.max_bytes}", TorporWarning, stacklevel=depth_of_user())
-        elif not self.runs:
-            text = f"{self.path} holds no runs: {_why_nothing_ran()}"
-            warnings.warn(text, TorporWarning, stacklevel=depth_of_user())
+            return f"{text} max_bytes={self.max_bytes}"
+        return "" if self.runs else f"{self.path} holds no runs: {_why_nothing_ran()}"
 
     def _open_writer(self) -> Writer:
         if self._writer is None:

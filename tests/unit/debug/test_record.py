@@ -87,9 +87,9 @@ def test_a_model_that_runs_eagerly_under_enable_is_recorded_as_the_warning_says(
         optimizer.step()
         return loss.item()
 
-    with pytest.warns(TorporWarning, match=r'set torpor\.config\.bound = "off"'):
-        with torpor.record(path):
-            step()
+    advice = r'set torpor\.config\.bound = "off"'
+    with pytest.warns(TorporWarning, match=advice), torpor.record(path):
+        step()
     enabled.setattr(torpor.config, "bound", "off")
     with torpor.record(path) as recording:
         step()
@@ -98,9 +98,9 @@ def test_a_model_that_runs_eagerly_under_enable_is_recorded_as_the_warning_says(
 
 def test_nothing_but_other_tensors_under_enable(path, enabled):
     enabled.setattr(torpor.config, "bound", "off")
-    with pytest.warns(TorporWarning, match="no model with parameters was called"):
-        with torpor.record(path):
-            torch.ones(3) + 1
+    expected = "no model with parameters was called"
+    with pytest.warns(TorporWarning, match=expected), torpor.record(path):
+        torch.ones(3) + 1
 
 
 def test_equal_graphs_and_data_are_stored_once(path, tmp_path):
