@@ -261,13 +261,16 @@ def _why_nothing_ran() -> str:
         return (
             "under torpor.enable(), models run eagerly at first, and as long as recording them "
             "does not pay (torpor.explain() says which); to record them anyway, set "
-            'torpor.config.bound = "off"'
+            'torpor.config.bound = "off" before torpor.enable()'
         )
-    if LAZINESS.on:
-        return "no model with parameters was called, and nothing else was computed on lazy tensors"
+    if LAZINESS.on:  # a model that has gone back to eager mode stays there until `enable` is called
+        return (
+            "no model with parameters was called, or it ran eagerly already when "
+            'torpor.config.bound was set to "off"; set that before torpor.enable()'
+        )
     return (
-        "nothing was computed on lazy tensors; call torpor.enable() and set "
-        'torpor.config.bound = "off", or move the model to the device "lazy"'
+        'nothing was computed on lazy tensors; set torpor.config.bound = "off" and call '
+        'torpor.enable(), or move the model to the device "lazy"'
     )
 
 
