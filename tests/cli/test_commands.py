@@ -75,6 +75,28 @@ def test_info_of_no_op_names_the_near_ones(capsys):
     assert "aten.softmax" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "name", ["add", "aten.add", "aten::add", "torch.add", "torch.Tensor.add", "torch.ops.aten.add"]
+)
+def test_info_of_an_op_without_its_overload_names_all_of_them(name, capsys):
+    assert main(["info", "--op", name]) == 2
+    assert "do you mean aten.add.Scalar, aten.add.Scalar_out, aten.add.Tensor" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("name", ["relu", "aten.relu", "torch.nn.functional.relu"])
+def test_info_of_an_op_with_one_overload_besides_out_shows_it(name, capsys):
+    assert main(["info", "--op", name]) == 0
+    assert "aten::relu(Tensor self)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["", ".", "torch", "torch.", "no_such.op", "aten.", "aten.relu.x"])
+def test_info_of_what_is_no_op_is_one_line(name, capsys):
+    assert main(["info", "--op", name]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_info_prints_the_same_facts_as_tables(capsys):
     assert main(["info"]) == 0
     printed = capsys.readouterr().out

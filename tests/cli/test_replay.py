@@ -1,5 +1,6 @@
 """``torpor replay`` answers people and programs; its status says whether the numbers agree."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import torpor
+from torpor.backend import registry
 from torpor.cli import main
 
 PLANTED = "tests.unit.debug.planted:Planted"
@@ -69,6 +71,64 @@ def test_bisect_writes_a_program_that_fails(file, tmp_path, capsys):
     assert subprocess.run([sys.executable, str(out)], env=environment, check=False).returncode == 1
 
 
+OWN_BACKEND = """
+from tests.unit.debug.planted import Planted
+from torpor.backend import register
+
+register("wrong_in_a_module", Planted)
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module that registers a backend, which this process then has imported."""
+    (tmp_path / "own_backend.py").write_text(OWN_BACKEND)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    yield "own_backend"
+    sys.modules.pop("own_backend", None)
+
+
+def reproduced(out):
+    """The status and the errors of a reproduction in a process of its own."""
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, out], env=environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_reproduction_imports_what_the_replay_imported(file, tmp_path, module, capsys):
+    out = tmp_path / "repro.py"
+    options = ["--import", module, "--bisect", "reference", "wrong_in_a_module", "--out", str(out)]
+    assert main(["replay", str(file), *options]) == 1
+    assert "aten.tanh.default" in capsys.readouterr().out
+    assert reproduced(out) == (1, "")
+    (tmp_path / "own_backend.py").write_text(OWN_BACKEND.replace("Planted", "Sound"))
+    assert reproduced(out) == (0, "")
+    (tmp_path / "own_backend.py").unlink()
+    status, errors = reproduced(out)
+    assert (status, errors.splitlines()) == (
+        2, ["cannot be run: ModuleNotFoundError: No module named 'own_backend'"],
+    )  # fmt: skip
+
+
+def test_a_reproduction_that_does_not_find_its_backend(file, tmp_path, module):
+    importlib.import_module(module)
+    out = tmp_path / "repro.py"
+    assert main(["replay", str(file), "--bisect", "wrong_in_a_module", "--out", str(out)]) == 1
+    status, errors = reproduced(out)
+    assert status == 2
+    assert len(errors.splitlines()) == 1
+    assert "no backend 'wrong_in_a_module'" in errors
+
+
+def test_the_next_command_has_the_same_imports(file, module, capsys):
+    assert main(["replay", str(file), "--import", module, "--backend", "wrong_in_a_module"]) == 1
+    shown = capsys.readouterr().out
+    assert "FILE --import own_backend --bisect reference wrong_in_a_module" in shown
+
+
 def test_bisect_in_json_with_one_name(file, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["replay", str(file), "--json", "--bisect", PLANTED]) == 1
@@ -107,3 +167,25 @@ def test_a_damaged_file_is_told_in_one_line(file, capsys):
     file.write_bytes(file.read_bytes()[:-10])
     assert main(["replay", str(file)]) == 2
     assert "cut off" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--graph", "0"], ["--bisect", PLANTED]])
+def test_a_file_without_runs_is_told_in_one_line(tmp_path, capsys, options):
+    with pytest.warns(torpor.errors.TorporWarning, match="no runs"):
+        torpor.record(tmp_path / "empty").start().stop()
+    assert main(["replay", str(tmp_path / "empty"), *options]) == 2
+    shown = capsys.readouterr()
+    assert "no runs to replay" in shown.err
+    assert len(shown.err.splitlines()) == 1
+    assert shown.out == ""
+
+
+def test_files_of_ranks_without_runs_are_told_in_one_line(tmp_path, capsys):
+    files = [tmp_path / f"empty.rank{rank}" for rank in range(2)]
+    for rank, file in enumerate(files):
+        recording = torpor.record(file).start()
+        recording.ranks = {"rank": rank, "groups": {}}
+        with pytest.warns(torpor.errors.TorporWarning, match="no runs"):
+            recording.stop()
+    assert main(["replay", *map(str, files)]) == 2
+    assert "no runs to replay" in capsys.readouterr().err

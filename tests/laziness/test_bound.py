@@ -465,6 +465,22 @@ def test_nothing_is_lazy_in_a_place_that_runs_eagerly(forced: None) -> None:
     assert torpor.metrics.counters()["OpsRecorded"] == 0
 
 
+def test_a_place_that_ran_eagerly_is_recorded_once_the_bound_is_off(
+    forced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    for x, _ in batches(4):
+        step(model, optimizer, x)
+    assert not BOUND.places[0].choice.is_recorded
+    monkeypatch.setattr(torpor.config, "bound", "off")
+    assert torpor.is_lazy(step(model, optimizer, torch.ones(4, 8)))
+    assert all(map(torpor.is_lazy, model.parameters()))
+    monkeypatch.setattr(torpor.config, "bound", "auto")
+    step(model, optimizer, torch.ones(4, 8))
+    step(model, optimizer, torch.ones(4, 8))
+
+
 def test_memory_that_a_lazy_view_shares_keeps_a_place_recorded(forced: None) -> None:
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

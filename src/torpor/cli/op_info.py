@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,7 @@ KINDS = {
 
 def collect(name: str) -> dict[str, Any]:
     """Facts about the op `name`, such as `aten.add.Tensor`; `ValueError` if torch has none."""
-    try:
-        spec = spec_of(find_op(name))
-    except GraphError as error:
-        raise ValueError(f"{error}{_near(name)}") from None
+    spec = _spec(name)
     recorder = recorder_of(spec.target)
     recording = getattr(USUAL.get(recorder, recorder), "recording", None)
     facts: dict[str, Any] = {
@@ -48,15 +46,47 @@ def collect(name: str) -> dict[str, Any]:
     }
 
 
-def _near(name: str) -> str:
-    """Suggestions of similar ops."""
-    namespace, _, rest = name.partition(".") if "." in name else ("aten", "", name)
-    base = rest.partition(".")[0]
+def _spec(name: str) -> OpSpec:
+    """The op that `name` refers to; `ValueError`, with suggestions, if that is not one op."""
+    try:
+        return spec_of(find_op(name))
+    except GraphError as error:
+        overloads = _overloads(name)
+        computing = [each for each in overloads if not each.endswith((".out", "_out"))]
+        if len(computing) == 1 and len(_parts(name)) < 3:  # no overload was asked for
+            return spec_of(find_op(computing[0]))
+        raise ValueError(f"{error}{_suggestion(overloads or _near(name))}") from None
+
+
+def _parts(name: str) -> list[str]:
+    """Namespace, op, and overload if given, of a name as in the IR or in a program.
+
+    `add`, `torch.add`, `torch.Tensor.add` and `torch.ops.aten.add` are all in the namespace `aten`.
+    """
+    parts = name.removeprefix("torch.ops.").replace("::", ".").split(".")
+    return ["aten", parts[-1]] if parts[0] == "torch" or len(parts) == 1 else parts
+
+
+def _overloads(name: str) -> list[str]:
+    """The names of all overloads of the op that `name` refers to."""
+    namespace, base = _parts(name)[:2]
+    return [each for each in _names_in(namespace) if each.split(".")[1] == base]
+
+
+def _near(name: str) -> list[str]:
+    """The names of ops whose names are similar."""
+    parts = _parts(name)
+    return difflib.get_close_matches(".".join(parts), _names_in(parts[0]), 3)
+
+
+def _names_in(namespace: str) -> list[str]:
+    """The names in the IR of all ops in a namespace: `acme.scale.default`."""
     names = [op.replace("::", ".") for op in _torch.ops_in(namespace)]
-    names = [op if op.count(".") == 2 else f"{op}.default" for op in names]
-    overloads = [each for each in names if each.split(".")[1] == base]
-    near = overloads or difflib.get_close_matches(f"{namespace}.{rest}", names, 3)
-    return f"; do you mean {', '.join(near[:8])}?" if near else ""
+    return [op if op.count(".") == 2 else f"{op}.default" for op in names]
+
+
+def _suggestion(names: Sequence[str]) -> str:
+    return f"; do you mean {', '.join(names[:8])}?" if names else ""
 
 
 def _recorded_by(spec: OpSpec, recorder: Any) -> str:

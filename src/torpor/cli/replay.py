@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report.to_json(), indent=2))
     else:
-        _show(report)
+        _show(report, arguments.modules)
     return 0 if report.ok else 1
 
 
@@ -94,11 +95,11 @@ def _together(arguments: argparse.Namespace) -> int:
         print(json.dumps([report.to_json() for report in reports], indent=2))
     else:
         for report in reports:
-            _show(report)
+            _show(report, arguments.modules)
     return 0 if all(report.ok for report in reports) else 1
 
 
-def _show(report: Replay) -> None:
+def _show(report: Replay, modules: Sequence[str]) -> None:
     terminal.heading(f"{report.path} on {report.backend}")
     for note in report.notes:
         print(printable(note))
@@ -112,7 +113,8 @@ def _show(report: Replay) -> None:
         if "\n" in str(run):
             print(printable(str(run)))
     if not report.ok:
-        print("find the node: torpor replay FILE --bisect reference", report.backend)
+        imports = "".join(f" --import {module}" for module in modules)
+        print(f"find the node: torpor replay FILE{imports} --bisect reference {report.backend}")
 
 
 def _bisect(arguments: argparse.Namespace) -> int:
@@ -156,7 +158,7 @@ def _print_fault(arguments: argparse.Namespace, found: Fault, number: int) -> No
     from torpor.debug.reproduction import write_reproduction
 
     out = arguments.out or Path(f"{Path(arguments.files[0]).stem}_repro.py")
-    written = write_reproduction(found, out)
+    written = write_reproduction(found, out, arguments.modules)
     if arguments.json:
         facts: dict[str, Any] = {"trusted": found.trusted.name, "suspect": found.suspect.name}
         facts |= {

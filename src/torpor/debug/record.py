@@ -21,15 +21,17 @@ from typing import Any, Final
 
 import torch
 
-from torpor import __version__, _torch
+from torpor import __version__, _torch, config
 from torpor.backend.data import BackendData
 from torpor.backend.interface import Backend
+from torpor.compiling.compilation import depth_of_user
 from torpor.debug.facts import Facts, clock, events_since, facts_of_plan, to_json
 from torpor.debug.file_format import Writer
 from torpor.debug.tensors import checksum, layout, number_entry, probes, statistics, to_bytes
 from torpor.errors import TorporWarning
 from torpor.execute import sync
 from torpor.execute.plan import Plan
+from torpor.frontend.enable import LAZINESS
 from torpor.ir.graph import Graph
 from torpor.observe.watch import WATCHERS, After, Run
 from torpor.text.printer import print_graph
@@ -112,9 +114,16 @@ class RecordingSession:
             writer.discard()
             raise self.error
         writer.close(self._manifest(writer))
+        complaint = self._complaint()
+        if complaint:
+            warnings.warn(complaint, TorporWarning, stacklevel=depth_of_user())
+
+    def _complaint(self) -> str:
+        """What to warn about at the end: runs that are not in the file."""
         if self.left_out:
             text = f"{self.path} holds {len(self.runs)} runs; {self.left_out} more did not fit in"
-            warnings.warn(f"{text} max_bytes={self.max_bytes}", TorporWarning, stacklevel=4)
+            return f"{text} max_bytes={self.max_bytes}"
+        return "" if self.runs else f"{self.path} holds no runs: {_why_nothing_ran()}"
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
@@ -244,6 +253,25 @@ class RecordingSession:
         if self.data:
             entry["probes"] = writer.add(to_bytes(probes(tensor)))
         return entry
+
+
+def _why_nothing_ran() -> str:
+    """The likely reason why no graph ran during a recording, and what to change."""
+    if LAZINESS.on and config.bound == "auto":
+        return (
+            "under torpor.enable(), models run eagerly at first, and as long as recording them "
+            "does not pay (torpor.explain() says which); to record them anyway, set "
+            'torpor.config.bound = "off" before torpor.enable()'
+        )
+    if LAZINESS.on:  # a model that has gone back to eager mode stays there until `enable` is called
+        return (
+            "no model with parameters was called, or it ran eagerly already when "
+            'torpor.config.bound was set to "off"; set that before torpor.enable()'
+        )
+    return (
+        'nothing was computed on lazy tensors; set torpor.config.bound = "off" and call '
+        'torpor.enable(), or move the model to the device "lazy"'
+    )
 
 
 def _lines(graph: Graph) -> dict[str, Any]:

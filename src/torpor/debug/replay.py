@@ -22,7 +22,7 @@ from torpor.debug.judge import Judge, run_graph
 from torpor.debug.load import Record, RecordedOutput, RecordedRun
 from torpor.debug.record import settings, versions
 from torpor.debug.tensors import DTYPES, checksum, probes, statistics, wide
-from torpor.errors import BackendError, StepError
+from torpor.errors import BackendError, RecordFileError, StepError
 from torpor.ir.graph import Graph
 from torpor.ir.types import TensorType
 from torpor.observe.memory import free_bytes, predict
@@ -198,12 +198,22 @@ def _set(chosen: dict[str, Any]) -> None:
 
 
 def chosen(record: Record, graph: int | None) -> list[RecordedRun]:
-    """All runs of a file, or one of them."""
+    """All runs of a file, or one of them; raises if there are none: nothing would be compared."""
+    refuse_empty([record])
     if graph is None:
         return record.runs
     if not 0 <= graph < len(record.runs):
         raise IndexError(f"there is no run {graph}: the file has {len(record.runs)}")
     return [record.runs[graph]]
+
+
+def refuse_empty(records: Sequence[Record]) -> None:
+    """Raise if files hold no runs, all together."""
+    if records and not any(record.runs for record in records):
+        paths = ", ".join(str(record.reader.path) for record in records)
+        raise RecordFileError(
+            f"{paths}: no runs to replay; nothing ran through torpor while it was recorded"
+        )
 
 
 def notes_on(record: Record, runs: Sequence[RecordedRun], data: bool) -> list[str]:

@@ -28,6 +28,7 @@ from torpor.debug.replay import (
     notes_on,
     prepared,
     recorded_backend,
+    refuse_empty,
 )
 from torpor.distributed.agreement import Entry, divergence, entries_of
 from torpor.distributed.ops import RUNNING, collectives_in, forget
@@ -42,6 +43,7 @@ def replay_ranks(
 ) -> list[Replay]:
     """Run what each rank recorded, all together, and compare with the recorded results."""
     ranks = _in_order(records)
+    refuse_empty(ranks)
     _compare_sequences(ranks)
     reports = []
     for record in ranks:

@@ -1,7 +1,7 @@
 """Writes a standalone Python program that reproduces a wrong node, without record file or model.
 
 The expected result is computed by plain torch calls, the actual one through torpor. The program
-exits with status 1 while the backend is wrong, 0 once it is right.
+exits with status 1 while the backend is wrong, 0 once it is right, 2 if the backend is not found.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,11 +36,12 @@ _TEMPLATE: Final = '''\
 
 {story}
 
-Exit status: 1 while {suspect} is wrong, 0 once it is right.
+Exit status: 1 while {suspect} is wrong, 0 once it is right, 2 if it cannot be run.
 """
 
 import base64
 import hashlib
+import importlib
 import pathlib
 import sys
 import zlib
@@ -48,6 +49,7 @@ import zlib
 import torch
 
 SUSPECT = {suspect!r}
+MODULES = {modules!r}  # imported first: they define the backend, or ops
 ALLOWED = {allowed!r}  # how far from the right numbers rounding may lead
 GRAPH = """\\
 {graph}
@@ -93,7 +95,22 @@ def distances(got, want):
     return apart.nan_to_num(float("inf"))
 
 
+def load():
+    """Import the modules, and find the backends, before anything runs."""
+    for module in MODULES:
+        importlib.import_module(module)
+    from torpor.debug.replay import backend_named
+
+    for name in {backends!r}:
+        backend_named(name)
+
+
 def main():
+    try:
+        load()
+    except Exception as error:  # whatever a module raises: the backend is not found, not wrong
+        print(f"cannot be run: {{type(error).__name__}}: {{error}}", file=sys.stderr)
+        return 2
     from torpor.debug.replay import run_text
 
     pair = run_text(GRAPH, INPUTS, SUSPECT)[0], right(*INPUTS)
@@ -114,15 +131,18 @@ if __name__ == "__main__":
 '''
 
 
-def write_reproduction(fault: Fault, path: Path) -> bool:
-    """Write a program that reproduces a fault; False if no part of the graph does on its own."""
+def write_reproduction(fault: Fault, path: Path, modules: Sequence[str] = ()) -> bool:
+    """Write a program that reproduces a fault; False if no part of the graph does on its own.
+
+    The program imports `modules` first: those that define the backend or ops.
+    """
     if fault.part is None:
         return False
-    path.write_text(_program(fault, fault.part, path), encoding="utf-8")
+    path.write_text(_program(fault, fault.part, path, modules), encoding="utf-8")
     return True
 
 
-def _program(fault: Fault, part: FaultyPart, path: Path) -> str:
+def _program(fault: Fault, part: FaultyPart, path: Path, modules: Sequence[str]) -> str:
     contents = b"".join(_contents(part.arguments))
     trusted = fault.trusted
     right = _plain_torch(part, trusted) if trusted.exact else _through_torpor(trusted.name)
@@ -130,6 +150,8 @@ def _program(fault: Fault, part: FaultyPart, path: Path) -> str:
         title=f"{fault.op} computed wrong by {fault.suspect.name}.",
         story="\n".join(escaped(line) for line in str(fault).splitlines()),
         suspect=fault.suspect.name,
+        modules=list(modules),
+        backends=[fault.suspect.name] if trusted.exact else [fault.suspect.name, trusted.name],
         allowed=0.0 if fault.exact else part.expected.allowed,
         graph=escaped(print_graph(part.graph)),
         data=_data(contents, path),

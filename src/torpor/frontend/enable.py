@@ -58,7 +58,9 @@ class Laziness:
         known = self.modules.get(id(module))
         if known is None:
             known = self._meet(module)
-        if BOUND.is_on() and not self._is_recorded(module, known):
+        if not BOUND.is_on():
+            self._leave_group(known)
+        elif not self._is_recorded(module, known):
             return False
         if known.stamp == self.stamp and not self._has_changed(known):
             if not known.next:
@@ -70,6 +72,11 @@ class Laziness:
             with self.lock:
                 self._look_at(module, known)
         return True
+
+    def _leave_group(self, known: _Known) -> None:
+        """Inspect a module of a group that may run eagerly: `config.bound` was set meanwhile."""
+        if known.place is not None:
+            known.place, known.stamp = None, -1
 
     def _is_recorded(self, module: torch.nn.Module, known: _Known) -> bool:
         """Whether the model group of a module being called is recorded, not run eagerly."""

@@ -11,12 +11,21 @@ from torch import nn
 import torpor
 from tests.unit.debug.steps import training_step
 from torpor.debug.load import open_record
+from torpor.errors import TorporWarning
 from torpor.observe.watch import WATCHERS
 
 
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "step.torpor"
+
+
+@pytest.fixture
+def enabled(monkeypatch):
+    monkeypatch.setattr(torpor.config, "bound", "auto")
+    torpor.enable()
+    yield monkeypatch
+    torpor.disable()
 
 
 def test_a_file_holds_graph_lines_numbers_versions_and_results(path):
@@ -48,11 +57,50 @@ def test_what_is_pending_at_the_end_is_run_and_recorded(path):
 
 def test_what_was_pending_before_is_not(path):
     x = torch.ones(3).to("lazy") + 1
-    with torpor.record(path):
+    with pytest.warns(TorporWarning, match="holds no runs"), torpor.record(path):
         pass
     assert not torpor.is_pending(x)
     with open_record(path) as record:
         assert record.runs == []
+
+
+def test_a_recording_without_runs_says_why_at_the_users_line(path):
+    with (
+        pytest.warns(TorporWarning, match="nothing was computed on lazy tensors") as caught,
+        torpor.record(path),
+    ):
+        torch.ones(3) + 1
+    assert caught[0].filename == __file__
+    recording = torpor.record(path).start()
+    with pytest.warns(TorporWarning, match="holds no runs") as caught:
+        recording.stop()
+    assert caught[0].filename == __file__
+
+
+def test_a_model_that_runs_eagerly_under_enable_is_recorded_as_the_warning_says(path, enabled):
+    model, batch = nn.Linear(3, 2), torch.randn(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        loss = model(batch).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    advice = r'set torpor\.config\.bound = "off"'
+    with pytest.warns(TorporWarning, match=advice), torpor.record(path):
+        step()
+    enabled.setattr(torpor.config, "bound", "off")
+    with torpor.record(path) as recording:
+        step()
+    assert recording.runs
+
+
+def test_nothing_but_other_tensors_under_enable(path, enabled):
+    enabled.setattr(torpor.config, "bound", "off")
+    expected = "no model with parameters was called"
+    with pytest.warns(TorporWarning, match=expected), torpor.record(path):
+        torch.ones(3) + 1
 
 
 def test_equal_graphs_and_data_are_stored_once(path, tmp_path):
