@@ -152,7 +152,17 @@ def on_parameter_groups(around: Callable[[Callable[..., Any]], Callable[..., Any
 
 def register_step_hook(hook: Callable[..., None]) -> Any:
     """Call `hook(optimizer, args, kwargs)` after every `optimizer.step()` in the process."""
-    return register_optimizer_step_post_hook(hook)
+    return register_optimizer_step_post_hook(_not_inlined(hook))
+
+
+def _not_inlined(hook: Callable[..., None]) -> Callable[..., None]:
+    """TorchDynamo would guard on what torpor counts, and compile anew at every step."""
+
+    @torch._disable_dynamo
+    def call(optimizer: Any, args: Any, kwargs: Any) -> None:
+        hook(optimizer, args, kwargs)
+
+    return call
 
 
 def after_zero_grad(hook: Callable[[], None]) -> None:
@@ -171,8 +181,8 @@ def _followed(method: Callable[..., None], hook: Callable[[], None]) -> Callable
 
 
 def register_step_pre_hook(hook: Callable[..., None]) -> Any:
-    """Call `hook(optimizer, args, kwargs)` before every `optimizer.step()` in the process."""
-    return register_optimizer_step_pre_hook(hook)
+    """The same before every `optimizer.step()`."""
+    return register_optimizer_step_pre_hook(_not_inlined(hook))
 
 
 _SAME_BITS = ("adadelta", "adagrad", "adam", "adamax", "rmsprop", "rprop", "sgd")

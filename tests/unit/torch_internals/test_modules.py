@@ -37,6 +37,26 @@ def test_register_step_hook_is_told_of_every_optimizer_step() -> None:
     assert steps == [optimizer]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # Inductor's import
+@pytest.mark.parametrize("register", [_torch.register_step_pre_hook, _torch.register_step_hook])
+def test_step_hooks_are_called_by_compiled_code_and_not_inlined(register: Any) -> None:
+    inlined: list[bool] = []
+
+    def hook(*reported: Any) -> None:
+        inlined.append(torch.compiler.is_dynamo_compiling())
+
+    weight = nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    handle = register(hook)
+    try:
+        torch.compile(optimizer.step, backend="eager")()
+    finally:
+        handle.remove()
+        torch.compiler.reset()
+    assert inlined == [False]
+
+
 def test_wrap_module_call_surrounds_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Module, "__call__", nn.Module._wrapped_call_impl)  # put back at the end
     calls: list[str] = []
