@@ -24,7 +24,8 @@ from torpor.native import build
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of its own, and compiled things kept there."""
+    """A directory of its own, compiled things kept there, and no library loaded by other tests."""
+    monkeypatch.setattr(NATIVE, "library", None)
     monkeypatch.setattr(torpor.config, "cache_dir", str(tmp_path / "cache"))
     monkeypatch.setattr(torpor.config, "cache", True)
     return tmp_path / "cache"

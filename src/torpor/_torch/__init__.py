@@ -172,6 +172,7 @@ from torpor._torch.ops import (
     tree_map,
 )
 from torpor._torch.optimizers import ForeachCalls as ForeachCalls
+from torpor._torch.optimizers import around_adam as around_adam
 from torpor._torch.optimizers import count_a_step as count_a_step
 from torpor._torch.optimizers import has_function_modes as has_function_modes
 from torpor._torch.optimizers import replace_step as replace_step

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,13 @@ def replace_step(kind: type[torch.optim.Optimizer], around: Callable[..., Any]) 
     if cell.cell_contents is inner:
         cell.cell_contents = lambda *args, **kwargs: around(inner, *args, **kwargs)
     return True
+
+
+def around_adam(around: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    """Replace the loop over parameters that Adam and AdamW run by default on a CPU."""
+    module: Any = sys.modules[torch.optim.Adam.__module__]
+    loop = module._single_tensor_adam
+    module._single_tensor_adam = functools.wraps(loop)(around(loop))
 
 
 def has_function_modes() -> bool:

@@ -38,7 +38,7 @@ Kind = tuple[int, int]
 class Limits:
     """How long modes are tried, and what that may cost."""
 
-    start: float = 10.0  # seconds until the first attempt, which imports modules for 1 or 2 s
+    start: float = 30.0  # seconds until the first attempt, which may lose 1.5 s by its imports
     skipped: int = 1  # steps after a change that are not timed: caches are cold
     measured: int = 5  # timed steps that suffice to know eager's time
     window: int = 8  # steps in a window

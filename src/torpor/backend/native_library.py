@@ -10,10 +10,11 @@ from typing import Any
 class Native:
     """The native library, if it is loaded."""
 
-    __slots__ = ("_on_load", "at_cut", "entered", "library", "refused")
+    __slots__ = ("_on_load", "at_cut", "entered", "library", "look", "refused")
 
     def __init__(self) -> None:
         self.library: Any = None  # its functions
+        self.look: Callable[[], None] = lambda: None  # finds the library, or has it built
         self.refused = ""  # why a library that exists is not used
         self.at_cut: Callable[[], None] | None = None  # checks whether the background build is done
         # plain tensors copied for the call being recorded, by which thread in which epoch of the

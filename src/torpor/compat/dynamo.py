@@ -36,7 +36,6 @@ from torpor.errors import CompileError, TorporWarning, UnsupportedError
 from torpor.ir.graph import Graph
 from torpor.ir.node import Node, Value, leaf
 from torpor.ir.types import TensorType
-from torpor.native.attach import NATIVE_RECORDER
 from torpor.ops.keys import private_node
 from torpor.ops.spec import Return, ReturnKind, spec_of
 from torpor.overrides import draws
@@ -48,9 +47,7 @@ def torpor(
     module: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
     """Compile a TorchDynamo graph; `options` are the backend's name and its own options."""
-    NATIVE_RECORDER.look()
-    if NATIVE.at_cut is not None:
-        NATIVE.at_cut()
+    NATIVE.look()
     devices = {one.device for one in example_inputs if isinstance(one, torch.Tensor)}
     if torch.device("cpu") in devices:
         retain_free_memory()

@@ -17,6 +17,8 @@ import torch
 from torpor import _torch
 from torpor.adaptive.bound import BOUND, ModelGroup, may_switch
 from torpor.backend.heap import retain_free_memory
+from torpor.backend.native_library import NATIVE
+from torpor.frontend.adam import ADAM
 from torpor.frontend.exchange import lazy_copy
 from torpor.frontend.mode import convert_state
 from torpor.frontend.switching import convert, convert_parts, parts_of
@@ -200,16 +202,18 @@ def _install() -> None:
     _torch.on_compile(LAZINESS.compiled)
     _torch.on_parameter_groups(_around_groups)
     _torch.register_step_pre_hook(LAZINESS.before_step)
+    _torch.around_adam(ADAM.around)
 
 
 def enable() -> None:
     """From now on, make parameters, buffers, optimizer state and what depends on them lazy."""
     _install()
-    retain_free_memory()  # eager steps gain as much by it as recorded ones
+    retain_free_memory()  # eager steps gain as much by it as recorded ones,
+    NATIVE.look()  # and by the library: it calls modules, and makes Adam's steps
     LAZINESS.look_again()
-    LAZINESS.on = True
+    LAZINESS.on = ADAM.on = True
 
 
 def disable() -> None:
     """Undo `enable`; lazy tensors stay lazy."""
-    LAZINESS.on = False
+    LAZINESS.on = ADAM.on = False

@@ -82,6 +82,12 @@ class NativeRecorder:
             self._since = time.monotonic()
             NATIVE.at_cut = self.look_again
 
+    def look_between_ops(self) -> None:
+        """The same where no recording follows at once: in eager loops, and for TorchDynamo."""
+        self.look()
+        if NATIVE.at_cut is not None:
+            NATIVE.at_cut()
+
     def look_again(self) -> None:
         """At a cut: take up what was built since. Asked often, the disk is looked at seldom."""
         now = time.monotonic()
@@ -254,6 +260,7 @@ def _plain_value(tensor: torch.Tensor) -> Value:
 
 
 NATIVE_RECORDER = NativeRecorder()
+NATIVE.look = NATIVE_RECORDER.look_between_ops
 dispatch.on_recorder(NATIVE_RECORDER)
 on_change(lambda old, new: NATIVE.forget_choices())
 

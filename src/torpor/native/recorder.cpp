@@ -25,6 +25,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/PyInterpreter.h>
 
+#include "adam.h"
 #include "cuts.h"
 #include "keys.h"
 #include "modules.h"
@@ -1303,6 +1304,7 @@ static PyMethodDef methods[] = {
     {"read_step", optimizers::read_step, METH_VARARGS, nullptr},
     {"write_step", optimizers::write_step, METH_VARARGS, nullptr},
     {"stepped", optimizers::stepped, METH_O, nullptr},
+    {"adam", adam::adam, METH_VARARGS, nullptr},
     {"call_modules", modules::call_modules, METH_VARARGS, nullptr},
     {"find_attributes", modules::find_attributes, METH_VARARGS, nullptr},
     {"modules", modules::modules, METH_NOARGS, nullptr},
