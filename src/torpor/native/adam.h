@@ -37,7 +37,7 @@ int omp_get_thread_num() __attribute__((weak));
 namespace torpor::adam {
 
 constexpr int64_t kBlock = 4096;  // elements
-constexpr int64_t kSerial = 32768;  // elements that are not worth a second thread, as in torch
+constexpr int64_t kSerial = 32768;  // elements of a tensor that torch leaves to one thread
 
 struct Settings {
   double rate, beta1, beta2, decay, epsilon;
@@ -200,7 +200,10 @@ inline void Step::split() {
       left -= size;
     }
   }
-  if (all >= kSerial && GOMP_parallel && omp_get_thread_num && !at::in_parallel_region()) {
+  // in a forked child threads may be gone: nothing is lost where torch would have asked for them too
+  const bool is_large = std::any_of(
+      sizes_.begin(), sizes_.end(), [](int64_t size) { return size >= kSerial; });
+  if (is_large && GOMP_parallel && omp_get_thread_num && !at::in_parallel_region()) {
     threads_ = std::min<int64_t>(at::get_num_threads(), (all + kSerial - 1) / kSerial);
   }
 }
