@@ -214,7 +214,7 @@ def _capturing() -> Iterator[None]:
 
 def _silence_loggers() -> None:
     """Suppress TorchDynamo's warnings during capture, except logs enabled by `TORCH_LOGS`."""
-    for name, logger in list(logging.root.manager.loggerDict.items()):
+    for name, logger in logging.root.manager.loggerDict.copy().items():
         if name.startswith(_TRACERS) and isinstance(logger, logging.Logger):
             logger.addFilter(_is_no_advice)
 

@@ -70,10 +70,11 @@ def replace_function(name: str, around: Callable[[Callable[..., Any]], Callable[
         if original is None:
             return
         made = around(original)
-        for key, other in list(sys.modules.items()):
-            shown = vars(other).get(attribute)
+        # a copy is one step; a list of items may run the garbage collector, and so other threads
+        for key, other in sys.modules.copy().items():
+            shown = vars(other).get(attribute) if _is_torchs(key) else None
             shown = getattr(shown, "_torchdynamo_orig_callable", shown)  # hidden from TorchDynamo
-            if _is_torchs(key) and shown is original:
+            if shown is original:
                 setattr(other, attribute, made)
 
     after_import(module_name, replace)

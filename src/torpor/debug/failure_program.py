@@ -234,7 +234,7 @@ class _Needs:
 
     def _add_op(self, name: str, qualified: str) -> None:
         file = _torch.source_of_op(qualified)
-        named = (m for m, module in list(sys.modules.items()) if _file_of(module) == file)
+        named = (m for m, module in sys.modules.copy().items() if _file_of(module) == file)
         module = None if file is None else next(named, None)
         if module is None:
             self.notes.append(f"op {name} is defined by {file or 'a library'}: load it first")
