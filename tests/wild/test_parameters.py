@@ -174,6 +174,17 @@ def test_gradients_on_one_memory_become_lazy_with_their_parameters() -> None:
     assert net.b.grad.tolist() == [4.0, 4.0, 4.0]
 
 
+def test_a_parameter_with_a_sparse_gradient_stays_plain() -> None:
+    words = nn.Embedding(5, 2, sparse=True)
+    torpor.disable()
+    words(torch.tensor([1, 3])).sum().backward()
+    torpor.enable()
+    words(torch.tensor([1]))
+    assert are_lazy(words) == {False}
+    assert words.weight.grad is not None
+    assert words.weight.grad.is_sparse
+
+
 def test_parameters_shared_between_processes_stay_plain() -> None:
     net = nn.Linear(3, 2).share_memory()
     net(X)
