@@ -333,10 +333,20 @@ def test_code_that_asks_whether_it_is_compiled_does_what_it_does_in_eager(concre
     assert torch.equal(torch.compile(model, backend="eager")(x), 2 * model(x))
 
 
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.full((4,), 0.5 + place) for place in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for scale in self.scales:
+            x = (x * scale).tanh()
+        return x
+
+
 def test_hooks_of_several_parameters_are_called_in_eagers_order(concrete: Put) -> None:
     def called(put: Put) -> list[int]:
-        torch.manual_seed(0)
-        model, order = put(nn.Sequential(linears(), linears())), list[int]()
+        model, order = put(Scales()), list[int]()
         parameters = list(model.parameters())
         parameters[0].register_hook(lambda gradient: order.append(0))
         for step in range(4):
