@@ -38,7 +38,7 @@ next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
 
 def has_gradient_hooks(tensor: torch.Tensor) -> bool:
     """Whether the tensor has hooks that are called with its gradient, or after that is added."""
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)  # type: ignore[attr-defined]  # torch's
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
