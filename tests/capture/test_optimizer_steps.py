@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -289,3 +290,37 @@ def test_versions_grow_as_they_do_op_by_op(concrete: Put) -> None:
         grown.append(model[0].weight._version - before)
     assert counted("RegionLookups") >= 3
     assert len({*grown[1:]}) == 1
+
+
+class Some(nn.Module):
+    """Each call uses some of its layers: parameters have made different numbers of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, chosen: tuple[int, ...]) -> torch.Tensor:
+        for place in chosen:
+            x = x + self.layers[place](x)
+        return x
+
+
+def test_which_parameters_have_made_which_number_of_steps_matters(concrete: Put) -> None:
+    """Steps that read equal values and equal numbers may have them for other parameters."""
+
+    def run(put: Put) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model, draws, found = put(Some()), random.Random(3), []
+        optimizer = optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(24):
+            chosen = tuple(place for place in range(4) if draws.random() < 0.7) or (0,)
+            loss = model(put(torch.randn(3, 4)), chosen).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return [torch.tensor(found), *map(torpor.eager, model.parameters())]
+
+    result, expected = run(concrete), run(lambda tensor: tensor)
+    assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+    assert counted("RegionLookups")

@@ -28,6 +28,7 @@ def by_itself(captured: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torpor.config, "capture", "auto")
     monkeypatch.setattr(payoff, "PRICE", 5)
     monkeypatch.setattr(payoff, "_IMPORTS", 0.0)
+    monkeypatch.setattr(payoff, "_LEAST", 0.0)
     monkeypatch.setattr(modules._torch, "had_unusual_backward", lambda: False)
 
 
@@ -84,6 +85,20 @@ def test_a_call_that_met_a_new_node_does_not_count(concrete: Put) -> None:
         _ = x * 1.2345 + 6.789
         cost.end(0.1, has_gradients=False)
         assert bool(cost.calls) is met_before
+
+
+def test_a_small_model_is_not_captured_in_the_first_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A capture of one layer takes a second, a recording of it a quarter of a millisecond."""
+    monkeypatch.undo()
+    monkeypatch.setattr(payoff, "_IMPORTS", 0.0)
+    cost, calls = RecordingCost(), 0
+    while not cost.pays():
+        cost.begin()
+        cost.end(0.00025, has_gradients=False)
+        calls += 1
+    assert calls * 0.00025 > 2.0
 
 
 def lost(model: nn.Module, ratio: float, seconds: float) -> Choice:

@@ -313,6 +313,52 @@ def test_code_that_torch_dynamo_makes_may_have_no_hash(concrete: Put) -> None:
     as_eager(Inner, concrete)
 
 
+class Asking(nn.Module):
+    """Asks whether it is being compiled, and does something else then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if torch.compiler.is_compiling() or torch.compiler.is_dynamo_compiling():
+            return y * 2
+        return y
+
+
+def test_code_that_asks_whether_it_is_compiled_does_what_it_does_in_eager(concrete: Put) -> None:
+    as_eager(Asking, concrete)
+
+
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.full((4,), 0.5 + place) for place in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for scale in self.scales:
+            x = (x * scale).tanh()
+        return x
+
+
+def test_hooks_of_several_parameters_are_called_in_eagers_order(concrete: Put) -> None:
+    def called(put: Put) -> list[int]:
+        model, order = put(Scales()), list[int]()
+        parameters = list(model.parameters())
+        parameters[0].register_hook(lambda gradient: order.append(0))
+        for step in range(4):
+            model(put(torch.ones(2, 4))).sum().backward()
+            for place in range(1, len(parameters)) if step == 1 else ():
+                parameters[place].register_post_accumulate_grad_hook(
+                    lambda _, place=place: order.append(place)
+                )
+        return order
+
+    assert called(concrete) == called(lambda tensor: tensor)
+    assert torpor.metrics.counters()["CapturedRegions"]
+
+
 class Activation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.tanh()

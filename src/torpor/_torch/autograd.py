@@ -36,6 +36,11 @@ next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
 """The sequence number that autograd will give to the next node on this thread."""
 
 
+def has_gradient_hooks(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has hooks that are called with its gradient, or after that is added."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+
+
 def has_tangent(tensor: torch.Tensor) -> bool:
     """Whether the tensor has a forward-mode tangent."""
     return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None if _level() else False

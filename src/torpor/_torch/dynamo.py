@@ -212,6 +212,21 @@ def _capturing() -> Iterator[None]:
         CAPTURING.on = False
 
 
+@contextmanager
+def as_if_not_compiled() -> Iterator[None]:
+    """TorchDynamo traces code that asks whether it is being compiled as code that is not."""
+    from torch._dynamo.variables.torch import tracing_state_functions
+
+    answers: Any = tracing_state_functions()
+    names = ("is_compiling", "is_dynamo_compiling")
+    before = {asked: answer for asked, answer in answers.items() if asked.__name__ in names}
+    answers.update(dict.fromkeys(before, False))
+    try:
+        yield
+    finally:
+        answers.update(before)
+
+
 def _silence_loggers() -> None:
     """Suppress TorchDynamo's warnings during capture, except logs enabled by `TORCH_LOGS`."""
     for name, logger in logging.root.manager.loggerDict.copy().items():

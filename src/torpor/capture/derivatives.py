@@ -44,7 +44,7 @@ class Differentiable:
             return self.graph.uses.module(*args)
         if not torch.is_grad_enabled():
             return self.graph.compiled(*args)
-        if _has_no_versions(args) or not self._take_copies(args):
+        if _has_no_versions(args) or _have_hooks(args) or not self._take_copies(args):
             return self.graph.uses.module(*args)
         states = _random_states(args) if self.graph.draws else []
         before = list(args)  # of the call, should it run again
@@ -188,6 +188,12 @@ def _has_no_versions(args: Sequence[Any]) -> bool:
     """Whether there are inference tensors among what may be kept for gradients."""
     tensors = _tensors(args)
     return any(one.is_inference() for one in tensors) and any(one.requires_grad for one in tensors)
+
+
+def _have_hooks(args: Sequence[Any]) -> bool:
+    """Whether several of them have hooks: eager calls these as gradients come, a region at once."""
+    hooked = [one for one in _tensors(args) if _torch.has_gradient_hooks(one)]
+    return bool(hooked) and any(one is not hooked[0] for one in hooked)
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -181,7 +181,8 @@ def _on_meta(tensor: LazyTensor, type_: TensorType) -> torch.Tensor:
 @contextmanager
 def _capture() -> Iterator[None]:
     """Something is captured in the body; no tensor is referred to weakly after it."""
-    with modules.CAPTURES, phase(COMPILING):
+    answers = nullcontext() if modules.is_asked() else _torch.as_if_not_compiled()
+    with modules.CAPTURES, phase(COMPILING), answers:
         try:
             yield
         finally:

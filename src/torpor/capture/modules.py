@@ -86,11 +86,16 @@ _known: WeakKeyDictionary[torch.nn.Module, _Module] = WeakKeyDictionary()
 _forwards: WeakKeyDictionary[FunctionType, Callable[..., Any]] = WeakKeyDictionary()
 
 
+def is_asked() -> bool:
+    """Whether what this thread captures was passed to `torch.compile`."""
+    return _calls.module is None
+
+
 def may_capture(code: CodeType) -> bool:
     """Capture a frame of a module's call that TorchDynamo has not captured as it is called now."""
     module = _calls.module
     if module is None:
-        return True  # `torch.compile` was asked for
+        return True
     if sum(thread.is_alive() for thread in _callers) > 1:
         return False
     kind = id(code), module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -180,9 +185,14 @@ def _captured(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     forward: Any = type(module).forward
     compiled = _forwards.get(forward)
     if compiled is None:
-        compiled = _forwards[forward] = torch.compile(forward, backend="eager", dynamic=False)
+        compiled = _forwards[forward] = torch.compile(forward, backend=_as_it_is, dynamic=False)
     _calls.module = module
     try:
         return compiled(module, *args, **kwargs)
     finally:
         _calls.module = None
+
+
+def _as_it_is(graph: torch.fx.GraphModule, inputs: list[Any]) -> Call:
+    """A backend of our own: what a user compiles, which may be other code, is kept apart."""
+    return graph.forward

@@ -192,7 +192,7 @@ def _take(
     with TRACE.lock:
         read = _read(optimizer)
         epoch, slots = TRACE.epoch, len(TRACE.scalars)
-        key = (*read.values, read.structure, slots, get_backend())
+        key = (*read.values, read.structure, _ages(read), slots, get_backend())
         found = known.find(key)
         if found is None and key not in known.steps:
             known.keep(key, None)
@@ -226,6 +226,15 @@ def _read(optimizer: Any) -> _Read:
     flags = [tuple([one for one in group.values() if type(one) in _FLAGS]) for group in groups]
     structure = tuple([(own, *shape) for own, shape in zip(flags, shapes, strict=True)])
     return _Read(tensors, gradients, counters, structure, counts, values, storages)
+
+
+def _ages(read: _Read) -> tuple[Any, ...]:
+    """Which of the numbers of steps each parameter has made, in groups where these differ."""
+    pairs = zip(read.counts, read.counters, strict=True)
+    return tuple([
+        tuple([own.index(counter.item()) for counter in counters]) if len(own) > 1 else None
+        for own, counters in pairs
+    ])  # fmt: skip
 
 
 def _check_settings(group: dict[str, Any], defaults: dict[str, Any]) -> None:

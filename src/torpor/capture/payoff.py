@@ -24,6 +24,9 @@ FOUND: Final = 0.15
 _IMPORTS: Final = 3.0
 """Seconds to import TorchDynamo."""
 
+_LEAST: Final = 2.0
+"""Seconds that a capture takes, however few the ops; one, if the core is idle."""
+
 
 class RecordingCost:
     """What recording the calls of one module has taken, and takes."""
@@ -61,7 +64,7 @@ class RecordingCost:
     def price(self) -> float:
         """Seconds that capturing it may well take."""
         loaded = "torch._dynamo.convert_frame" in sys.modules
-        return PRICE * self.usual + (0.0 if loaded else _IMPORTS)
+        return PRICE * self.usual + _LEAST + (0.0 if loaded else _IMPORTS)
 
     def pays(self) -> bool:
         """It has been recorded for as long as capturing it takes."""

@@ -218,6 +218,16 @@ def test_autocast_states_tell_dtype_and_device() -> None:
         assert ("cpu", torch.float16, True) in _torch.autocast_states()
 
 
+def test_has_gradient_hooks_sees_both_kinds_of_them() -> None:
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        tensor = torch.ones(2, requires_grad=True)
+        assert not _torch.has_gradient_hooks(tensor)
+        handle = getattr(tensor, name)(lambda _: None)
+        assert _torch.has_gradient_hooks(tensor)
+        handle.remove()
+        assert not _torch.has_gradient_hooks(tensor)
+
+
 def test_had_unusual_backward_tells_of_graphs_and_of_autocast() -> None:
     code = """
 import torch, torpor

@@ -130,6 +130,16 @@ def test_capturing_is_on_while_a_frame_with_lazy_tensors_is_traced() -> None:
     assert not _torch.CAPTURING.on
 
 
+def test_as_if_not_compiled_answers_code_that_is_traced() -> None:
+    def ask(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.compiler.is_compiling() + torch.compiler.is_dynamo_compiling()
+
+    with _torch.as_if_not_compiled():
+        assert torch.compile(ask, backend="eager")(torch.zeros(())) == 0
+    torch.compiler.reset()
+    assert torch.compile(ask, backend="eager")(torch.zeros(())) == 2
+
+
 def test_take_ops_apart_as_eager_does_keeps_pythons_dispatcher_off_while_capturing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
