@@ -236,12 +236,11 @@ class _FunctionReader:
                 self.shaped(tensor, self.known(sizes), self.known(strides), said)
                 return ()
             case "assert_size_stride_grouped", [ast.Tuple(elts=tensors), sizes, strides, *said]:
-                for tensor, *shape in zip(tensors, self.known(sizes), self.known(strides)):
-                    self.shaped(tensor, *shape, said)
+                for one, size, stride in zip(tensors, self.known(sizes), self.known(strides)):
+                    self.shaped(one, size, stride, said)
                 return ()
             case "assert_tensor_metadata", [tensor, sizes, strides, dtype, *said]:
-                shape = self.known(sizes), self.known(strides)
-                self.shaped(tensor, *shape, said, self.known(dtype))
+                self.shaped(tensor, self.known(sizes), self.known(strides), said, self.known(dtype))
                 return ()
             case "assert_alignment", [tensor, count, *_]:
                 self.act("aligned", self.tensor(tensor), self.known(count))
