@@ -104,6 +104,13 @@ def _typed(x: Any, y: Any) -> Any:
     return x, y
 
 
+def _shallow_copy(x: Any, y: Any) -> Any:
+    torch.ops.aten.shallow_copy_data_(x, y)
+    y.add_(3)
+    x[0] = 9
+    return x, y
+
+
 SHARING = {
     f.__name__.strip("_"): f
     for f in (
@@ -111,6 +118,8 @@ SHARING = {
         _of_a_tensor, _window_of_a_tensor, _larger, _older_views, _late, _chain, _typed,
     )
 }  # fmt: skip
+if hasattr(torch.ops.aten, "shallow_copy_data_"):  # from torch 2.15 on: compiled `x.data = y`
+    SHARING["shallow_copy"] = _shallow_copy
 
 
 @pytest.mark.parametrize("name", SHARING)

@@ -87,6 +87,13 @@ def test_other_sizes_than_compiled_for_are_refused(library: Any) -> None:
     run(library, [("shaped", 0, (1, 2), (99, 1), "input")], [torch.ones(1, 2)], [0])
 
 
+def test_another_dtype_than_compiled_for_is_refused(library: Any) -> None:
+    action = ("shaped", 0, (2,), (1,), "mm", torch.float32)
+    run(library, [action], [torch.ones(2)], [0])
+    with pytest.raises(RuntimeError, match="mm: dtype Long where the code was compiled for"):
+        run(library, [action], [torch.ones(2, dtype=torch.int64)], [0])
+
+
 def test_memory_that_is_not_aligned_is_refused(library: Any) -> None:
     run(library, [("aligned", 0, 16)], [torch.ones(8)], [0])
     with pytest.raises(RuntimeError, match="not aligned to 16 bytes"):

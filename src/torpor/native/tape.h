@@ -9,6 +9,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -75,6 +76,7 @@ struct Shaped {  // what the code was compiled for
   size_t slot;
   Layout layout;
   std::string said;
+  std::optional<at::ScalarType> dtype;  // then there may be no tensor
 };
 
 struct Aligned {
@@ -215,6 +217,11 @@ class Run {  // one of a tape; a flag that is not set ends it
   }
   void act(const Shaped& one) {
     const at::Tensor& tensor = slots_[one.slot];
+    if (one.dtype) {
+      if (!tensor.defined()) return;
+      TORCH_CHECK(tensor.scalar_type() == *one.dtype, one.said, ": dtype ", tensor.scalar_type(),
+                  " where the code was compiled for ", *one.dtype);
+    }
     if (tensor.sizes() == c10::IntArrayRef(one.layout.sizes)) {
       const auto strides = tensor.strides();
       bool same = true;
@@ -301,11 +308,12 @@ inline Call call_of(const py::tuple& said) {
 inline Action action_of(const py::tuple& said) {
   const auto kind = said[0].cast<std::string>();
   const auto slot = [&said](size_t place) { return said[place].cast<size_t>(); };
-  if (kind == "empty") {
-    TORCH_CHECK_TYPE(THPDtype_Check(py::object(said[4]).ptr()), "a dtype is needed");
-    const auto dtype = reinterpret_cast<THPDtype*>(py::object(said[4]).ptr())->scalar_type;
-    return Empty{slot(1), layout_of(said[2], said[3]), dtype};
-  }
+  const auto dtype = [&said](size_t place) {
+    const py::object given = said[place];
+    TORCH_CHECK_TYPE(THPDtype_Check(given.ptr()), "a dtype is needed");
+    return reinterpret_cast<THPDtype*>(given.ptr())->scalar_type;
+  };
+  if (kind == "empty") return Empty{slot(1), layout_of(said[2], said[3]), dtype(4)};
   if (kind == "part") {
     return Part{slot(1), slot(2), layout_of(said[3], said[4]), said[5].cast<int64_t>()};
   }
@@ -319,7 +327,9 @@ inline Action action_of(const py::tuple& said) {
   }
   if (kind == "call") return call_of(said);
   if (kind == "shaped") {
-    return Shaped{slot(1), layout_of(said[2], said[3]), said[4].cast<std::string>()};
+    Shaped shaped{slot(1), layout_of(said[2], said[3]), said[4].cast<std::string>(), {}};
+    if (said.size() > 5) shaped.dtype = dtype(5);
+    return shaped;
   }
   if (kind == "aligned") return Aligned{slot(1), said[2].cast<int64_t>()};
   if (kind == "flag") return Flag{slot(1), said[2].cast<int64_t>()};

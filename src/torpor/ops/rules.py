@@ -23,9 +23,9 @@ HIDDEN_VIEWS: Final = frozenset(
 )
 
 METADATA_OPS: Final = frozenset(
-    {"aten.set_.source_Tensor", "aten.set_.source_Tensor_storage_offset",
+    {"aten.set_.source_Tensor", "aten.set_.source_Tensor_storage_offset", "aten.set_data.default",
      "aten.set_.source_Storage", "aten.set_.source_Storage_storage_offset", "aten.set_.default",
-     "aten.resize_.default", "aten.resize_as_.default", "aten.set_data.default"}
+     "aten.resize_.default", "aten.resize_as_.default", "aten.shallow_copy_data_.default"}
 )  # fmt: skip
 
 EAGER_OPS: Final = frozenset(

@@ -265,6 +265,13 @@ def set_tensor(tensor: Any, source: Any) -> Any:
     return set_window(tensor, source, 0, tuple(source.shape), source.stride())
 
 
+@special("aten.shallow_copy_data_.default")
+def shallow_copy_data_(tensor: Any, source: Any) -> Any:
+    """`tensor.data = source`, in compiled code (torch 2.15)."""
+    tensor.data = source
+    return tensor
+
+
 @special("aten.set_.source_Tensor_storage_offset")
 def set_window(tensor: Any, source: Any, offset: int, size: Any, stride: Any = ()) -> Any:
     """Make `tensor` a view of the memory of `source`, with an offset relative to it."""

@@ -233,9 +233,14 @@ class _FunctionReader:
                 self.free_now(source)
                 return slot
             case "assert_size_stride", [tensor, sizes, strides, *said]:
-                words = " ".join(str(self.known(word)) for word in said) or "a tensor"
-                shape = map(self.known, (sizes, strides))
-                self.act("shaped", self.tensor(tensor), *shape, words)
+                self.shaped(tensor, self.known(sizes), self.known(strides), said)
+                return ()
+            case "assert_size_stride_grouped", [ast.Tuple(elts=tensors), sizes, strides, *said]:
+                for one, size, stride in zip(tensors, self.known(sizes), self.known(strides)):
+                    self.shaped(one, size, stride, said)
+                return ()
+            case "assert_tensor_metadata", [tensor, sizes, strides, dtype, *said]:
+                self.shaped(tensor, self.known(sizes), self.known(strides), said, self.known(dtype))
                 return ()
             case "assert_alignment", [tensor, count, *_]:
                 self.act("aligned", self.tensor(tensor), self.known(count))
@@ -247,6 +252,12 @@ class _FunctionReader:
         self.act("kernel", address, arguments)
         self.free_now(tuple(slot for is_slot, slot in arguments if is_slot))
         return ()
+
+    def shaped(
+        self, tensor: ast.expr, sizes: Any, strides: Any, said: list[ast.expr], *dtype: torch.dtype
+    ) -> None:
+        words = " ".join(str(self.known(word)) for word in said) or "a tensor"
+        self.act("shaped", self.tensor(tensor), sizes, strides, words, *dtype)
 
     def kernel_argument(self, argument: ast.expr) -> tuple[bool, int]:
         if isinstance(argument, ast.Constant) and type(argument.value) is int:

@@ -42,6 +42,25 @@ def test_allocating_reshaping_and_returning() -> None:
     assert (made.inputs, made.slots, made.results) == (2, 5, [3, 1, 4])
 
 
+def test_sizes_that_are_checked_together() -> None:
+    made = tape("""
+        assert_size_stride_grouped((arg0_1, arg1_1), ((4, ), (2, 3)), ((1, ), (3, 1)), 'input')
+        return (arg0_1, )
+    """)
+    assert made.actions == [
+        ("shaped", 0, (4,), (1,), "input"),
+        ("shaped", 1, (2, 3), (3, 1), "input"),
+    ]
+
+
+def test_dtypes_that_are_checked() -> None:
+    made = tape("""
+        assert_tensor_metadata(arg0_1, (4, ), (1, ), torch.float32, 'torch.ops.aten.mm.out')
+        return (arg0_1, )
+    """)
+    assert made.actions == [("shaped", 0, (4,), (1,), "torch.ops.aten.mm.out", torch.float32)]
+
+
 def test_a_second_name_keeps_a_tensor() -> None:
     made = tape("""
         buf0 = empty_strided_cpu((2, ), (1, ), torch.float32)
