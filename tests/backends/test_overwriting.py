@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torpor
-from torpor.backends.fx.program import Program
+from torpor.backends.blocks.program import Program
 from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
 

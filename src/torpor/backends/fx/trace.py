@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torpor import _torch
+from torpor.backends.blocks.program import PACKED, Piece
 from torpor.backends.fx import functional, numbers
 from torpor.backends.fx.functional import NO_VALUE, NotTraceable
 from torpor.backends.fx.guards import Guards
 from torpor.backends.fx.numbers import Number
 from torpor.backends.reference.lowering import Instruction, Register, Sized
-from torpor.ir.types import ScalarType, SymbolicType, TensorType, contiguous_strides
+from torpor.ir.types import SymbolicType, TensorType, contiguous_strides
 from torpor.ops.spec import OpSpec
 from torpor.symbols.expressions import Symbol
 from torpor.symbols.solve import size_of
-
-PACKED = {float: torch.float64, int: torch.int64}
-"""The dtypes in which run-time numbers enter a graph."""
 
 
 class NodeError(Exception):
@@ -31,24 +29,6 @@ class NodeError(Exception):
         super().__init__(str(reason))
         self.instruction = instruction
         self.reason = reason
-
-
-@dataclass(slots=True)
-class Piece:
-    """Instructions to compile together, with the registers they read and output."""
-
-    instructions: list[Instruction]
-    inputs: list[int]  # registers of tensors
-    numbers: dict[type, list[int]]  # registers of run-time numbers, by kind
-    outputs: list[int]
-    donated: dict[int, int]  # input register -> the output that overwrites it
-    free: frozenset[int] = frozenset()  # outputs that may have any strides
-    checked: bool = False  # the last returned tensor is the flag of `Guards`
-    sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes, given last
-
-    @property
-    def has_convolutions(self) -> bool:
-        return any(instruction.spec.name in CONVOLUTIONS for instruction in self.instructions)
 
 
 @dataclass(slots=True)
@@ -282,6 +262,11 @@ CONVOLUTIONS: Final = frozenset(
 )  # fmt: skip
 
 
+def has_convolutions(piece: Piece) -> bool:
+    """Whether a piece has convolutions, which may be faster on channels-last images."""
+    return any(instruction.spec.name in CONVOLUTIONS for instruction in piece.instructions)
+
+
 def _channels_last(arg: Any) -> Any:
     """A batch of images, or the weights of a convolution, in channels-last layout."""
     if not isinstance(arg, torch.Tensor) or arg.dim() != 4:
@@ -337,8 +322,3 @@ def _dense(type_: TensorType) -> TensorType:
     return TensorType.uninterned(
         type_.shape, contiguous_strides(type_.shape), type_.dtype, type_.device
     )
-
-
-def is_number(type_: Any) -> bool:
-    """Whether this is the type of a run-time number."""
-    return type(type_) is ScalarType

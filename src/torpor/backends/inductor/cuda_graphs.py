@@ -28,14 +28,14 @@ import torch
 
 from torpor import _torch, metrics
 from torpor.backend.item_getter import ItemGetter, item_getter
-from torpor.backends.fx.program import (
+from torpor.backends.blocks.program import (
     Compiled,
     Program,
+    is_number,
     note_writes,
     parameters_of,
     tensor_parameters,
 )
-from torpor.backends.fx.trace import is_number
 from torpor.backends.inductor.cuda import cuda_memory
 from torpor.backends.layout import clone_strided, repeated_dims
 from torpor.backends.reference.lowering import Instruction, registers_in
