@@ -44,8 +44,8 @@ class BlockLowering(ReferenceLowering):
         computation = super().build()
         graph = Graph(self.parameters, self.post_order, self.results, donated=self.donated())
         types = {register: value.type for value, register in self.emitted.items()}
-        place = self.device.torch_device
-        program = self.program(self.name, graph, computation.program, types, place)
+        place, parameters = self.device.torch_device, len(self.parameters)
+        program = self.program(self.name, graph, computation.program, types, place, parameters)
         program.donated = {self.emitted[v]: self.emitted[o] for v, o in graph.donated.items()}
         program.free_strides = frozenset(self.emitted[self.results[i]] for i in self.free_strides)
         program.sizes = self.sizes

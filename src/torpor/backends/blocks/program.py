@@ -18,7 +18,7 @@ import torch
 from torpor import _torch
 from torpor.backend.device import BackendDevice
 from torpor.backend.interrupts import Shield
-from torpor.backend.item_getter import ItemGetter, item_getter
+from torpor.backend.item_getter import item_getter
 from torpor.backends.layout import storages_of, with_layout
 from torpor.backends.reference.lowering import Instruction, plan_memory
 from torpor.backends.reference.runtime import step as run_alone
@@ -99,6 +99,7 @@ class Program:
     reference: ReferenceProgram
     types: dict[int, Any]  # by register
     device: torch.device
+    parameters: int  # how many: they are the first registers
     steps: list[Step] = field(default_factory=list)
     dead: list[list[int]] = field(default_factory=list)  # registers not read after each step
     packing: Packing = field(default_factory=lambda: Packing(()))  # run-time numbers
@@ -108,7 +109,6 @@ class Program:
     guarded: dict[int, list[int]] = field(default_factory=dict)  # see `guard_memory`
     free_strides: frozenset[int] = frozenset()  # results that may have any strides
     padded: bool = False  # results may have gaps between their rows
-    argument_paths: ArgumentPaths | None = None  # set by the first run
     fixes: dict[int, Fix] | None = None  # by position of results; set by the first run
     sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes
     hints: dict[Symbol, int] = field(default_factory=dict)  # the sizes it was compiled with
@@ -117,12 +117,16 @@ class Program:
     replayed: Replays | None = None  # runs a function, or replays its CUDA graph
     run_alone: Callable[[Instruction, list[Any]], None] = run_alone  # runs one by eager's kernel
     around: Callable[[], AbstractContextManager[Any]] = _torch.kernels  # where its steps run
-    made: ItemGetter = tuple  # the results that are not donated, given all registers
-    scalars: list[int] = field(default_factory=list)  # parameters that are numbers
+    paths: Paths = field(init=False)  # set by `plan`
 
     @property
     def results(self) -> list[int]:
         return self.reference[2]
+
+    @property
+    def tensors(self) -> list[int]:
+        """The registers of parameters that are tensors."""
+        return [r for r in range(self.parameters) if not is_number(self.types[r])]
 
     @property
     def pieces(self) -> Iterator[Piece]:
@@ -167,13 +171,12 @@ def function(
     """
 
     keeps = program.device.type == "cpu" and not program.donated
-    argument_paths = ArgumentPaths(program)
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         fixes = program.fixes
         if fixes is None or program.broken is not None:
             return slowly(tensors)
-        written = argument_paths.written(tensors)
+        written = program.paths.written(tensors)
         kept = list(tensors) if keeps else None
         try:
             made = (program.replayed or _called)(plainly, tensors)
@@ -181,7 +184,7 @@ def function(
             if kept is None:
                 raise
             return slowly(kept)
-        results = list(argument_paths.results((*written, *made)))
+        results = list(program.paths.results((*written, *made)))
         _apply(fixes, results, types)
         return results
 
@@ -198,8 +201,8 @@ def _called(run: Compiled, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor
 
 def run_steps(program: Program, given: list[Any]) -> list[Any]:
     """Run all steps on buffers and numbers; returns the buffers of results."""
-    argument_paths = program.argument_paths = program.argument_paths or ArgumentPaths(program)
-    written = argument_paths.written(given) if program.donated else ()
+    paths = program.paths
+    written = paths.written(given) if program.donated else ()
     made: Sequence[torch.Tensor]
     if program.replayed is None:
         with program.around():
@@ -208,19 +211,22 @@ def run_steps(program: Program, given: list[Any]) -> list[Any]:
     else:
         with _torch.without_torch_function(), _torch.below_autograd():
             packed = program.packing.pack(given, program.device)
-        made = program.replayed(on_tensors(program), [*argument_paths.tensors(given), *packed])
-    return list(argument_paths.results((*written, *made)) if written else made)
+        made = program.replayed(on_tensors(program), [*paths.tensors(given), *packed])
+    return list(paths.results((*written, *made)) if written else made)
 
 
-class ArgumentPaths:
-    """How arguments and computed tensors map to results; built once per program."""
+class Paths:
+    """How arguments and computed registers map to results."""
 
-    __slots__ = ("results", "tensors", "written")
+    __slots__ = ("made", "numbers", "results", "tensors", "written")
 
     def __init__(self, program: Program) -> None:
-        self.tensors = item_getter(tensor_parameters(program))
+        tensors = program.tensors
+        self.numbers = sorted({*range(program.parameters)}.difference(tensors))
+        self.tensors = item_getter(tensors)
         self.written = item_getter(list(program.donated))
         over = {register: place for place, register in enumerate(program.donated.values())}
+        self.made = item_getter([r for r in program.results if r not in over])
         made = itertools.count(len(program.donated))  # computed results follow
         self.results = item_getter([over[r] if r in over else next(made) for r in program.results])
 
@@ -229,8 +235,8 @@ def on_tensors(program: Program) -> Compiled:
     """`compute` as a function of the tensor arguments followed by the packed numbers."""
 
     def run(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        parameters = tensor_parameters(program)
-        given: list[Any] = [None] * parameters_of(program)
+        parameters = program.tensors
+        given: list[Any] = [None] * program.parameters
         for register, tensor in zip(parameters, tensors):  # packed numbers follow
             given[register] = tensor
         packed = tensors[len(parameters) :]
@@ -239,16 +245,6 @@ def on_tensors(program: Program) -> Compiled:
             return compute(program, given, packed)
 
     return run
-
-
-def parameters_of(program: Program) -> int:
-    """The number of parameters, which are the first registers."""
-    return len(program.types) - sum(len(i.outputs) for i in program.reference[0])
-
-
-def tensor_parameters(program: Program) -> list[int]:
-    """The registers of parameters that are tensors."""
-    return [r for r in range(parameters_of(program)) if not is_number(program.types[r])]
 
 
 def compute(program: Program, given: list[Any], packed: Sequence[Any]) -> Sequence[Any]:
@@ -272,7 +268,7 @@ def compute(program: Program, given: list[Any], packed: Sequence[Any]) -> Sequen
         except BaseException as error:
             note_writes(error)
             raise
-    return program.made(env)
+    return program.paths.made(env)
 
 
 def _run_part(
@@ -327,14 +323,13 @@ def crossing(program: Program) -> list[int]:
     made = {r for step in rest for r in step.outputs}
     read = {r for step in rest for r in step.read}
     read |= {*program.results, *program.copied.values()}
-    first = parameters_of(program)
-    return sorted(r for r in read - made if r >= first)
+    return sorted(r for r in read - made if r >= program.parameters)
 
 
 def plan(program: Program) -> None:
     """Find where registers die, now that the order of the steps is known."""
     order = [instruction for step in program.steps for instruction in step.instructions]
-    plan_memory(order, parameters_of(program), program.results)
+    plan_memory(order, program.parameters, program.results)
     seen = {*program.results, *program.donated}
     program.dead = []
     for step in reversed(program.steps):
@@ -346,10 +341,7 @@ def plan(program: Program) -> None:
     commits = (place for place, one in enumerate(writes) if one)
     program.commit = next(commits, len(program.steps))
     program.packing = Packing(program.steps)
-    parameters = range(parameters_of(program))
-    program.scalars = [r for r in parameters if is_number(program.types[r])]
-    over = set(program.donated.values())
-    program.made = item_getter([r for r in program.results if r not in over])
+    program.paths = Paths(program)
 
 
 ALIGNED: Final = 2
@@ -473,7 +465,7 @@ def _find_fixes(
 
 
 def _fix(tensor: torch.Tensor, type_: TensorType, taken: set[int], padded: bool) -> Fix | None:
-    storage = int(tensor.untyped_storage()._cdata)
+    storage = _torch.memory_of(tensor)
     shared = storage in taken
     taken.add(storage)
     if shared or tensor.storage_offset() or tensor.is_conj() or tensor.is_neg():

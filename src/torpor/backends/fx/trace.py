@@ -212,9 +212,9 @@ class _FunctionalRun:
 
     def _results(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Outputs that share no memory; donated ones are written into their inputs instead."""
-        taken = {_memory(tensor) for tensor in inputs}
+        taken = {_torch.memory_of(tensor) for tensor in inputs}
         donated = {output: register for register, output in self.piece.donated.items()}
-        taken |= {_memory(self._checked(output)) for output in donated}
+        taken |= {_torch.memory_of(self._checked(output)) for output in donated}
         results = []
         for register in self.piece.outputs:
             if register not in donated:
@@ -230,9 +230,9 @@ class _FunctionalRun:
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
         free = self._may_stay(register, tensor)
-        if _memory(tensor) in taken or not (free or _lies_as(tensor, type_)):
+        if _torch.memory_of(tensor) in taken or not (free or _lies_as(tensor, type_)):
             tensor = functional.with_strides(tensor, type_ if type_.is_dense else _dense(type_))
-        taken.add(_memory(tensor))
+        taken.add(_torch.memory_of(tensor))
         if free or not type_.is_dense:  # a view gets dense memory of its own
             size = (type_.shape, tuple(tensor.stride()))
             make = TensorType.of if self.fixed else TensorType.uninterned
@@ -305,10 +305,6 @@ def _meta(arg: Any) -> Any:
     if not isinstance(arg, torch.Tensor):
         return arg
     return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _lies_as(tensor: torch.Tensor, type_: TensorType) -> bool:

@@ -33,8 +33,6 @@ from torpor.backends.blocks.program import (
     Program,
     is_number,
     note_writes,
-    parameters_of,
-    tensor_parameters,
 )
 from torpor.backends.inductor.cuda import cuda_memory
 from torpor.backends.layout import clone_strided, repeated_dims
@@ -506,12 +504,11 @@ def _draws(program: Program) -> bool:
 
 def _turns(program: Program) -> list[tuple[int, int]]:
     """The seed and offset parameters of ops that draw in their turn."""
-    parameters = parameters_of(program)
     found: dict[tuple[int, int], None] = {}
     for instruction in program.reference[0]:
         if instruction.spec.target in IN_TURN:
             seed, offset = instruction.args[:2]
-            if max(seed, offset) < parameters:
+            if max(seed, offset) < program.parameters:
                 found[seed, offset] = None
     return list(found)
 
@@ -524,7 +521,7 @@ def replayed(program: Program, may_draw: bool) -> GraphedCode | None:
     """A program whose steps are replayed as one CUDA graph; None if that is unsafe."""
     if unsafe(program, may_draw) is not None:
         return None
-    parameters = tensor_parameters(program)
+    parameters = program.tensors
     written = [parameters.index(parameter) for parameter in program.donated]
     over = set(program.donated.values())
     memory = functools.partial(cuda_memory, program.device)

@@ -23,7 +23,6 @@ from torpor.backends.blocks.program import (
     crossing,
     note_writes,
     refusal,
-    tensor_parameters,
 )
 from torpor.backends.inductor.saved import SOURCE
 from torpor.backends.inductor.tape import Action, NotUnderstood, Tape, read
@@ -101,7 +100,7 @@ def assembled(
     """The actions of all pieces, the number of slots, and the slots of inputs and results."""
     actions: list[Action] = []
     slots = program.reference[1]  # registers have the first slots
-    inputs = tensor_parameters(program)
+    inputs = program.tensors
     packed = list(range(slots, slots + len(program.packing.registers)))
     slots += len(packed)
     steps = zip(program.steps, tapes, program.packing.places, program.dead, strict=True)

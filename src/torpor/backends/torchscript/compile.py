@@ -126,7 +126,7 @@ class TSBackend(BlockBackend):
         self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
     ) -> list[BackendData]:
         given = list(arguments)
-        for place in computation.program.scalars:
+        for place in computation.program.paths.numbers:
             if isinstance(given[place], TSData):
                 given[place] = given[place].scalar
         with _torch.script_as_drawn():

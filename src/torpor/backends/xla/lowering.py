@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from torpor.backend.lowering import Computation, random_offsets
 from torpor.backends.blocks.backend import BlockLowering
-from torpor.backends.blocks.program import Piece, Program, parameters_of
+from torpor.backends.blocks.program import Piece, Program
 from torpor.backends.blocks.registers import Registers
 from torpor.backends.reference.lowering import Instruction
 from torpor.backends.xla.checks import check_of, needs_reals
@@ -25,6 +25,7 @@ from torpor.ir.graph import COMPILED, EAGER, Block
 from torpor.ir.memo import Memo
 from torpor.ir.node import Node, Value
 from torpor.ir.types import ScalarType, TensorType
+from torpor.passes.rewrite import mapped
 
 MAX_NODES: Final = 4_000
 """Nodes in one function: XLA's passes take more than linear time."""
@@ -109,7 +110,7 @@ def piece_of(
     piece = registers.piece(block)
     piece.inputs = [registers.register(value) for value in read]
     if offsets:
-        piece.inputs.append(parameters_of(program))  # the seed
+        piece.inputs.append(program.parameters)  # the seed
     piece.checked = bool(checked)
     piece.run = XlaFunction(block.nodes, read, outputs, checked, offsets)
     return piece
@@ -183,7 +184,7 @@ def call(node: Node, env: Mapping[Value, Any], key: Any = None) -> list[Any]:
 
     `key` is what it draws from, if it draws.
     """
-    args = [_argument(arg, env) for arg in node.args]
+    args = [mapped(arg, env) for arg in node.args]
     draws = DRAWS.get(node.op.name)
     made = TABLE[node.op.name](node, *args) if draws is None else draws(node, key, *args)
     outputs = list(made) if isinstance(made, (list, tuple)) else [made]
@@ -197,15 +198,7 @@ def refusal(node: Node, env: Mapping[Value, Any]) -> Any:
     check = check_of(node)
     assert check is not None
     seen = {value: env[value] if value in env else struct_of(value) for value in node.operands}
-    return check(*[_argument(arg, seen) for arg in node.args])
-
-
-def _argument(arg: Any, env: Mapping[Value, Any]) -> Any:
-    if type(arg) is Value:
-        return env[arg]
-    if type(arg) is tuple:
-        return tuple(_argument(item, env) for item in arg)
-    return arg
+    return check(*[mapped(arg, seen) for arg in node.args])
 
 
 def _promised(made: Any, type_: Any) -> Any:
