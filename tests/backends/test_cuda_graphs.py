@@ -17,7 +17,7 @@ from torch import Tensor
 
 import torpor
 from torpor._torch import window_on
-from torpor.backends.fx.program import Program
+from torpor.backends.blocks.program import Program
 from torpor.backends.inductor import cuda_graphs
 from torpor.backends.inductor.cuda_graphs import LAST, PATIENCE, CapturedGraph, GraphedCode, Turns
 from torpor.overrides.draws import DRAWING

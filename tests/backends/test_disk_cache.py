@@ -21,8 +21,8 @@ import torpor
 from torpor import _torch, config, metrics
 from torpor.backend import registry
 from torpor.backends import provenance
+from torpor.backends.blocks import saved as fx_saved
 from torpor.backends.equality import same_bits
-from torpor.backends.fx import saved as fx_saved
 from torpor.backends.fx.backend import FxBackend
 from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
@@ -497,7 +497,7 @@ def test_numbers_at_run_time_stay_such(inductor: InductorBackend) -> None:
         torpor.sync(y := x * number, wait=True)
     y = x * 7.25 + 1
     program = check(inductor, y)
-    assert any(step.piece.numbers for step in program.steps if not isinstance(step, Instruction))
+    assert any(step.numbers for step in program.steps if not isinstance(step, Instruction))
 
 
 def test_donated_buffers_are_written_over_again(inductor: InductorBackend) -> None:

@@ -17,9 +17,9 @@ from torpor import _torch
 from torpor.backend.data import BackendData
 from torpor.backend.lowering import Computation
 from torpor.backend.registry import get_backend
+from torpor.backends.blocks.program import Piece
 from torpor.backends.dynamo import DynamoBackend
 from torpor.backends.fx import functional, trace
-from torpor.backends.fx.program import CompiledPiece
 from torpor.compiling.compilation import compile_graph
 from torpor.errors import CompileError, TorporWarning
 from torpor.ir.graph import Graph
@@ -229,7 +229,7 @@ def test_an_op_that_cannot_be_traced_splits_the_graph_and_is_counted(
     monkeypatch.setitem(functional.FORMS, "aten.cos.default", refuse)
     before = torpor.metrics.counters().get("fallback::aten.cos.default", 0)
     computation = compiled(parse(CHAIN))
-    assert pieces(computation) == ["CompiledPiece", "Instruction", "CompiledPiece"]
+    assert pieces(computation) == ["Piece", "Instruction", "Piece"]
     assert torpor.metrics.counters()["fallback::aten.cos.default"] == before + 1
     x = torch.randn(4)
     (result,) = tensors(execute(computation, x))
@@ -334,7 +334,7 @@ def test_compiled_code_that_fails_is_given_up_for_the_reference() -> None:
         raise RuntimeError("the compiled code is ill")
 
     (step,) = computation.program.steps
-    assert isinstance(step, CompiledPiece)
+    assert isinstance(step, Piece)
     step.run = fail
     x = torch.randn(4)
     for _ in range(2):

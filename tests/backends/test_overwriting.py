@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torpor
-from torpor.backends.fx.program import Program
+from torpor.backends.blocks.program import Program
 from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
 
@@ -137,13 +137,13 @@ def test_a_training_step_writes_over_all_its_parameters(
     )  # fmt: skip
     options = {"momentum": 0.9} if name == "SGD" else {}
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, **options)
-    original = InductorBackend._compile_program
+    original = InductorBackend.compile_program
 
     def noted(self: Any, program: Program) -> None:
         original(self, program)
         programs.append(program)
 
-    monkeypatch.setattr(InductorBackend, "_compile_program", noted)
+    monkeypatch.setattr(InductorBackend, "compile_program", noted)
     with torpor.using("inductor", compile_after=0):
         for _ in range(5):
             model(torpor.lazy(torch.ones(2, 3, 8, 8))).square().mean().backward()

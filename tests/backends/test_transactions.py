@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import torpor
 from torpor.backend.data import BackendData
-from torpor.backends.fx.program import CompiledPiece, Program, run
+from torpor.backends.blocks.program import Piece, Program
 from torpor.backends.inductor import InductorBackend
 from torpor.backends.inductor import runtime as inductor_runtime
 
@@ -39,8 +39,8 @@ class Caught:
         def execute(backend: Any, computation: Any, arguments: Any, device: Any) -> Any:
             if computation.program.donated:
                 self.program = computation.program
-                types = computation.result_types_for(arguments)
-                self.calls.append(([_copied(a) for a in arguments], types, device))
+                given = [_copied(a) for a in arguments]
+                self.calls.append((given, lambda: original(backend, computation, given, device)))
             return original(backend, computation, arguments, device)
 
         monkeypatch.setattr(InductorBackend, "execute", execute)
@@ -48,13 +48,9 @@ class Caught:
     def run_again(self) -> tuple[Callable[[], list[BackendData]], list[Tensor], list[Tensor]]:
         """A run of the same graph, its donated inputs, and copies of these."""
         assert self.program is not None
-        program, (arguments, types, device) = self.program, self.calls[-1]
-        donated = [arguments[register].tensor for register in program.donated]
-        return (
-            lambda: run(program, arguments, types, device),
-            donated,
-            [tensor.clone() for tensor in donated],
-        )
+        arguments, run = self.calls[-1]
+        donated = [arguments[register].tensor for register in self.program.donated]
+        return run, donated, [tensor.clone() for tensor in donated]
 
 
 def _copied(argument: Any) -> Any:
@@ -128,8 +124,8 @@ def test_what_updates_parameters_runs_last_and_calls_no_kernel_of_eager(
     late = program.steps[program.commit :]
     assert late, "nothing is written over by compiled code"
     for step in late:
-        assert isinstance(step, CompiledPiece)
-        assert not step.piece.checked
+        assert isinstance(step, Piece)
+        assert not step.checked
         called = step.text().partition("def call(")[2].partition("return ")[0]
         assert "torch.ops." not in called
         assert "extern_kernels." not in called
@@ -148,7 +144,7 @@ def test_an_error_in_a_compiled_piece_leaves_inputs_alone_and_eager_goes_on(
     assert program is not None
     again, donated, before = caught.run_again()
     monkeypatch.setattr(program, "replayed", None)
-    pieces = [step for step in program.steps[: program.commit] if isinstance(step, CompiledPiece)]
+    pieces = [step for step in program.steps[: program.commit] if isinstance(step, Piece)]
     monkeypatch.setattr(pieces[-1], "run", _raises(error))
     results = again()
     assert all(torch.equal(now, then) for now, then in zip(donated, before, strict=True))
@@ -186,7 +182,7 @@ def test_an_interrupt_between_writes_waits_until_all_is_written(monkeypatch: Any
     monkeypatch.setattr(program, "replayed", None)
     again, donated, before = caught.run_again()
     late = program.steps[program.commit]
-    assert isinstance(late, CompiledPiece)
+    assert isinstance(late, Piece)
     compiled = late.run
 
     def interrupted(inputs: list[Tensor]) -> Any:

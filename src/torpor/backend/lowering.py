@@ -43,8 +43,7 @@ class Computation:
     @property
     def offsets(self) -> dict[Node, int]:
         """The random nodes of the graph, numbered: with a run's seed, each has its own stream."""
-        nodes = [n for n in self.graph.nodes if spec_of(n.op.target).draws(n.args)]
-        return {node: offset for offset, node in enumerate(nodes)}
+        return random_offsets(self.graph)
 
     def sizes_in(self, arguments: Sequence[Any]) -> dict[Symbol, int]:
         """The values of the symbols in one run, which are its last arguments."""
@@ -63,6 +62,12 @@ class Computation:
     def text(self) -> str:
         """The graph as IR text."""
         return print_graph(self.graph)
+
+
+def random_offsets(graph: Graph) -> dict[Node, int]:
+    """The random nodes of a graph, numbered."""
+    nodes = [node for node in graph.nodes if spec_of(node.op.target).draws(node.args)]
+    return {node: offset for offset, node in enumerate(nodes)}
 
 
 class LoweringContext:

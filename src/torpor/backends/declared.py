@@ -152,7 +152,7 @@ class DeclaredBackend(Backend):
         positional, keywords = _call(spec, kernels.arguments_of(node, env, device))
         try:
             with _torch.kernels():
-                made = _listed(step.lowered(*positional, **keywords))
+                made = kernels.flat(step.lowered(*positional, **keywords))
             return _promised(step, made)
         except Exception as error:
             site = None if node.site is None else str(node.site)
@@ -188,13 +188,6 @@ def _call(spec: OpSpec, bound: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     pairs = list(zip(spec.arguments, bound, strict=True))
     positional = [value for argument, value in pairs if not argument.keyword_only]
     return positional, {a.name: value for a, value in pairs if a.keyword_only}
-
-
-def _listed(made: Any) -> list[Any]:
-    """The tensors that a kernel returned, with lists flattened."""
-    if isinstance(made, (list, tuple)):
-        return [item for part in made for item in _listed(part)]
-    return [made]
 
 
 def _promised(step: LoweredNode, made: list[Any]) -> list[torch.Tensor]:

@@ -39,18 +39,12 @@ def _held(data: BackendData) -> torch.Tensor:
 
 def run_node(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> list[Any]:
     """The outputs of `node` on the operands in `env`, which are not modified."""
-    spec = spec_of(node.op.target)
     args = arguments_of(node, env, device)
-    for position in spec.mutated:
-        args[position] = copies(args[position])
-    positional, keywords = spec.call_arguments(args)
     try:
-        with _torch.kernels():
-            result = spec.target(*positional, **keywords)
+        outputs = call_on_copies(spec_of(node.op.target), args)
     except Exception as error:
         site = None if node.site is None else str(node.site)
         raise annotate(error, node.op.name, site, print_node(node)) from None
-    outputs = outputs_of(spec, result, args)
     return [as_promised(tensor, v.type) for tensor, v in zip(outputs, node.outputs, strict=True)]
 
 
@@ -107,6 +101,19 @@ def _argument(arg: Any, env: Mapping[Value, Any], device: BackendDevice) -> Any:
     return arg
 
 
+def call_on_copies(spec: OpSpec, args: list[Any]) -> list[Any]:
+    """Call an op on copies of the arguments that it writes to; outputs in a node's order."""
+    args = [copies(arg) if at in spec.mutated else arg for at, arg in enumerate(args)]
+    with _torch.kernels():
+        return call(spec, args)
+
+
+def call(spec: OpSpec, args: list[Any]) -> list[Any]:
+    """Call an op on arguments in schema order; outputs in a node's order."""
+    positional, keywords = spec.call_arguments(args)
+    return outputs_of(spec, spec.target(*positional, **keywords), args)
+
+
 def copies(arg: Any) -> Any:
     """Copies of a tensor or a list of tensors, with the same strides, for an op to write to."""
     if isinstance(arg, list):
@@ -126,6 +133,13 @@ def outputs_of(spec: OpSpec, result: Any, args: list[Any]) -> list[Any]:
         if written is not None:
             outputs.extend(written if isinstance(written, list) else [written])
     return outputs
+
+
+def flat(result: Any) -> list[Any]:
+    """What a function returned, with lists flattened."""
+    if isinstance(result, (list, tuple)):
+        return [item for part in result for item in flat(part)]
+    return [result]
 
 
 def as_promised(tensor: Any, type_: Any) -> Any:

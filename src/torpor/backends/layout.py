@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torpor import _torch
 from torpor.backend.data import BackendData
 from torpor.ir.types import TensorType
 
@@ -45,23 +46,19 @@ def own_memory(tensor: torch.Tensor, type_: TensorType, taken: set[int]) -> torc
 
     `taken` are the storages in use (see `storages_of`); the result's storage is added.
     """
-    if _storage(tensor) in taken or not _has_layout(tensor, type_):
+    if _torch.memory_of(tensor) in taken or not _has_layout(tensor, type_):
         tensor = with_layout(tensor, type_)
-    taken.add(_storage(tensor))
+    taken.add(_torch.memory_of(tensor))
     return tensor
 
 
 def storages_of(arguments: Iterable[Any]) -> set[int]:
     """The storages of the arguments."""
     return {
-        _storage(argument.tensor)
+        _torch.memory_of(argument.tensor)
         for argument in arguments
         if isinstance(argument, BackendData) and argument.tensor is not None
     }
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _has_layout(tensor: torch.Tensor, type_: TensorType) -> bool:

@@ -21,7 +21,7 @@ from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backends.equality import same_bits
-from torpor.backends.kernels import arguments_of, as_promised, copies, outputs_of, run_node
+from torpor.backends.kernels import arguments_of, as_promised, call_on_copies, run_node
 from torpor.compiling.compilation import compile_graph, device_of
 from torpor.debug.tensors import wide
 from torpor.ir.graph import Graph
@@ -131,14 +131,8 @@ def wide_node(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> li
 
 
 def _in_doubles(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> list[Any]:
-    spec = spec_of(node.op.target)
     args = [_wide_dtype(arg) for arg in arguments_of(node, env, device)]
-    for position in spec.mutated:
-        args[position] = copies(args[position])
-    positional, keywords = spec.call_arguments(args)
-    with _torch.kernels():
-        result = spec.target(*positional, **keywords)
-    outputs = outputs_of(spec, result, args)
+    outputs = call_on_copies(spec_of(node.op.target), args)
     for output, value in zip(outputs, node.outputs, strict=True):
         if isinstance(value.type, TensorType) and tuple(output.shape) != value.type.shape:
             raise TypeError(f"{node.op.name} has another shape in double precision")

@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import torch
 
-from torpor import _torch
 from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
-from torpor.backends.kernels import arguments_of, as_promised, copies, outputs_of
+from torpor.backends.kernels import arguments_of, as_promised, call_on_copies
 from torpor.compiling.compilation import device_of
 from torpor.debug.bisect import Fault, FaultyPart
 from torpor.debug.judge import Judge
@@ -224,21 +223,12 @@ def _plain_torch(part: FaultyPart, trusted: Backend) -> str:
         spec = spec_of(node.op.target)
         for value in node.outputs:
             names[value] = f"v{len(names)}"
-        outputs = _run_raw(node, spec, env, device)
+        outputs = call_on_copies(spec, arguments_of(node, env, device))
         lines += [f"    {line}" for line in _node_lines(node, spec, names, device)]
         lines += [f"    {line}" for line in _strides(node, outputs, names)]
         env.update(zip(node.outputs, _with_layout(node, outputs), strict=True))
     lines.append(f"    return {names[graph.outputs[0]]}")
     return "\n".join(lines) + "\n"
-
-
-def _run_raw(node: Node, spec: OpSpec, env: dict[Value, Any], device: BackendDevice) -> list[Any]:
-    args = arguments_of(node, env, device)
-    for position in spec.mutated:
-        args[position] = copies(args[position])
-    positional, keywords = spec.call_arguments(args)
-    with _torch.kernels():
-        return outputs_of(spec, spec.target(*positional, **keywords), args)
 
 
 def _with_layout(node: Node, outputs: list[Any]) -> list[Any]:

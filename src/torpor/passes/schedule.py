@@ -21,6 +21,7 @@ in memory of their own.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -57,6 +58,25 @@ def schedule(runs_eagerly: Predicate, may_refuse: Predicate) -> Pass:
         return graph.in_blocks(blocks)
 
     return Pass("schedule", "blocks to compile, nodes for eager's kernels, updates last", run)
+
+
+def split(runs_eagerly: Predicate) -> Pass:
+    """A pass that partitions a graph without reordering it, given which nodes cannot be compiled.
+
+    %1 = aten.sin.default(%0)               compiled 0:
+    %2 = aten.nonzero.default(%1)             %1 = aten.sin.default(%0)
+    %3 = aten.cos.default(%1)               eager 1:
+                                              %2 = aten.nonzero.default(%1)
+                                            compiled 2:
+                                              %3 = aten.cos.default(%1)
+    """
+
+    def run(graph: Graph) -> Graph:
+        groups = enumerate(itertools.groupby(graph.nodes, runs_eagerly))
+        kinds = (COMPILED, EAGER)
+        return graph.in_blocks([Block(kinds[e], n, tuple(nodes)) for n, (e, nodes) in groups])
+
+    return Pass("split", "blocks to compile, and nodes for eager's kernels, as recorded", run)
 
 
 def _ordered(nodes: Sequence[Node], runs_eagerly: Predicate) -> Iterable[Block]:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torpor.backend.data import BackendData
 from torpor.backend.lowering import Computation
+from torpor.backends.blocks.program import Piece
 from torpor.backends.dynamo import DynamoBackend
-from torpor.backends.fx.program import CompiledPiece
 from torpor.backends.reference import ReferenceBackend
 from torpor.backends.reference.lowering import registers_in
 from torpor.compiling.compilation import compile_graph
@@ -321,7 +321,7 @@ def test_views_are_computed_where_they_are_read() -> None:
     steps = compiled(text, equal_subgraphs=True).program.steps
     assert len(steps) > 2
     for step in steps:
-        piece = step.piece
+        piece = step
         views = {
             r for i in piece.instructions if i.spec.name == "aten.t.default" for r in i.outputs
         }
@@ -410,7 +410,7 @@ def test_equal_pieces_are_compiled_once() -> None:
     text = "graph(%0 = leaf 0 : float32[3,3] @cpu) {\n" + "\n".join(lines)
     steps = compiled(f"{text}\n  return %{made - 1}\n}}", equal_subgraphs=True).program.steps
     assert len(steps) > 2
-    assert all(isinstance(step, CompiledPiece) for step in steps)
+    assert all(isinstance(step, Piece) for step in steps)
     assert len({id(step.run) for step in steps}) < len(steps)
-    read = [r for step in steps for i in step.piece.instructions for r in registers_in(i.args)]
+    read = [r for step in steps for i in step.instructions for r in registers_in(i.args)]
     assert len(read) >= 8 * 5

@@ -8,7 +8,7 @@ from torpor.backends.fx.guards import may_refuse
 from torpor.distributed.ops import ORDERED
 from torpor.ir.node import Node
 from torpor.ops.spec import spec_of
-from torpor.passes.schedule import schedule
+from torpor.passes.schedule import schedule, split
 
 from .texts import check
 
@@ -201,5 +201,31 @@ def test_a_collective_is_waited_for_when_what_comes_before_is_computed(
         compiled 2:
           %6 = aten.mul.Tensor(%4, %5)
           return %6
+        """,
+    )
+
+
+# -- without reordering ----------------------------------------------------------------------------
+
+
+def test_split_keeps_the_recorded_order() -> None:
+    check(
+        split(runs_eagerly),
+        """
+        %1 = aten.sin.default(%0)
+        %2 = aten.tan.default(%1)
+        %3 = aten.tan.default(%0)
+        %4 = aten.cos.default(%0)
+        return %2, %3, %4
+        """,
+        """
+        compiled 0:
+          %1 = aten.sin.default(%0)
+        eager 1:
+          %2 = aten.tan.default(%1)
+          %3 = aten.tan.default(%0)
+        compiled 2:
+          %4 = aten.cos.default(%0)
+          return %2, %3, %4
         """,
     )

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torpor import _torch
+from torpor.backends.blocks.program import Compiled, Piece
 from torpor.backends.dynamo.runtime import unboxed
 from torpor.backends.fx.backend import FxBackend
-from torpor.backends.fx.program import Compiled
-from torpor.backends.fx.trace import Piece, Traced
+from torpor.backends.fx.trace import Traced
 from torpor.errors import BackendError, did_you_mean
 
 MAX_NODES = 4000

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torpor.backends.fx.backend import FxLowering as DynamoLowering
+from torpor.backends.blocks.backend import BlockLowering as DynamoLowering
 
 __all__ = ["DynamoLowering"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torpor.backends.fx.program import Compiled
+from torpor.backends.blocks.program import Compiled
 
 
 def unboxed(function: Callable[..., Any]) -> Compiled:

@@ -1,4 +1,4 @@
-"""The base class of backends that compile `torch.fx` modules: lower, partition, compile, run."""
+"""The base class of backends that compile `torch.fx` modules: what is compiled, and when."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import abc
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -21,35 +21,30 @@ from torpor.backend.compile_thread import (
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice
 from torpor.backend.failures import CompileFailure, reproduction
-from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backends import provenance
+from torpor.backends.blocks.backend import BlockBackend
+from torpor.backends.blocks.program import (
+    PACKED,
+    Call,
+    Compiled,
+    Piece,
+    Program,
+    Step,
+    function,
+    is_number,
+)
+from torpor.backends.blocks.registers import Registers
 from torpor.backends.fx.equal_pieces import Shared, SharedPieces, key_of
 from torpor.backends.fx.failed import failure_of
 from torpor.backends.fx.guards import may_refuse
-from torpor.backends.fx.pieces import Registers, read_by
-from torpor.backends.fx.program import (
-    Compiled,
-    CompiledPiece,
-    CompiledStep,
-    Packing,
-    Program,
-    commit_of,
-    function,
-    run,
-)
-from torpor.backends.fx.saved import dump_program, load_program
-from torpor.backends.fx.trace import PACKED, NodeError, Piece, Traced, is_number, trace
-from torpor.backends.reference.lowering import (
-    Instruction,
-    ReferenceLowering,
-    plan_memory,
-)
+from torpor.backends.fx.trace import NodeError, Traced, has_convolutions, trace
+from torpor.backends.reference.lowering import Instruction
 from torpor.distributed.ops import ORDERED
 from torpor.errors import BackendError, CompileError, TorporWarning
 from torpor.inference.infer import types_in
-from torpor.ir.graph import EAGER, Block, Graph
-from torpor.ir.node import Node, Value
+from torpor.ir.graph import Block
+from torpor.ir.node import Node
 from torpor.ops.spec import spec_of
 from torpor.passes import Pass, run_passes
 from torpor.passes.limit import limit
@@ -78,34 +73,12 @@ class FailedBefore(Exception):
     """An equal piece has failed to compile before."""
 
 
-class FxLowering(ReferenceLowering):
-    """The reference backend's lowering, keeping the graph and the type of every register."""
-
-    def build(self) -> Computation:
-        computation = super().build()
-        graph = Graph(self.parameters, self.post_order, self.results, donated=self._donated())
-        types = {register: value.type for value, register in self.emitted.items()}
-        program = Program(self.name, graph, computation.program, types, self.device.torch_device)
-        program.donated = {self.emitted[v]: self.emitted[o] for v, o in graph.donated.items()}
-        program.free_strides = frozenset(self.emitted[self.results[i]] for i in self.free_strides)
-        program.sizes = self.sizes
-        program.hints = {one: self.hints.get(one, one.value) for one in self.sizes}
-        computation.program = program
-        return computation
-
-    def _donated(self) -> dict[Value, Value]:
-        """Donated parameters whose type equals that of their result."""
-        pairs = [(self.parameters[p], self.results[r]) for p, r in self.aliases.items()]
-        return {value: result for value, result in pairs if value.type is result.type}
-
-
-class FxBackend(Backend):
-    """Compiles graphs piece by piece; what a compiler rejects falls back to eager's kernels."""
-
-    host_devices = config.cpu_devices
+class FxBackend(BlockBackend):
+    """Compiles blocks as `torch.fx` modules; eager's kernels run what a compiler rejects."""
 
     dynamic = True
     takes_donations = True
+    packs_numbers = True
 
     def __init__(self, *, max_nodes: int, equal_subgraphs: bool = False) -> None:
         super().__init__()
@@ -158,18 +131,23 @@ class FxBackend(Backend):
 
     def _cut_passes(self) -> tuple[Pass, ...]:
         """The passes that partition a graph, except the search for repeats."""
-        first = schedule(self._runs_eagerly, may_refuse)
+        first = schedule(self.runs_eagerly, may_refuse)
         return (first, limit(self.max_nodes), VIEWS, OUTPUTS, OVERWRITE)
 
-    def _runs_eagerly(self, node: Node) -> bool:
-        """Whether the node must not be compiled."""
-        drawn = spec_of(node.op.target).draws(node.args) and not self.draws
-        if drawn or self._name(node) in self.refused:
-            return True
-        if node.op.target in ORDERED or self.miscompiles(node) or self._changes_device(node):
-            return True
+    def why_not(self, node: Node) -> str | None:
+        if spec_of(node.op.target).draws(node.args) and not self.draws:
+            return "it draws random numbers"
+        if self._name(node) in self.refused:
+            return "the compiler has rejected it"
+        if node.op.target in ORDERED:
+            return "it communicates"
+        if self.miscompiles(node):
+            return "the compiler generates wrong code for it"
+        if self._changes_device(node):
+            return "it moves tensors between devices"
         numbers = (value.type for value in node.operands if is_number(value.type))
-        return any(type_.kind not in PACKED for type_ in numbers)
+        unknown = any(type_.kind not in PACKED for type_ in numbers)
+        return "it takes a number that is not packed" if unknown else None
 
     def _changes_device(self, node: Node) -> bool:
         """Whether it moves tensors between devices, as `x.cpu()` does on a GPU.
@@ -187,11 +165,6 @@ class FxBackend(Backend):
 
     # -- the interface -----------------------------------------------------------------------------
 
-    def lowering_context(
-        self, name: str, device: BackendDevice, post_order: Any = None, emitted: Any = None
-    ) -> FxLowering:
-        return FxLowering(name, device, post_order, emitted)
-
     def compile(self, computations: Sequence[Computation]) -> list[Computation]:
         for computation in computations:
             compile_ = self._compile_in_background if on_compile_thread() else self._compile_quietly
@@ -201,15 +174,12 @@ class FxBackend(Backend):
             warnings.warn(self.complaints.pop(0), TorporWarning, stacklevel=2)
         return list(computations)
 
-    def execute(
-        self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
-    ) -> list[BackendData]:
-        program = computation.program
-        was_broken = program.broken
-        results = run(program, arguments, computation.result_types_for(arguments), device)
-        if program.broken is not was_broken:
+    def run_again(self, call: Call, error: Exception) -> list[BackendData]:
+        results, program = super().run_again(call, error), call.program
+        if all(result.error is None for result in results) and not _is_out_of_memory(error):
+            program.broken = error  # not called again
             metrics.count("CompiledGraphsGivenUp")
-            self._complain(f"compiled code of {program.name} failed", program.broken)
+            self._complain(f"compiled code of {program.name} failed", error)
         return results
 
     def accepts_sizes(self, computation: Computation, sizes: Mapping[Symbol, int]) -> bool:
@@ -222,29 +192,7 @@ class FxBackend(Backend):
         computation.program.padded = True
         return function(computation.program, computation.result_types, slowly)
 
-    def computation_text(self, computation: Computation) -> str:
-        text: str = computation.program.text()
-        return text
-
     # -- graphs in the disk cache ------------------------------------------------------------------
-
-    def dump_code(self, code: Compiled) -> bytes | None:
-        """Serialize what `compile_module` made; None if that is impossible."""
-        return None
-
-    def load_code(
-        self, saved: bytes, piece: Piece, program: Program
-    ) -> tuple[Compiled, Callable[[], str]]:
-        """Restore what `compile_module` made, from the bytes of `dump_code`."""
-        raise NotImplementedError(f"backend {self.name!r} keeps no compiled graphs")
-
-    def dump(self, computation: Computation) -> bytes | None:
-        """The serialized steps; None if compiling some failed, as it may succeed next time."""
-        program = computation.program
-        for step in program.steps:
-            if isinstance(step, Instruction) and not self._runs_eagerly(step.node):
-                return None
-        return dump_program(program, self.dump_code)
 
     def load(self, computation: Computation, saved: bytes) -> Computation:
         in_fresh_thread(functools.partial(self._load_quietly, computation.program, saved))
@@ -253,18 +201,14 @@ class FxBackend(Backend):
     def _load_quietly(self, program: Program, saved: bytes) -> None:
         with warnings.catch_warnings(), undrawn(program.device):
             warnings.simplefilter("ignore")
-            load_program(program, saved, self.load_code)
-        for step in program.steps:
-            if isinstance(step, Instruction):
-                self._note_fallback(step)
-        _plan(program)
+            self.load_program(program, saved)
 
     # -- compiling ---------------------------------------------------------------------------------
 
     def _compile_in_background(self, program: Program) -> None:
         """Compile while the user's program keeps running and drawing random numbers."""
         with _torch.leave_states_alone():
-            self._compile_program(program)
+            self.compile_program(program)
 
     def _compile_quietly(self, program: Program) -> None:
         """Compile without side effects: suppress warnings, restore random state.
@@ -273,9 +217,9 @@ class FxBackend(Backend):
         """
         with warnings.catch_warnings(), undrawn(program.device):
             warnings.simplefilter("ignore")
-            self._compile_program(program)
+            self.compile_program(program)
 
-    def _compile_program(self, program: Program) -> None:
+    def compile_program(self, program: Program) -> None:
         types = dict(program.types)
         with self.in_background(program) as finish:
             self._compile_steps(program)
@@ -283,34 +227,19 @@ class FxBackend(Backend):
             finish()
         except Exception:  # recompile one by one, to find the piece that failed
             self.shared.clear()
-            program.types, program.steps = types, []
+            program.types = types
             self._compile_steps(program)
-        _plan(program)
 
     def _compile_steps(self, program: Program) -> None:
         program.conditions.clear()
         self.failed.clear()
-        device = self.backend_device(program.device)
-        graph = run_passes(self.passes(device), program.graph)
-        registers = Registers(program)
-        program.copied = registers.copied(graph)
-        bound = {*program.results, *program.copied.values()} - program.free_strides
-        for block in graph.blocks:
-            program.steps += self._compile_block(block, registers, program, bound)
+        super().compile_program(program)
 
-    def _compile_block(
-        self,
-        block: Block,
-        registers: Registers,
-        program: Program,
-        bound: Collection[int] | None = None,
-    ) -> list[CompiledStep]:
-        """The steps of a block; outputs that are not `bound` may have any strides."""
-        if block.kind == EAGER:
-            return self._by_eager([registers.instruction(node) for node in block.nodes])
+    def compile_block(self, block: Block, registers: Registers, program: Program) -> Sequence[Step]:
         piece = registers.piece(block)
-        if bound is not None and piece.has_convolutions:
-            piece.free = frozenset({*piece.outputs} - {*piece.donated.values()} - {*bound})
+        if has_convolutions(piece):
+            bound = {*program.results, *program.copied.values()} - program.free_strides
+            piece.free = frozenset({*piece.outputs} - {*piece.donated.values()} - bound)
         piece.sizes = program.sizes
         if self.refused and any(self._name(node) in self.refused for node in block.nodes):
             return self._compile_without_refused(block, registers, program)
@@ -327,23 +256,16 @@ class FxBackend(Backend):
             failure = failure_of(block, program, registers, self, error)
             self._complain(f"could not compile {where}", error, failure)
         program.copied.update(piece.donated)
-        return self._by_eager(piece.instructions)
-
-    def _by_eager(self, instructions: Sequence[Instruction]) -> list[CompiledStep]:
-        for instruction in instructions:
-            self._note_fallback(instruction)
-        return list(instructions)
+        return self.by_eager(piece.instructions)
 
     def _compile_without_refused(
         self, block: Block, registers: Registers, program: Program
-    ) -> list[CompiledStep]:
+    ) -> list[Step]:
         graph = run_passes(self._cut_passes(), block.graph())
         program.copied.update(registers.copied(graph))
-        return [
-            step for part in graph.blocks for step in self._compile_block(part, registers, program)
-        ]
+        return list(self.compile_blocks(graph, registers, program))
 
-    def _compile_piece(self, piece: Piece, program: Program) -> CompiledPiece:
+    def _compile_piece(self, piece: Piece, program: Program) -> Piece:
         """Compile a piece, unless an equal one has been compiled."""
         compile_or_find = self._shared if self.equal_subgraphs else self._compile_anew
         shared = compile_or_find(piece, program)
@@ -352,7 +274,8 @@ class FxBackend(Backend):
         program.conditions += [one for one in shared.conditions if one.text not in known]
         for position, type_ in shared.layouts.items():  # the strides that later pieces will read
             program.types[piece.outputs[position]] = type_
-        return CompiledPiece(piece, shared.run, shared.text)
+        piece.run, piece.text = shared.run, shared.text
+        return piece
 
     def _shared(self, piece: Piece, program: Program) -> Shared:
         """The compiled code shared by all pieces equal to this one."""
@@ -412,12 +335,6 @@ class FxBackend(Backend):
             raise Refused([error.instruction], error.reason) from error
         return traced
 
-    def _note_fallback(self, instruction: Instruction) -> None:
-        node = instruction.node
-        if node.op.target in ORDERED:  # run by the process group by design: not a fallback
-            return
-        metrics.count_line(f"fallback::{node.op.name}", str(node.site))
-
     def _complain(
         self, what: str, error: BaseException | None, failure: CompileFailure | None = None
     ) -> None:
@@ -443,24 +360,10 @@ def _conditions(traced: Traced, piece: Piece, hints: Mapping[Symbol, int]) -> tu
     return tuple([assumption(text, symbols) for text in texts])
 
 
-def _plan(program: Program) -> None:
-    """Find where registers die, now that the order of the steps is known."""
-    parameters = len(program.types) - sum(len(i.outputs) for i in program.reference[0])
-    order: list[Instruction] = []
-    for step in program.steps:
-        order += [step] if isinstance(step, Instruction) else step.piece.instructions
-    plan_memory(order, parameters, program.results)
-    kept = {*program.results, *program.donated}
-    seen: set[int] = set(kept)
-    program.dead = []
-    for step in reversed(program.steps):
-        part = step if isinstance(step, Instruction) else step.piece
-        touched = {*read_by(part), *part.outputs}
-        program.dead.append(sorted(touched - seen))
-        seen |= touched
-    program.dead.reverse()
-    program.commit = commit_of(program.steps)
-    program.packing = Packing(program.steps)
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether the step ran out of memory, so that it may succeed another time."""
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or "can't allocate memory" in str(error)  # what torch says for a CPU
 
 
 @contextmanager

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from torpor.backends.fx.program import Compiled
-from torpor.backends.fx.trace import Piece
+from torpor.backends.blocks.program import Compiled, Piece
 from torpor.backends.reference.lowering import Register
 from torpor.ir.node import Key
 from torpor.ir.types import TensorType

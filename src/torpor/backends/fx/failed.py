@@ -6,8 +6,8 @@ from typing import Any
 
 from torpor.backend.failures import CompileFailure
 from torpor.backend.interface import Backend
-from torpor.backends.fx.pieces import Registers
-from torpor.backends.fx.program import Program
+from torpor.backends.blocks.program import Program
+from torpor.backends.blocks.registers import Registers
 from torpor.ir.graph import Block
 from torpor.ir.node import Value
 from torpor.passes.interpreter import AtSizes

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from torpor._torch import OpOverload
+from torpor.backends import kernels
 from torpor.ir.types import TensorType
 from torpor.ops.spec import OpSpec, ReturnKind
 from torpor.passes.functionalize import IN_DTYPE_OF_RESULT, functional_name, twin_of
@@ -48,7 +48,7 @@ def call(spec: OpSpec, args: list[Any], types: list[Any], operand_types: list[An
         _check_bounds(spec, args)
     if spec.mutated:
         return _call_twin(spec, args, types)
-    return outputs(spec, call_op(spec.target, spec, args))
+    return kernels.call(spec, args)
 
 
 _SCALED: Final = frozenset({"add", "add_", "_foreach_add", "_foreach_add_"})
@@ -66,22 +66,6 @@ def _refuse_scaled_booleans(spec: OpSpec, args: list[Any], types: list[Any]) -> 
             raise NotTraceable(f"{spec.name} of booleans with alpha")
 
 
-def call_op(target: OpOverload, spec: OpSpec, args: list[Any]) -> Any:
-    """Call `target`, which takes the arguments of `spec`, with arguments in schema order."""
-    positional, keywords = spec.call_arguments(args)
-    return target(*positional, **keywords)
-
-
-def outputs(spec: OpSpec, result: Any) -> list[Any]:
-    """The tensors an op returned, with lists flattened."""
-    found: list[Any] = []
-    results = result if len(spec.returns) > 1 else (result,) if spec.returns else ()
-    for returned, value in zip(spec.returns, results, strict=True):
-        if returned.kind is not ReturnKind.OTHER:
-            found.extend(value) if returned.is_list else found.append(value)
-    return found
-
-
 # -- ops that write --------------------------------------------------------------------------------
 
 
@@ -97,7 +81,7 @@ def _call_twin(spec: OpSpec, args: list[Any], types: list[Any]) -> list[Any]:
         pairs = [(a, dtype if a.name == "dtype" and v is None else v) for a, v in pairs]
     positional = [value for a, value in pairs if not a.keyword_only]
     keywords = {a.name: v for a, v in pairs if a.keyword_only and not a.mutated}
-    made = _flat(twin(*positional, **keywords))
+    made = kernels.flat(twin(*positional, **keywords))
     if len(made) != len(types):
         raise NotTraceable(f"{twin} makes {len(made)} tensors where {spec.name} makes {len(types)}")
     fresh = sum(1 for r in spec.returns if r.kind in (ReturnKind.FRESH, ReturnKind.VIEW))
@@ -109,21 +93,13 @@ def _call_on_copies(spec: OpSpec, args: list[Any]) -> list[Any]:
     if any(r.kind is ReturnKind.ARGUMENT for r in spec.returns):
         raise NotTraceable(f"{spec.name} returns what it writes to, which torch does not trace")
     args = [_writable(v) if a.mutated else v for a, v in zip(spec.arguments, args, strict=True)]
-    fresh = outputs(spec, call_op(spec.target, spec, args))
-    written = [args[position] for position in spec.mutated if args[position] is not None]
-    return [*fresh, *_flat(written)]
+    return kernels.call(spec, args)
 
 
 def _writable(arg: Any) -> Any:
     if isinstance(arg, (tuple, list)):
         return [_writable(item) for item in arg]
     return None if arg is None else arg.clone()
-
-
-def _flat(result: Any) -> list[Any]:
-    if isinstance(result, (tuple, list)):
-        return [item for part in result for item in _flat(part)]
-    return [result]
 
 
 def cast(tensor: Any, type_: TensorType) -> Any:

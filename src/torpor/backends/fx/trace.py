@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torpor import _torch
+from torpor.backends.blocks.program import PACKED, Piece
 from torpor.backends.fx import functional, numbers
 from torpor.backends.fx.functional import NO_VALUE, NotTraceable
 from torpor.backends.fx.guards import Guards
 from torpor.backends.fx.numbers import Number
 from torpor.backends.reference.lowering import Instruction, Register, Sized
-from torpor.ir.types import ScalarType, SymbolicType, TensorType, contiguous_strides
+from torpor.ir.types import SymbolicType, TensorType, contiguous_strides
 from torpor.ops.spec import OpSpec
 from torpor.symbols.expressions import Symbol
 from torpor.symbols.solve import size_of
-
-PACKED = {float: torch.float64, int: torch.int64}
-"""The dtypes in which run-time numbers enter a graph."""
 
 
 class NodeError(Exception):
@@ -31,24 +29,6 @@ class NodeError(Exception):
         super().__init__(str(reason))
         self.instruction = instruction
         self.reason = reason
-
-
-@dataclass(slots=True)
-class Piece:
-    """Instructions to compile together, with the registers they read and output."""
-
-    instructions: list[Instruction]
-    inputs: list[int]  # registers of tensors
-    numbers: dict[type, list[int]]  # registers of run-time numbers, by kind
-    outputs: list[int]
-    donated: dict[int, int]  # input register -> the output that overwrites it
-    free: frozenset[int] = frozenset()  # outputs that may have any strides
-    checked: bool = False  # the last returned tensor is the flag of `Guards`
-    sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes, given last
-
-    @property
-    def has_convolutions(self) -> bool:
-        return any(instruction.spec.name in CONVOLUTIONS for instruction in self.instructions)
 
 
 @dataclass(slots=True)
@@ -232,9 +212,9 @@ class _FunctionalRun:
 
     def _results(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Outputs that share no memory; donated ones are written into their inputs instead."""
-        taken = {_memory(tensor) for tensor in inputs}
+        taken = {_torch.memory_of(tensor) for tensor in inputs}
         donated = {output: register for register, output in self.piece.donated.items()}
-        taken |= {_memory(self._checked(output)) for output in donated}
+        taken |= {_torch.memory_of(self._checked(output)) for output in donated}
         results = []
         for register in self.piece.outputs:
             if register not in donated:
@@ -250,9 +230,9 @@ class _FunctionalRun:
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
         free = self._may_stay(register, tensor)
-        if _memory(tensor) in taken or not (free or _lies_as(tensor, type_)):
+        if _torch.memory_of(tensor) in taken or not (free or _lies_as(tensor, type_)):
             tensor = functional.with_strides(tensor, type_ if type_.is_dense else _dense(type_))
-        taken.add(_memory(tensor))
+        taken.add(_torch.memory_of(tensor))
         if free or not type_.is_dense:  # a view gets dense memory of its own
             size = (type_.shape, tuple(tensor.stride()))
             make = TensorType.of if self.fixed else TensorType.uninterned
@@ -280,6 +260,11 @@ class _FunctionalRun:
 CONVOLUTIONS: Final = frozenset(
     {"aten.convolution.default", "aten.convolution_backward.default"}
 )  # fmt: skip
+
+
+def has_convolutions(piece: Piece) -> bool:
+    """Whether a piece has convolutions, which may be faster on channels-last images."""
+    return any(instruction.spec.name in CONVOLUTIONS for instruction in piece.instructions)
 
 
 def _channels_last(arg: Any) -> Any:
@@ -322,10 +307,6 @@ def _meta(arg: Any) -> Any:
     return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _lies_as(tensor: torch.Tensor, type_: TensorType) -> bool:
     """Whether the strides match (ignoring dimensions of size 1) and the offset is 0."""
     pairs = zip(tensor.stride(), type_.stride, type_.shape, strict=True)
@@ -337,8 +318,3 @@ def _dense(type_: TensorType) -> TensorType:
     return TensorType.uninterned(
         type_.shape, contiguous_strides(type_.shape), type_.dtype, type_.device
     )
-
-
-def is_number(type_: Any) -> bool:
-    """Whether this is the type of a run-time number."""
-    return type(type_) is ScalarType

@@ -12,9 +12,9 @@ from torpor import _torch
 from torpor.backend.device import BackendDevice
 from torpor.backend.lowering import Computation
 from torpor.backends import provenance
+from torpor.backends.blocks.program import Compiled, Piece, Program
 from torpor.backends.fx.backend import FxBackend
-from torpor.backends.fx.program import Compiled, Program
-from torpor.backends.fx.trace import Piece, Traced, fake_inputs
+from torpor.backends.fx.trace import Traced, fake_inputs
 from torpor.backends.inductor.cuda_graphs import GraphedCode, replayed
 from torpor.backends.inductor.lowering import decompositions, miscompiles
 from torpor.backends.inductor.options import check_rng, check_settings

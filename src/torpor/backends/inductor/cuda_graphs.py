@@ -28,14 +28,12 @@ import torch
 
 from torpor import _torch, metrics
 from torpor.backend.item_getter import ItemGetter, item_getter
-from torpor.backends.fx.program import (
+from torpor.backends.blocks.program import (
     Compiled,
     Program,
+    is_number,
     note_writes,
-    parameters_of,
-    tensor_parameters,
 )
-from torpor.backends.fx.trace import is_number
 from torpor.backends.inductor.cuda import cuda_memory
 from torpor.backends.layout import clone_strided, repeated_dims
 from torpor.backends.reference.lowering import Instruction, registers_in
@@ -506,12 +504,11 @@ def _draws(program: Program) -> bool:
 
 def _turns(program: Program) -> list[tuple[int, int]]:
     """The seed and offset parameters of ops that draw in their turn."""
-    parameters = parameters_of(program)
     found: dict[tuple[int, int], None] = {}
     for instruction in program.reference[0]:
         if instruction.spec.target in IN_TURN:
             seed, offset = instruction.args[:2]
-            if max(seed, offset) < parameters:
+            if max(seed, offset) < program.parameters:
                 found[seed, offset] = None
     return list(found)
 
@@ -524,7 +521,7 @@ def replayed(program: Program, may_draw: bool) -> GraphedCode | None:
     """A program whose steps are replayed as one CUDA graph; None if that is unsafe."""
     if unsafe(program, may_draw) is not None:
         return None
-    parameters = tensor_parameters(program)
+    parameters = program.tensors
     written = [parameters.index(parameter) for parameter in program.donated]
     over = set(program.donated.values())
     memory = functools.partial(cuda_memory, program.device)

@@ -24,7 +24,7 @@ import torch
 
 from torpor import _torch
 from torpor.backend.pack import pack, unpack
-from torpor.backends.fx.program import Compiled
+from torpor.backends.blocks.program import Compiled
 from torpor.backends.inductor.tape import keep_library
 
 _ENTRY: Final = "call"  # the module's entry point

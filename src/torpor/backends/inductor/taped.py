@@ -15,15 +15,14 @@ import torch
 from torpor import _torch, config
 from torpor.backend.device import cores
 from torpor.backend.native_library import NATIVE
-from torpor.backends.fx.program import (
+from torpor.backends.blocks.program import (
     Compiled,
-    CompiledPiece,
-    CompiledStep,
+    Piece,
     Program,
+    Step,
     crossing,
     note_writes,
     refusal,
-    tensor_parameters,
 )
 from torpor.backends.inductor.saved import SOURCE
 from torpor.backends.inductor.tape import Action, NotUnderstood, Tape, read
@@ -101,12 +100,12 @@ def assembled(
     """The actions of all pieces, the number of slots, and the slots of inputs and results."""
     actions: list[Action] = []
     slots = program.reference[1]  # registers have the first slots
-    inputs = tensor_parameters(program)
+    inputs = program.tensors
     packed = list(range(slots, slots + len(program.packing.registers)))
     slots += len(packed)
     steps = zip(program.steps, tapes, program.packing.places, program.dead, strict=True)
     for number, (step, tape, numbers, dead) in enumerate(steps):
-        assert isinstance(step, CompiledPiece), "others have no tape"
+        assert isinstance(step, Piece), "others have no tape"
         if number == program.commit:
             writing = len(actions)
         slots = _add_piece(actions, slots, number, step, tape, numbers, packed)
@@ -143,13 +142,12 @@ def _add_piece(
     actions: list[Action],
     slots: int,
     number: int,
-    step: CompiledPiece,
+    piece: Piece,
     tape: Tape,
     numbers: list[tuple[int, int, int]],
     packed: list[int],
 ) -> int:
     """Add the actions of a piece; returns the new number of slots."""
-    piece = step.piece
     own = []
     for which, start, length in numbers:
         actions.append(("part", slots, packed[which], (length,), (1,), start))
@@ -164,7 +162,7 @@ def _add_piece(
     slots += len(inner)
     if piece.checked:
         actions.append(("flag", results[-1], number))
-    for register, slot in zip(step.returned, results):  # a flag may follow
+    for register, slot in zip(piece.returned, results):  # a flag may follow
         actions.append(("alias", register, slot))
     for parameter, result in piece.donated.items():
         actions.append(("alias", result, parameter))
@@ -173,7 +171,7 @@ def _add_piece(
     return slots
 
 
-def tapes_of(steps: Sequence[CompiledStep]) -> list[Tape]:
+def tapes_of(steps: Sequence[Step]) -> list[Tape]:
     """The tape of each step, shared by equal steps; raises for a step that eager runs."""
     known: dict[int, Tape] = {}
     found = []
@@ -199,12 +197,12 @@ def tape_of(run: Compiled) -> Tape:
     return read(source, names | constants)
 
 
-def has_fixed_threads(steps: Sequence[CompiledStep]) -> bool:
+def has_fixed_threads(steps: Sequence[Step]) -> bool:
     """Whether kernels use a number of threads fixed at compile time, ignoring the current setting.
 
     Inductor generates such code unless the setting equals the machine's number of cores.
     """
-    pieces = {id(step.run): step for step in steps if isinstance(step, CompiledPiece)}
+    pieces = {id(step.run): step for step in steps if isinstance(step, Piece)}
     return any("num_threads(" in piece.text() for piece in pieces.values())
 
 

@@ -73,6 +73,16 @@ class Instruction:
         made.sizes = self.sizes
         return made
 
+    @property
+    def read(self) -> list[int]:
+        """The registers it reads."""
+        return registers_in(self.args)
+
+    @property
+    def instructions(self) -> list[Instruction]:
+        """Itself: a step of one instruction."""
+        return [self]
+
     def output_types(self, env: Any) -> list[Any]:
         """The types of its outputs in a run, given the contents of registers."""
         types = [value.type for value in self.node.outputs]

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torpor import config, metrics
+from torpor import _torch, metrics
 from torpor.backend.builder import IrBuilder
 from torpor.backend.data import BackendData, number_dtype
 from torpor.backend.device import BackendDevice, BackendDeviceType
-from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backend.registry import activate, make
-from torpor.backends.torchscript.lowering import ScriptPiece, ScriptStep, TSLoweringContext, why_not
-from torpor.backends.torchscript.runtime import COUNTERS, TSData, run
+from torpor.backends.blocks.backend import BlockBackend
+from torpor.backends.blocks.program import Call, Piece, Program
+from torpor.backends.blocks.registers import Registers
+from torpor.backends.torchscript.lowering import MAX_OPS, ScriptCode, remember_check, why_not
+from torpor.backends.torchscript.runtime import COUNTERS, TSData, run_alone
 from torpor.errors import BackendError
+from torpor.ir.graph import Block
+from torpor.ir.node import Node
 from torpor.ir.types import TensorType
-from torpor.text.printer import print_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,11 @@ class TorchScriptIrBuilder(IrBuilder):
         super().__init__(lambda device: backend.backend_device(device).torch_device)
 
 
-class TSBackend(Backend):
+class TSBackend(BlockBackend):
     """Builds TorchScript graphs and has TorchScript run them, on the CPU or on CUDA."""
 
-    host_devices = config.cpu_devices
-
     exact = True
+    max_nodes = MAX_OPS
     scalars_as_data = True
 
     def __init__(self, cuda: bool | None = None) -> None:
@@ -101,33 +103,45 @@ class TSBackend(Backend):
     def ir_builder(self) -> TorchScriptIrBuilder:
         return TorchScriptIrBuilder(self)
 
-    def lowering_context(
-        self, name: str, device: BackendDevice, post_order: Any = None, emitted: Any = None
-    ) -> TSLoweringContext:
-        return TSLoweringContext(name, device, post_order, emitted)
+    def why_not(self, node: Node) -> str | None:
+        return why_not(node)
 
-    def compile(self, computations: Sequence[Computation]) -> list[Computation]:
+    def compile_block(self, block: Block, registers: Registers, program: Program) -> list[Piece]:
+        piece = registers.piece(block)
+        code = ScriptCode(f"{program.name}_{block.stage}", piece)
+        piece.run, piece.text = code, code.text
+        return [piece]
+
+    def complete(self, program: Program) -> None:
         """Make an executor for every graph."""
-        for computation in computations:
-            for piece in computation.program.pieces:
-                piece.load()
-                metrics.count("TorchScriptGraph")
-        return list(computations)
+        super().complete(program)
+        program.run_alone = run_alone
+        for code in _codes(program):
+            code.load()
+            metrics.count("TorchScriptGraph")
+
+    # -- running -------------------------------------------------------------------------------
 
     def execute(
         self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
     ) -> list[BackendData]:
-        return run(
-            computation.program,
-            arguments,
-            computation.parameter_types,
-            computation.result_types,
-            device,
-        )
+        given = list(arguments)
+        for place in computation.program.paths.numbers:
+            if isinstance(given[place], TSData):
+                given[place] = given[place].scalar
+        with _torch.script_as_drawn():
+            return super().execute(computation, given, device)
 
-    def computation_text(self, computation: Computation) -> str:
-        """The TorchScript graphs, interleaved with the ops that eager runs."""
-        return "\n".join(_text(part) for part in computation.program.parts)
+    def run_again(self, call: Call, error: Exception) -> list[BackendData]:
+        """Run a program by the reference, and memoize its checks."""
+        metrics.count("TorchScriptRerun")
+        results = super().run_again(call, error)
+        for instruction in call.program.reference[0]:
+            remember_check(instruction)
+        for code in _codes(call.program):
+            if code.asked:
+                code.function = None
+        return results
 
     # -- metrics -------------------------------------------------------------------------------
 
@@ -137,10 +151,8 @@ class TSBackend(Backend):
         return {name: counted.get(name, 0) for name in COUNTERS}
 
 
-def _text(part: ScriptStep) -> str:
-    if isinstance(part, ScriptPiece):
-        return f"# {part.name}\n{part.draw().graph}"
-    return f"# by eager: {why_not(part)}\n{print_node(part.node)}\n"
+def _codes(program: Program) -> Iterator[ScriptCode]:
+    return (step.run for step in program.pieces if isinstance(step.run, ScriptCode))
 
 
 @functools.cache

@@ -1,20 +1,20 @@
-"""Lowering for the TorchScript backend: builds graphs node by node.
+"""Lowering for the TorchScript backend: builds the graphs of pieces node by node.
 
-The program is the reference backend's, partitioned: a run of instructions that TorchScript can
-express becomes a graph, others stay instructions. So both backends copy before a write, elide such
-copies, and call kernels in the same places.
+Registers and instructions are the reference backend's. So both backends copy before a write, elide
+such copies, and call kernels in the same places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-from torpor import _torch, config
-from torpor.backend.lowering import Computation
+from torpor import _torch, config, metrics
+from torpor.backend.device import BackendDevice, BackendDeviceType
+from torpor.backends.blocks.backend import BlockLowering as TSLoweringContext
+from torpor.backends.blocks.program import Piece
 from torpor.backends.layout import repeated_dims
 from torpor.backends.reference.lowering import (
     Instruction,
@@ -23,9 +23,11 @@ from torpor.backends.reference.lowering import (
     registers_in,
 )
 from torpor.inference.infer import types_in
-from torpor.ir.node import Value
+from torpor.ir.node import Node, Value
 from torpor.ir.types import TensorType
 from torpor.ops.spec import Return, ReturnKind
+
+__all__ = ["ScriptBuilder", "ScriptCode", "TSLoweringContext", "remember_check", "why_not"]
 
 MAX_OPS: Final = 1_000
 """The most ops in one graph. TorchScript generates code recursively: 30,000 in a chain overflow."""
@@ -42,19 +44,27 @@ Source = tuple[Any, bool]
 """The source of a graph's input (a register or a number), and whether it must be a tensor."""
 
 
-class ScriptPiece:
-    """A run of instructions that becomes one TorchScript graph."""
+class Unexpected(Exception):
+    """An op's output type differs from the recorded one."""
 
-    __slots__ = ("asked", "dead", "function", "inputs", "instructions", "name", "outputs")
 
-    def __init__(self, name: str) -> None:
+class ScriptCode:
+    """The TorchScript graph of a piece, run by TorchScript's executor.
+
+    The first run also queries the output types of one unchecked op per kind.
+    """
+
+    __slots__ = ("asked", "function", "inputs", "name", "piece")
+
+    def __init__(self, name: str, piece: Piece) -> None:
         self.name = name
-        self.instructions: list[Instruction] = []
-        self.outputs: list[int] = []  # registers that are needed after the piece
-        self.dead: list[int] = []  # registers from outside that die with it
-        self.inputs: list[Source] = []
+        self.piece = piece
+        self.inputs: list[Source] = []  # of the graph; registers are places in the piece's inputs
         self.asked: list[Instruction] = []  # instructions whose output types are queried
         self.function: Callable[..., Any] | None = None
+
+    def text(self) -> str:
+        return f"# {self.name}\n{self.draw().graph}"
 
     def draw(self, asked: Sequence[Instruction] = ()) -> ScriptBuilder:
         """Build the graph, which returns a list of tensors.
@@ -64,88 +74,64 @@ class ScriptPiece:
         """
         drawing = ScriptBuilder()
         asking = set(map(id, asked))
-        for instruction in self.instructions:
+        for instruction in self.piece.instructions:
             drawing.add(instruction, asking=id(instruction) in asking)
-        drawing.finish(self.outputs, asking=bool(asked))
+        drawing.finish(self.piece.outputs, asking=bool(asked))
         return drawing
 
-    def load(self) -> None:
-        """Make an executor; its first run queries the output types of one unchecked op per kind."""
-        self.learn()
+    def load(self) -> Callable[..., Any]:
+        """Make an executor."""
         unseen: dict[Any, Instruction] = {}
-        for instruction in self.instructions:
+        for instruction in self.piece.instructions:
+            key = _check_key(instruction)
             if instruction.checked is None:
-                unseen.setdefault(_check_key(instruction), instruction)
+                instruction.checked = _checks.get(key)
+            if instruction.checked is None:
+                unseen.setdefault(key, instruction)
         self.asked = list(unseen.values())
         drawing = self.draw(self.asked)
-        self.inputs = drawing.sources
+        places = {register: Register(place) for place, register in enumerate(self.piece.inputs)}
+        self.inputs = [
+            (places[source] if type(source) is Register else source, is_tensor)
+            for source, is_tensor in drawing.sources
+        ]
         self.function = _torch.script_function(self.name, drawing.graph)
+        return self.function
 
-    def learn(self) -> None:
-        """Take over check results for the same ops on the same types."""
-        for instruction in self.instructions:
-            if instruction.checked is None:
-                instruction.checked = _checks.get(_check_key(instruction))
+    def __call__(self, given: list[Any]) -> Any:
+        """Run the graph; after a successful first run, discard the version with type queries."""
+        function = self.function or self.load()
+        made = function(*[_given(given, *source) for source in self.inputs])
+        if self.asked:
+            made, layouts, dtypes = made
+            self._check(layouts, dtypes)
+            self.function = None
+        metrics.count("TorchScriptOps", len(self.piece.instructions))
+        return made
 
-
-ScriptStep = ScriptPiece | Instruction
-
-
-@dataclass(slots=True)
-class ScriptProgram:
-    """A lowered graph: parts in order, and the reference program to fall back to."""
-
-    reference: tuple[list[Instruction], int, list[int]]
-    parts: list[ScriptStep]
-
-    @property
-    def pieces(self) -> Iterator[ScriptPiece]:
-        """The parts that are TorchScript graphs."""
-        return (part for part in self.parts if isinstance(part, ScriptPiece))
-
-
-class TSLoweringContext(ReferenceLowering):
-    """Numbers registers like the reference, then partitions the instructions into graphs."""
-
-    def build(self) -> Computation:
-        computation = super().build()
-        instructions, _, results = computation.program
-        parts = cut(instructions, self.name)
-        for part in parts:
-            if isinstance(part, Instruction):
-                self.fell_back(part.node)
-        _find_ends(parts, results)
-        computation.program = ScriptProgram(computation.program, parts)
-        return computation
+    def _check(self, layouts: list[list[int]], dtypes: list[int]) -> None:
+        """Compare queried output types with the recorded ones."""
+        answers = iter(zip(layouts[::2], layouts[1::2], dtypes, strict=True))
+        for instruction in self.asked:
+            for type_ in _promises(instruction):
+                size, stride, dtype = next(answers)
+                if tuple(size) != type_.shape or dtype != _torch.script_dtype(type_.dtype):
+                    raise Unexpected(instruction.node.op.name)
+                if tuple(stride) != type_.stride and type_.numel > 1:
+                    raise Unexpected(instruction.node.op.name)
+            instruction.checked = []
+            remember_check(instruction)
 
 
-def cut(instructions: Sequence[Instruction], name: str) -> list[ScriptStep]:
-    """Graphs of at most `MAX_OPS` ops, and between them what TorchScript cannot express."""
-    parts: list[ScriptStep] = []
-    piece: ScriptPiece | None = None
-    for instruction in instructions:
-        if why_not(instruction) is not None:
-            parts.append(instruction)
-            piece = None
-            continue
-        if piece is None or len(piece.instructions) >= MAX_OPS:
-            piece = ScriptPiece(f"{name}_{len(parts)}")
-            parts.append(piece)
-        piece.instructions.append(instruction)
-    return parts
+def _given(given: list[Any], source: Any, is_tensor: bool) -> Any:
+    value = given[source] if type(source) is Register else source
+    if not is_tensor or value is None or isinstance(value, torch.Tensor):
+        return value
+    return _torch.wrapped_number(value)
 
 
-def _find_ends(parts: Sequence[ScriptStep], results: Sequence[int]) -> None:
-    """Find the registers that leave each piece, and those that die with it."""
-    needed = set(results)
-    for part in reversed(parts):
-        inside = part.instructions if isinstance(part, ScriptPiece) else [part]
-        if isinstance(part, ScriptPiece):
-            made = {register for instruction in inside for register in instruction.outputs}
-            part.outputs = sorted(made & needed)
-            part.dead = sorted({r for instruction in inside for r in instruction.dead} - made)
-        for instruction in inside:
-            needed.update(registers_in(instruction.args))
+def _promises(instruction: Instruction) -> Iterator[TensorType]:
+    return (v.type for v in instruction.node.outputs if type(v.type) is TensorType)
 
 
 # -- what TorchScript can express --------------------------------------------------------------
@@ -153,24 +139,32 @@ def _find_ends(parts: Sequence[ScriptStep], results: Sequence[int]) -> None:
 _reasons: dict[tuple[Any, ...], str | None] = {}
 
 
-def why_not(instruction: Instruction) -> str | None:
-    """Why TorchScript cannot express an instruction; None if it can.
+def why_not(node: Node) -> str | None:
+    """Why TorchScript cannot express a node; None if it can.
 
     TorchScript resolves an op's overload by argument types; memoized by those.
     """
-    counts = len(instruction.outputs)
-    key = (instruction.spec.target, counts, tuple(_tag(arg) for arg in instruction.args))
+    key = (node.op, len(node.outputs), tuple(_tag(arg) for arg in node.args))
     if key not in _reasons:
-        _reasons[key] = _try_to_draw(instruction)
+        _reasons[key] = _try_to_draw(_lowered(node))
     return _reasons[key]
 
 
 def _tag(arg: Any) -> Any:
-    if type(arg) is list:
-        return (list, frozenset(_tag(item) for item in arg))
+    if type(arg) is tuple:
+        return (tuple, frozenset(_tag(item) for item in arg))
     if type(arg) is int and not -(2**63) <= arg < 2**63:
         return "an int of more than 64 bits"
     return type(arg)
+
+
+def _lowered(node: Node) -> Instruction:
+    """The instruction of a single node."""
+    context = ReferenceLowering(node.op.name, BackendDevice(BackendDeviceType("cpu"), 0))
+    for value in dict.fromkeys(node.operands):
+        context.add_parameter(value)
+    context.lower(node)
+    return context.instructions[0]
 
 
 def _try_to_draw(instruction: Instruction) -> str | None:

@@ -2,39 +2,70 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
 import jaxlib
+import numpy as np
 import torch
 
+from torpor import metrics
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice, BackendDeviceType
-from torpor.backend.interface import Backend, MemoryInfo
+from torpor.backend.interface import MemoryInfo
 from torpor.backend.lowering import Computation
 from torpor.backends import decompositions, provenance
+from torpor.backends.blocks.backend import BlockBackend
+from torpor.backends.blocks.program import (
+    Call,
+    Compiled,
+    Piece,
+    Program,
+    Step,
+)
+from torpor.backends.blocks.registers import Registers
 from torpor.backends.xla import saved
-from torpor.backends.xla.lowering import XlaLowering, XlaPiece, structs_of
+from torpor.backends.xla.lowering import (
+    MAX_NODES,
+    XlaFunction,
+    XlaLowering,
+    XlaProgram,
+    given_away,
+    piece_of,
+    why_not,
+    with_checks,
+)
 from torpor.backends.xla.lowerings import TABLE
 from torpor.backends.xla.lowerings.random import DRAWS
 from torpor.backends.xla.runtime import (
+    XlaCode,
     XlaData,
     array_of,
     exact,
     jax_device,
+    lent,
+    moved,
     place_of,
-    run,
+    run_alone,
+    taken,
     tensor_of,
 )
 from torpor.errors import BackendError
+from torpor.ir.graph import EAGER, Block, Graph
+from torpor.ir.node import Node
 from torpor.ir.types import TensorType
 
 
-class XlaBackend(Backend):
+class XlaBackend(BlockBackend):
     """`jax.jit` on PJRT: the CPU, or a GPU if jax has one. Data are jax arrays."""
 
+    host_devices = 1
+    max_nodes = MAX_NODES
     takes_donations = True
     functional = True
 
@@ -83,20 +114,79 @@ class XlaBackend(Backend):
     def decompositions(self) -> Mapping[str, Callable[..., Any]]:
         return decompositions.core((*TABLE, *DRAWS))
 
-    def lowering_context(self, *args: Any) -> XlaLowering:
-        return XlaLowering(*args)
+    def lowering_context(
+        self, name: str, device: BackendDevice, post_order: Any = None, emitted: Any = None
+    ) -> XlaLowering:
+        return XlaLowering(name, device, post_order, emitted)
 
-    def compile(self, computations: Sequence[Computation]) -> list[Computation]:
-        for computation in computations:
-            for step in computation.program.steps:
-                if isinstance(step, XlaPiece):
-                    step.compiled = compiled(step, computation.device)
-        return list(computations)
+    def why_not(self, node: Node) -> str | None:
+        return why_not(node)
+
+    def compile_blocks(
+        self, graph: Graph, registers: Registers, program: Program
+    ) -> Iterator[Step]:
+        for block, checked in with_checks(graph.blocks, set(graph.inputs)):
+            if block.kind == EAGER:
+                yield from self.by_eager(map(registers.instruction, block.nodes))
+            else:
+                yield from self.compile_block(block, registers, program, checked)
+
+    def compile_block(
+        self, block: Block, registers: Registers, program: Program, checked: Sequence[Node] = ()
+    ) -> list[Piece]:
+        """A block as a piece that checks these nodes; it is compiled when all steps are known."""
+        return [piece_of(block, checked, registers, program)]
+
+    def complete(self, program: Program) -> None:
+        """Compile the pieces that are not loaded, now that it is known what they may overwrite."""
+        super().complete(program)
+        assert isinstance(program, XlaProgram)
+        device = self.backend_device(program.device)
+        program.around = nullcontext  # jax knows no modes of torch
+        program.run_alone = functools.partial(run_alone, program.types, device)
+        donated = dict(given_away(program))
+        program.commit = min(donated, default=len(program.steps))
+        for place, step in enumerate(program.steps):
+            if isinstance(step, Piece) and isinstance(step.run, XlaFunction):
+                code = XlaCode(compiled(step.run, donated.get(place, ()), device))
+                step.run, step.text = code, code.text
+
+    # -- running -------------------------------------------------------------------------------
 
     def execute(
         self, computation: Computation, arguments: Sequence[Any], device: BackendDevice
     ) -> list[BackendData]:
-        return run(computation, arguments, device, self.draws)
+        with exact():
+            return super().execute(computation, arguments, device)
+
+    def buffers(self, call: Call) -> list[Any] | None:
+        given: list[Any] = []
+        for argument in call.arguments:
+            if isinstance(argument, XlaData):
+                if argument.error is not None:
+                    return None
+                argument = argument.array
+            given.append(argument)
+        for place in call.program.guests:  # type: ignore[attr-defined]  # an XlaProgram
+            given[place] = moved(given[place], call.device)
+        if len(given) > len(call.program.graph.inputs):
+            given[-1] = np.int64(given[-1])  # the seed
+        return given
+
+    def handles(self, call: Call, made: list[Any]) -> list[BackendData]:
+        """Handles for the results, which may still be computed."""
+        if call.device.type.name == "cpu":  # this thread is the queue's: it may wait for errors
+            jax.block_until_ready(made)
+        for place in call.program.sent:  # type: ignore[attr-defined]  # an XlaProgram
+            made[place] = moved(made[place], place_of(call.types[place], call.device))
+        pairs = zip(made, call.types, strict=True)
+        return [XlaData(call.device, type_, array) for array, type_ in pairs]
+
+    def by_reference(self, call: Call) -> list[BackendData]:
+        metrics.count("StepsByEager")
+        given = [lent(a) if isinstance(a, XlaData) else a for a in call.arguments]
+        made = super().by_reference(dataclasses.replace(call, arguments=given))
+        return [taken(one) for one in made]
 
     # -- graphs kept on disk -------------------------------------------------------------------
 
@@ -110,11 +200,15 @@ class XlaBackend(Backend):
             provenance.graphics(),
         ))  # fmt: skip
 
-    def dump(self, computation: Computation) -> bytes | None:
-        return saved.dump(computation)
+    def dump_code(self, code: Compiled) -> bytes | None:
+        return saved.dump_code(code.compiled) if isinstance(code, XlaCode) else None
 
-    def load(self, computation: Computation, kept: bytes) -> Computation:
-        return saved.load(computation, kept)
+    def load_code(
+        self, kept: bytes, piece: Piece, program: Program
+    ) -> tuple[Compiled, Callable[[], str]]:
+        device = self.backend_device(program.device)
+        code = XlaCode(saved.load_code(kept, piece, device))
+        return code, code.text
 
     # -- insight -------------------------------------------------------------------------------
 
@@ -131,21 +225,12 @@ class XlaBackend(Backend):
             return MemoryInfo(used, None)
         return MemoryInfo(known["bytes_in_use"], known.get("bytes_limit"))
 
-    def computation_text(self, computation: Computation) -> str:
-        texts = [
-            f"// by eager's kernel: {step.node.op.name}"
-            if not isinstance(step, XlaPiece)
-            else step.compiled.as_text()
-            for step in computation.program.steps
-        ]
-        return "\n\n".join(texts)
 
-
-def compiled(piece: XlaPiece, device: BackendDevice) -> Any:
-    """What XLA makes of a piece, for one device."""
+def compiled(function: XlaFunction, donated: tuple[int, ...], device: BackendDevice) -> Any:
+    """What XLA makes of a function, for one device; it may write over the arguments `donated`."""
     with exact(), jax.default_device(jax_device(device)), jax.default_matmul_precision("highest"):
-        function = jax.jit(piece.function, donate_argnums=piece.donated, keep_unused=True)
-        return function.lower(*structs_of(piece)).compile()
+        traced = jax.jit(function, donate_argnums=donated, keep_unused=True)
+        return traced.lower(*function.structs()).compile()
 
 
 def _has_gpu() -> bool:

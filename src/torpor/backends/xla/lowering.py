@@ -1,137 +1,154 @@
-"""Lowering for XLA: nodes in a row become one jax function, what XLA cannot express stays alone."""
+"""Lowering for XLA: the nodes of a block become one jax function."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
-from torpor.backend.lowering import Computation, LoweringContext
+from torpor.backend.lowering import Computation, random_offsets
+from torpor.backends.blocks.backend import BlockLowering
+from torpor.backends.blocks.program import Piece, Program
+from torpor.backends.blocks.registers import Registers
+from torpor.backends.reference.lowering import Instruction
 from torpor.backends.xla.checks import check_of, needs_reals
 from torpor.backends.xla.lowerings import DTYPES, TABLE, NotLowered
 from torpor.backends.xla.lowerings.random import DRAWS
 from torpor.backends.xla.lowerings.table import cast
+from torpor.backends.xla.runtime import place_of
 from torpor.errors import BackendError
 from torpor.inference.infer import types_in
+from torpor.ir.graph import COMPILED, EAGER, Block
 from torpor.ir.memo import Memo
 from torpor.ir.node import Node, Value
 from torpor.ir.types import ScalarType, TensorType
+from torpor.passes.rewrite import mapped
 
 MAX_NODES: Final = 4_000
 """Nodes in one function: XLA's passes take more than linear time."""
 
 
 @dataclass(slots=True)
-class XlaPiece:
-    """Nodes in a row that are compiled as one.
+class XlaProgram(Program):
+    """What runs a graph."""
 
-    The first output is whether a check of `checked` found what eager may refuse, if there are any.
+    reusable: dict[int, int] = field(default_factory=dict)  # donated parameters -> results
+    guests: list[int] = field(default_factory=list)  # parameters that are on another device
+    sent: list[int] = field(default_factory=list)  # results that go to another device
+
+
+class XlaLowering(BlockLowering):
+    """The shared lowering; the register after the parameters is for the seed of a run, if any."""
+
+    program = XlaProgram
+
+    def lower(self, node: Node) -> None:
+        if not self.instructions:
+            self._register()
+        super().lower(node)
+
+    def donated(self) -> dict[Value, Value]:
+        return {}  # XLA itself writes over what it is given
+
+    def build(self) -> Computation:
+        computation = super().build()
+        program = computation.program
+        program.reusable = {p: program.results[r] for p, r in self.aliases.items()}
+        program.guests, program.sent = map(self._elsewhere, (self.parameters, self.results))
+        return computation
+
+    def _elsewhere(self, values: Sequence[Value]) -> list[int]:
+        """The places of tensors that are on another device."""
+        types = [value.type for value in values]
+        tensors = ((place, t) for place, t in enumerate(types) if isinstance(t, TensorType))
+        return [place for place, type_ in tensors if place_of(type_, self.device) != self.device]
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)  # jax keeps it in a table
+class XlaFunction:
+    """What jax traces for a block: its outputs, of its inputs, then a seed if some nodes draw.
+
+    If there are nodes to check, it also returns whether eager accepts the numbers they get.
     """
 
-    nodes: list[Node] = field(default_factory=list)
-    inputs: list[Value] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)  # what later steps and results need
-    checked: list[Node] = field(default_factory=list)
-    donated: tuple[int, ...] = ()  # inputs that outputs may be written over
-    dead: list[Value] = field(default_factory=list)  # not needed after it
-    offsets: dict[Node, int] = field(default_factory=dict)  # of its nodes that draw
-    compiled: Any = None  # by jax
+    nodes: Sequence[Node]
+    inputs: list[Value]
+    outputs: list[Value]
+    checked: Sequence[Node]
+    offsets: dict[Node, int]  # of its nodes that draw
 
-    def function(self, *arrays: Any) -> list[Any]:
-        """What jax traces: the outputs, of the inputs, then a seed if it draws."""
+    def __call__(self, *arrays: Any) -> list[Any]:
         env: dict[Value, Any] = dict(zip(self.inputs, arrays, strict=False))
         key = jax.random.key(arrays[-1]) if self.offsets else None
         for node in self.nodes:
             own = jax.random.fold_in(key, self.offsets[node]) if node in self.offsets else None
             env.update(zip(node.outputs, call(node, env, own), strict=True))
+        made = [env[value] for value in self.outputs]
+        if not self.checked:
+            return made
         refused = [r for node in self.checked if (r := refusal(node, env)) is not None]
-        flags = [jnp.any(jnp.stack(refused)) if refused else jnp.zeros((), jnp.bool_)]
-        return [*(flags if self.checked else ()), *[env[value] for value in self.outputs]]
+        return [*made, ~jnp.any(jnp.stack(refused)) if refused else jnp.ones((), jnp.bool_)]
+
+    def structs(self) -> list[Any]:
+        """What jax traces in the place of the arguments."""
+        seed = [jax.ShapeDtypeStruct((), jnp.int64)] if self.offsets else []
+        return [*[struct_of(value) for value in self.inputs], *seed]
 
 
-@dataclass(slots=True)
-class Lone:
-    """A node that eager's kernel runs."""
-
-    node: Node
-    dead: list[Value] = field(default_factory=list)
-
-    @property
-    def nodes(self) -> list[Node]:
-        return [self.node]
-
-
-Step = XlaPiece | Lone
-
-
-@dataclass(slots=True)
-class XlaProgram:
-    """What runs a graph."""
-
-    steps: list[Step]
-    guests: list[Value]  # parameters that are on another device
-    draws: bool  # some of its nodes draw random numbers
+def piece_of(
+    block: Block, checked: Sequence[Node], registers: Registers, program: Program
+) -> Piece:
+    """A block as a piece that is still to be compiled, and that checks these nodes."""
+    made = set(block.made)
+    indices = [v for node in checked for v in node.operands if not _is_real(v) and v not in made]
+    read = list(dict.fromkeys((*block.read, *indices)))
+    outputs = sorted(block.outputs or (), key=registers.register)
+    offsets = {node: n for node, n in random_offsets(program.graph).items() if node in block.nodes}
+    piece = registers.piece(block)
+    piece.inputs = [registers.register(value) for value in read]
+    if offsets:
+        piece.inputs.append(program.parameters)  # the seed
+    piece.checked = bool(checked)
+    piece.run = XlaFunction(block.nodes, read, outputs, checked, offsets)
+    return piece
 
 
-class XlaLowering(LoweringContext):
-    """Cuts a graph into pieces that XLA compiles and nodes that it cannot express."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.steps: list[Step] = []
-
-    def lower(self, node: Node) -> None:
-        if why_not(node) is not None:
-            self.fell_back(node)
-            self.steps.append(Lone(node))
-        else:
-            last = self.steps[-1] if self.steps else None
-            if not isinstance(last, XlaPiece) or len(last.nodes) >= MAX_NODES:
-                last = XlaPiece()
-                self.steps.append(last)
-            last.nodes.append(node)
-        super().lower(node)
-
-    def build(self) -> Computation:
-        computation = super().build()
-        donated = {self.parameters[p]: self.results[r] for p, r in self.aliases.items()}
-        offsets = computation.offsets
-        for step in self.steps:
-            if isinstance(step, XlaPiece):
-                step.offsets = {node: offsets[node] for node in step.nodes if node in offsets}
-        steps = with_checks(self.steps, set(self.parameters))
-        _find_ends(steps, self.results, donated)
-        guests = [value for value in self.parameters if self._is_guest(value)]
-        computation.program = XlaProgram(steps, guests, bool(offsets))
-        return computation
-
-    def _is_guest(self, value: Value) -> bool:
-        type_ = value.type
-        here = ("lazy", self.device.type.name)
-        return isinstance(type_, TensorType) and type_.device.type not in here
+def given_away(program: XlaProgram) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The positions of inputs that steps may write over: those after which nothing can fail."""
+    for place in reversed(range(len(program.steps))):
+        step, dead = program.steps[place], set(program.dead[place])
+        if isinstance(step, Instruction) or step.checked:
+            return
+        over = {r for r in dead if program.reusable.get(r) in step.outputs}
+        donated = tuple(i for i, register in enumerate(step.inputs) if register in over)
+        if donated:
+            yield place, donated
 
 
-def with_checks(steps: Sequence[Step], given: set[Value]) -> list[Step]:
-    """The steps, with checks: those that need whole numbers of `given` alone before all others."""
-    first = XlaPiece()
-    for step in steps:
-        if isinstance(step, XlaPiece):
-            checked = [node for node in step.nodes if check_of(node) is not None]
-            cones = {node: _cone(node, step.nodes, given) for node in checked}
-            step.checked = [node for node in checked if cones[node] is None]
-            first.checked += [node for node in checked if cones[node] is not None]
-            before = {n for cone in cones.values() if cone is not None for n in cone}
-            first.nodes += [node for node in step.nodes if node in before]
-    return [first, *steps] if first.checked else list(steps)
+def with_checks(
+    blocks: Iterable[Block], given: Collection[Value]
+) -> list[tuple[Block, list[Node]]]:
+    """Blocks, and the nodes they check; checks of whole numbers of `given` alone come first."""
+    nodes: list[Node] = []
+    first: list[Node] = []
+    found: list[tuple[Block, list[Node]]] = []
+    for block in blocks:
+        own = () if block.kind == EAGER else block.nodes
+        cones = {n: _cone(n, own, given) for n in own if check_of(n) is not None}
+        before = {n for cone in cones.values() if cone is not None for n in cone}
+        nodes += [node for node in own if node in before]
+        first += [node for node, cone in cones.items() if cone is not None]
+        found.append((block, [node for node, cone in cones.items() if cone is None]))
+    return [(Block(COMPILED, -1, tuple(nodes)), first), *found] if first else found
 
 
 _MANY: Final = 100  # nodes that are worth running twice for a check
 
 
-def _cone(node: Node, nodes: Sequence[Node], given: set[Value]) -> set[Node] | None:
+def _cone(node: Node, nodes: Sequence[Node], given: Collection[Value]) -> set[Node] | None:
     """What makes the indices of a node; None if that takes more than a few whole numbers."""
     if needs_reals(node):
         return None
@@ -159,32 +176,6 @@ def _is_real(value: Value) -> bool:
     )
 
 
-def _find_ends(
-    steps: Sequence[Step], results: Sequence[Value], donated: dict[Value, Value]
-) -> None:
-    """Say what each step is given and what it gives, and where values die.
-
-    Parameters are given away in steps after which nothing can fail any more.
-    """
-    needed, may_fail = set(results), False
-    for step in reversed(steps):
-        made = {value for node in step.nodes for value in node.outputs}
-        checked = step.checked if isinstance(step, XlaPiece) else []
-        indices = (v for node in checked for v in node.operands if not _is_real(v))
-        used = dict.fromkeys(v for node in step.nodes for v in node.operands if v not in made)
-        used |= dict.fromkeys(v for v in indices if v not in made)
-        step.dead = [value for value in used if value not in needed]
-        may_fail = may_fail or bool(checked) or isinstance(step, Lone)
-        if isinstance(step, XlaPiece):
-            step.outputs = [v for node in step.nodes for v in node.outputs if v in needed]
-            step.inputs = list(used)
-            given = set() if may_fail else set(step.dead) & donated.keys()
-            step.donated = tuple(
-                i for i, v in enumerate(step.inputs) if v in given and donated[v] in made
-            )
-        needed.update(used)
-
-
 # -- one node --------------------------------------------------------------------------------------
 
 
@@ -193,7 +184,7 @@ def call(node: Node, env: Mapping[Value, Any], key: Any = None) -> list[Any]:
 
     `key` is what it draws from, if it draws.
     """
-    args = [_argument(arg, env) for arg in node.args]
+    args = [mapped(arg, env) for arg in node.args]
     draws = DRAWS.get(node.op.name)
     made = TABLE[node.op.name](node, *args) if draws is None else draws(node, key, *args)
     outputs = list(made) if isinstance(made, (list, tuple)) else [made]
@@ -207,15 +198,7 @@ def refusal(node: Node, env: Mapping[Value, Any]) -> Any:
     check = check_of(node)
     assert check is not None
     seen = {value: env[value] if value in env else struct_of(value) for value in node.operands}
-    return check(*[_argument(arg, seen) for arg in node.args])
-
-
-def _argument(arg: Any, env: Mapping[Value, Any]) -> Any:
-    if type(arg) is Value:
-        return env[arg]
-    if type(arg) is tuple:
-        return tuple(_argument(item, env) for item in arg)
-    return arg
+    return check(*[mapped(arg, seen) for arg in node.args])
 
 
 def _promised(made: Any, type_: Any) -> Any:
@@ -269,9 +252,3 @@ def struct_of(value: Value) -> Any:
     if isinstance(type_, ScalarType):
         return jax.ShapeDtypeStruct((), _NUMBERS[type_.kind], weak_type=True)
     return jax.ShapeDtypeStruct(type_.shape, DTYPES[type_.dtype])
-
-
-def structs_of(piece: XlaPiece) -> list[Any]:
-    """What jax traces in the place of all that a piece is given."""
-    seed = [jax.ShapeDtypeStruct((), jnp.int64)] if piece.offsets else []
-    return [*[struct_of(value) for value in piece.inputs], *seed]

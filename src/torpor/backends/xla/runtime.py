@@ -1,10 +1,10 @@
-"""Data as jax arrays, and programs run: pieces by XLA, lone nodes by eager's kernels."""
+"""Data as jax arrays, and ops on them that are left to eager's kernels."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -13,18 +13,14 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch uses th
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from torpor import metrics
+from torpor import _torch
 from torpor.backend.data import BackendData
 from torpor.backend.device import BackendDevice, BackendDeviceType
-from torpor.backend.lowering import Computation
 from torpor.backends import kernels
-from torpor.backends.reference.lowering import ReferenceLowering
-from torpor.backends.reference.runtime import run as run_reference
-from torpor.backends.xla.lowering import Step, XlaPiece
+from torpor.backends.reference.lowering import Instruction, registers_in
+from torpor.backends.reference.runtime import step
 from torpor.backends.xla.lowerings import DTYPES
-from torpor.ir.node import Node, Value
 from torpor.ir.types import TensorType, contiguous_strides
 
 _SOLE_REFERENCES: Final = 3  # the handle, a name in `is_shared`, the count itself
@@ -77,7 +73,7 @@ def place_of(type_: TensorType, device: BackendDevice) -> BackendDevice:
     return BackendDevice(BackendDeviceType(kind), type_.device.index or 0)
 
 
-def _moved(array: Any, device: BackendDevice) -> Any:
+def moved(array: Any, device: BackendDevice) -> Any:
     """An array on another device; a tensor stays where it is."""
     return array if isinstance(array, torch.Tensor) else jax.device_put(array, jax_device(device))
 
@@ -115,68 +111,32 @@ def tensor_of(array: Any, type_: TensorType, device: torch.device) -> torch.Tens
 # -- programs --------------------------------------------------------------------------------------
 
 
-class RefusedByEager(Exception):
-    """A check found numbers that eager's kernels may refuse."""
+class XlaCode:
+    """The compiled code of a piece."""
+
+    __slots__ = ("compiled",)
+
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled  # by jax
+
+    def __call__(self, given: list[Any]) -> Any:
+        return self.compiled(*given)
+
+    def text(self) -> str:
+        return str(self.compiled.as_text())
 
 
-def run(
-    computation: Computation, arguments: Sequence[Any], device: BackendDevice, draws: bool = False
-) -> list[BackendData]:
-    """Run a compiled graph; its results may still be computed when this returns.
-
-    Where it fails, eager's kernels run it instead: they say which op failed, and at which line.
-    """
-    graph, types = computation.graph, computation.result_types
-    seed = np.int64(arguments[-1]) if draws and computation.program.draws else None
-    given = arguments if seed is None else arguments[:-1]
-    env: dict[Value, Any] = dict(zip(graph.inputs, map(_loaded, given), strict=True))
-    written = False
-    try:
-        with exact():
-            for value in computation.program.guests:
-                env[value] = _moved(env[value], device)
-            for step in computation.program.steps:
-                written = written or bool(isinstance(step, XlaPiece) and step.donated)
-                run_step(step, env, device, seed)
-            if device.type.name == "cpu":  # this thread is the queue's: it may wait for errors
-                jax.block_until_ready([env[value] for value in graph.outputs])
-    except Exception as error:
-        if written:
-            error.inputs_written = True  # type: ignore[attr-defined]  # the core asks for it
-            raise
-        return run_by_reference(computation, given, device)
-    return [_result(env[v], t, device) for v, t in zip(graph.outputs, types, strict=True)]
+def lent(data: XlaData) -> BackendData:
+    """The contents of an array for eager's kernels."""
+    given = BackendData(data.device, data.type)
+    given.error = data.error
+    if data.error is None:
+        given.tensor = _tensor(data.array, data.type, data.device)
+    return given
 
 
-def _result(array: Any, type_: TensorType, device: BackendDevice) -> XlaData:
-    place = place_of(type_, device)
-    return XlaData(device, type_, array if place is device else _moved(array, place))
-
-
-def run_by_reference(
-    computation: Computation, arguments: Sequence[Any], device: BackendDevice
-) -> list[BackendData]:
-    """All of a graph by eager's kernels: what depends on an op that fails has its error."""
-    metrics.count("StepsByEager")
-    context = ReferenceLowering(computation.name, device, computation.graph.nodes)
-    for value in computation.graph.inputs:
-        context.add_parameter(value)
-    for node in computation.graph.nodes:
-        context.lower(node)
-    for value in computation.graph.outputs:
-        context.add_result(value)
-    with exact():
-        given = [_lent(a) if isinstance(a, XlaData) else a for a in arguments]
-        types = computation.result_types
-        return [_taken(r) for r in run_reference(context.build().program, given, types, device)]
-
-
-def _lent(data: XlaData) -> BackendData:
-    tensor = tensor_of(data.array, data.type, place_of(data.type, data.device).torch_device)
-    return BackendData(data.device, data.type, tensor)
-
-
-def _taken(result: BackendData) -> XlaData:
+def taken(result: BackendData) -> XlaData:
+    """A result of eager's kernels as an array."""
     data = XlaData(result.device, result.type)
     data.error = result.error
     if result.tensor is not None:
@@ -184,37 +144,17 @@ def _taken(result: BackendData) -> XlaData:
     return data
 
 
-def _loaded(argument: Any) -> Any:
-    if not isinstance(argument, XlaData):
-        return argument
-    if argument.error is not None:
-        raise argument.error
-    return argument.array
-
-
-def run_step(step: Step, env: dict[Value, Any], device: BackendDevice, seed: Any = None) -> None:
-    """Run one step on the values in `env`, and drop those that nobody needs after it."""
-    if isinstance(step, XlaPiece):
-        given = [env[value] for value in step.inputs]
-        if step.offsets:
-            given.append(seed)
-        for value in step.dead:
-            del env[value]
-        made = step.compiled(*given)
-        if step.checked and bool(made[0]):
-            raise RefusedByEager
-        env.update(zip(step.outputs, made[1:] if step.checked else made, strict=True))
-    else:
-        env.update(zip(step.node.outputs, run_lone(step.node, env, device), strict=True))
-        for value in step.dead:
-            del env[value]
-
-
-def run_lone(node: Node, env: Mapping[Value, Any], device: BackendDevice) -> list[Any]:
-    """The outputs of one node, by eager's kernel."""
-    given = {value: _tensor(env[value], value.type, device) for value in node.operands}
-    made = kernels.run_node(node, given, device)
-    return [array_of(t, device) if isinstance(t, torch.Tensor) else t for t in made]
+def run_alone(
+    types: Mapping[int, Any], device: BackendDevice, instruction: Instruction, env: list[Any]
+) -> None:
+    """Run an op on arrays in registers of these types, by eager's kernel."""
+    read = registers_in(instruction.args)
+    tensors: Any = {register: _tensor(env[register], types[register], device) for register in read}
+    with _torch.kernels():
+        step(instruction, tensors)
+    for register in instruction.outputs:
+        made = tensors[register]
+        env[register] = array_of(made, device) if isinstance(made, torch.Tensor) else made
 
 
 def _tensor(held: Any, type_: Any, device: BackendDevice) -> Any:

@@ -1,8 +1,7 @@
 """Compiled graphs and how they run: compiled pieces, single instructions, reference instructions.
 
 Donated parameters are overwritten last, when nothing can fail any more. If compiled code fails
-before that, the whole graph is rerun with the reference instructions, which report the op and the
-user's line, and still compute everything that does not depend on it.
+before that, the whole graph is rerun with the reference instructions (`BlockBackend.execute`).
 """
 
 from __future__ import annotations
@@ -10,28 +9,31 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from torpor import _torch
-from torpor.backend.data import BackendData, filled, tensors_of
 from torpor.backend.device import BackendDevice
 from torpor.backend.interrupts import Shield
 from torpor.backend.item_getter import item_getter
-from torpor.backends.fx.trace import PACKED, Piece, is_number
 from torpor.backends.layout import storages_of, with_layout
-from torpor.backends.reference.lowering import Instruction, registers_in
-from torpor.backends.reference.runtime import run as run_reference
+from torpor.backends.reference.lowering import Instruction, plan_memory
 from torpor.backends.reference.runtime import step as run_alone
 from torpor.errors import StepError
 from torpor.ir.graph import Graph
-from torpor.ir.types import TensorType
+from torpor.ir.node import Node
+from torpor.ir.types import ScalarType, TensorType
 from torpor.symbols.expressions import Condition, Symbol
+from torpor.text.printer import print_node
 
-Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-"""Takes a list of tensors, which it may clear (boxed), and returns tensors."""
+PACKED: Final = {float: torch.float64, int: torch.int64}
+"""The dtypes in which run-time numbers enter a piece that takes tensors only."""
+
+Compiled = Callable[[list[Any]], Sequence[Any]]
+"""Takes a list of a backend's buffers, which it may clear (boxed), and returns buffers."""
 
 Replays = Callable[[Compiled, list[torch.Tensor]], Sequence[torch.Tensor]]
 """Takes a function and the tensors to call it with."""
@@ -39,21 +41,53 @@ Replays = Callable[[Compiled, list[torch.Tensor]], Sequence[torch.Tensor]]
 ReferenceProgram = tuple[list[Instruction], int, list[int]]
 
 
-@dataclass(slots=True)
-class CompiledPiece:
-    """A piece and its compiled function."""
+def not_compiled(given: list[Any]) -> Sequence[Any]:
+    """What a piece runs before it is compiled."""
+    raise StepError("this piece has not been compiled")
 
-    piece: Piece
-    run: Compiled
-    text: Callable[[], str]
+
+@dataclass(slots=True)
+class Piece:
+    """Instructions that are compiled together, with the registers they read and output."""
+
+    instructions: list[Instruction]
+    inputs: list[int]  # registers of buffers, and of numbers that are not packed
+    numbers: dict[type, list[int]]  # registers of packed run-time numbers, by kind
+    outputs: list[int]
+    donated: dict[int, int]  # input register -> the output that overwrites it
+    free: frozenset[int] = frozenset()  # outputs that may have any strides
+    checked: bool = False  # a flag is returned last: no operand has values that eager rejects
+    sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes, given last
+    run: Compiled = not_compiled
+    text: Callable[[], str] = str  # its code, for people
     returned: list[int] = field(init=False)  # registers of what `run` returns
 
     def __post_init__(self) -> None:
-        donated = set(self.piece.donated.values())
-        self.returned = [r for r in self.piece.outputs if r not in donated]
+        donated = set(self.donated.values())
+        self.returned = [r for r in self.outputs if r not in donated]
+
+    @property
+    def read(self) -> list[int]:
+        """The registers it reads, except those of sizes."""
+        return [*self.inputs, *(r for registers in self.numbers.values() for r in registers)]
 
 
-CompiledStep = CompiledPiece | Instruction
+def is_number(type_: Any) -> bool:
+    """Whether this is the type of a run-time number."""
+    return type(type_) is ScalarType
+
+
+Step = Piece | Instruction
+
+
+@dataclass(slots=True)
+class Call:
+    """One run of a program."""
+
+    program: Program
+    arguments: Sequence[Any]
+    types: tuple[TensorType, ...]  # of the results
+    device: BackendDevice
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -65,7 +99,8 @@ class Program:
     reference: ReferenceProgram
     types: dict[int, Any]  # by register
     device: torch.device
-    steps: list[CompiledStep] = field(default_factory=list)
+    parameters: int  # how many: they are the first registers
+    steps: list[Step] = field(default_factory=list)
     dead: list[list[int]] = field(default_factory=list)  # registers not read after each step
     packing: Packing = field(default_factory=lambda: Packing(()))  # run-time numbers
     donated: dict[int, int] = field(default_factory=dict)  # parameter -> result, both registers
@@ -74,56 +109,48 @@ class Program:
     guarded: dict[int, list[int]] = field(default_factory=dict)  # see `guard_memory`
     free_strides: frozenset[int] = frozenset()  # results that may have any strides
     padded: bool = False  # results may have gaps between their rows
-    argument_paths: ArgumentPaths | None = None  # set by the first run
     fixes: dict[int, Fix] | None = None  # by position of results; set by the first run
     sizes: dict[Symbol, int] = field(default_factory=dict)  # registers of sizes
     hints: dict[Symbol, int] = field(default_factory=dict)  # the sizes it was compiled with
     conditions: list[Condition] = field(default_factory=list)  # guards on sizes
     broken: BaseException | None = None  # compiled code failed where the reference did not
     replayed: Replays | None = None  # runs a function, or replays its CUDA graph
+    run_alone: Callable[[Instruction, list[Any]], None] = run_alone  # runs one by eager's kernel
+    around: Callable[[], AbstractContextManager[Any]] = _torch.kernels  # where its steps run
+    paths: Paths = field(init=False)  # set by `plan`
 
     @property
     def results(self) -> list[int]:
         return self.reference[2]
 
-    def text(self) -> str:
+    @property
+    def tensors(self) -> list[int]:
+        """The registers of parameters that are tensors."""
+        return [r for r in range(self.parameters) if not is_number(self.types[r])]
+
+    @property
+    def pieces(self) -> Iterator[Piece]:
+        """The compiled steps."""
+        return (step for step in self.steps if isinstance(step, Piece))
+
+    @property
+    def writes(self) -> bool:
+        """Whether it overwrites buffers that it is given."""
+        return bool(self.donated) or self.commit < len(self.steps)
+
+    def text(self, why_not: Callable[[Node], str | None]) -> str:
         """The generated code, for people; code shared by several pieces is shown once."""
         parts: list[str] = []
         shown: dict[int, int] = {}
         for number, step in enumerate(self.steps):
             if isinstance(step, Instruction):
-                parts.append(f"# by eager: {step.node.op.name}")
+                parts.append(f"# by eager: {why_not(step.node)}\n{print_node(step.node)}")
             elif id(step.run) in shown:
                 parts.append(f"# step {number}: as step {shown[id(step.run)]}")
             else:
                 shown[id(step.run)] = number
                 parts.append(step.text())
         return "\n\n".join(parts)
-
-
-def run(
-    program: Program,
-    arguments: Sequence[Any],
-    types: tuple[TensorType, ...],
-    device: BackendDevice,
-) -> list[BackendData]:
-    """Run a program; returns one handle per result, with an error where it failed."""
-    given = None if program.broken is not None else tensors_of(arguments)
-    if given is None:
-        return run_reference(program.reference, arguments, types, device)
-    try:
-        tensors = _run_steps(program, given)
-    except Exception as error:
-        if getattr(error, "inputs_written", False):
-            raise
-        return _run_again(program, arguments, types, device, error)
-    try:
-        return _store(program, tensors, arguments, types, device)
-    except BaseException as error:
-        if program.donated or not isinstance(error, Exception):
-            note_writes(error, bool(program.donated))
-            raise
-        return _run_again(program, arguments, types, device, error)
 
 
 def note_writes(error: BaseException, written: bool = True) -> None:
@@ -144,13 +171,12 @@ def function(
     """
 
     keeps = program.device.type == "cpu" and not program.donated
-    argument_paths = ArgumentPaths(program)
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         fixes = program.fixes
         if fixes is None or program.broken is not None:
             return slowly(tensors)
-        written = argument_paths.written(tensors)
+        written = program.paths.written(tensors)
         kept = list(tensors) if keeps else None
         try:
             made = (program.replayed or _called)(plainly, tensors)
@@ -158,7 +184,7 @@ def function(
             if kept is None:
                 raise
             return slowly(kept)
-        results = list(argument_paths.results((*written, *made)))
+        results = list(program.paths.results((*written, *made)))
         _apply(fixes, results, types)
         return results
 
@@ -173,50 +199,34 @@ def _called(run: Compiled, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor
     return run(tensors)
 
 
-def _run_again(
-    program: Program,
-    arguments: Sequence[Any],
-    types: Sequence[TensorType],
-    device: BackendDevice,
-    error: Exception,
-) -> list[BackendData]:
-    """Rerun with the reference, for eager's error; if none, the compiled code is broken."""
-    results = run_reference(program.reference, arguments, types, device)
-    if all(result.error is None for result in results) and not _is_out_of_memory(error):
-        program.broken = error
-    return results
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the step ran out of memory, so that it may succeed another time."""
-    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or "can't allocate memory" in str(error)  # what torch says for a CPU
-
-
-def _run_steps(program: Program, given: list[Any]) -> list[Any]:
-    """Run all steps and return the result tensors."""
-    argument_paths = program.argument_paths = program.argument_paths or ArgumentPaths(program)
-    written = argument_paths.written(given)
+def run_steps(program: Program, given: list[Any]) -> list[Any]:
+    """Run all steps on buffers and numbers; returns the buffers of results."""
+    paths = program.paths
+    written = paths.written(given) if program.donated else ()
     made: Sequence[torch.Tensor]
     if program.replayed is None:
-        with _torch.kernels():
-            made = compute(program, given, program.packing.pack(given, program.device))
+        with program.around():
+            packed = program.packing.pack(given, program.device)
+            made = compute(program, given, packed)
     else:
         with _torch.without_torch_function(), _torch.below_autograd():
             packed = program.packing.pack(given, program.device)
-        made = program.replayed(on_tensors(program), [*argument_paths.tensors(given), *packed])
-    return list(argument_paths.results((*written, *made)))
+        made = program.replayed(on_tensors(program), [*paths.tensors(given), *packed])
+    return list(paths.results((*written, *made)) if written else made)
 
 
-class ArgumentPaths:
-    """How arguments and computed tensors map to results; built once per program."""
+class Paths:
+    """How arguments and computed registers map to results."""
 
-    __slots__ = ("results", "tensors", "written")
+    __slots__ = ("made", "numbers", "results", "tensors", "written")
 
     def __init__(self, program: Program) -> None:
-        self.tensors = item_getter(tensor_parameters(program))
+        tensors = program.tensors
+        self.numbers = sorted({*range(program.parameters)}.difference(tensors))
+        self.tensors = item_getter(tensors)
         self.written = item_getter(list(program.donated))
         over = {register: place for place, register in enumerate(program.donated.values())}
+        self.made = item_getter([r for r in program.results if r not in over])
         made = itertools.count(len(program.donated))  # computed results follow
         self.results = item_getter([over[r] if r in over else next(made) for r in program.results])
 
@@ -224,9 +234,9 @@ class ArgumentPaths:
 def on_tensors(program: Program) -> Compiled:
     """`compute` as a function of the tensor arguments followed by the packed numbers."""
 
-    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        parameters = tensor_parameters(program)
-        given: list[Any] = [None] * parameters_of(program)
+    def run(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        parameters = program.tensors
+        given: list[Any] = [None] * program.parameters
         for register, tensor in zip(parameters, tensors):  # packed numbers follow
             given[register] = tensor
         packed = tensors[len(parameters) :]
@@ -237,40 +247,28 @@ def on_tensors(program: Program) -> Compiled:
     return run
 
 
-def parameters_of(program: Program) -> int:
-    """The number of parameters, which are the first registers."""
-    return len(program.types) - sum(len(i.outputs) for i in program.reference[0])
-
-
-def tensor_parameters(program: Program) -> list[int]:
-    """The registers of parameters that are tensors."""
-    return [r for r in range(parameters_of(program)) if not is_number(program.types[r])]
-
-
-def compute(
-    program: Program, given: list[Any], packed: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
+def compute(program: Program, given: list[Any], packed: Sequence[Any]) -> Sequence[Any]:
     """Run all steps on arguments and packed numbers; returns the results that are not donated.
 
     The list of arguments is extended to hold all registers; dead ones are cleared.
     """
     env = given
     env += [None] * (program.reference[1] - len(given))
-    numbers = ([packed[i].narrow(0, *part) for i, *part in one] for one in program.packing.places)
+    numbers = program.packing.parts(packed) if packed else itertools.repeat(())
     _run_part(program, 0, program.commit, env, numbers, writes=False)
-    if program.donated:
-        if -1 not in program.guarded or program.guarded[-1]:
+    if program.donated or program.commit < len(program.steps):
+        guarded = bool(program.donated)
+        if guarded and (-1 not in program.guarded or program.guarded[-1]):
             guard_memory(program, env, -1, crossing(program))
         try:
             with Shield():
-                _run_part(program, program.commit, len(program.steps), env, numbers, writes=True)
+                _run_part(program, program.commit, len(program.steps), env, numbers, writes=guarded)
                 if program.copied:
                     _torch.copy_each(*_pairs(program.copied, env))
         except BaseException as error:
             note_writes(error)
             raise
-    over = set(program.donated.values())
-    return [env[register] for register in program.results if register not in over]
+    return program.paths.made(env)
 
 
 def _run_part(
@@ -278,14 +276,14 @@ def _run_part(
     start: int,
     end: int,
     env: list[Any],
-    numbers: Iterator[list[torch.Tensor]],
+    numbers: Iterator[Sequence[torch.Tensor]],
     *,
     writes: bool,
 ) -> None:
     for place in range(start, end):
         step, dead = program.steps[place], program.dead[place]
         if isinstance(step, Instruction):
-            run_alone(step, env)
+            program.run_alone(step, env)
             for register in dead:
                 env[register] = None
         else:
@@ -314,7 +312,7 @@ def guard_memory(program: Program, env: list[Any], place: int, made: Sequence[in
         env[register] = env[register].clone()
 
 
-def made_while_writing(step: CompiledStep) -> list[int]:
+def made_while_writing(step: Step) -> list[int]:
     """A step's outputs, except the parameters it overwrites."""
     return step.outputs if isinstance(step, Instruction) else step.returned
 
@@ -322,23 +320,28 @@ def made_while_writing(step: CompiledStep) -> list[int]:
 def crossing(program: Program) -> list[int]:
     """Registers made before the commit and read after it starts."""
     rest = program.steps[program.commit :]
-    pieces = [step.piece for step in rest if isinstance(step, CompiledPiece)]
-    made = {r for step in rest for r in _made_by(step)}
-    read = {r for piece in pieces for r in piece.inputs}
-    read |= {r for step in rest if isinstance(step, Instruction) for r in registers_in(step.args)}
+    made = {r for step in rest for r in step.outputs}
+    read = {r for step in rest for r in step.read}
     read |= {*program.results, *program.copied.values()}
-    first = parameters_of(program)
-    return sorted(r for r in read - made if r >= first)
+    return sorted(r for r in read - made if r >= program.parameters)
 
 
-def _made_by(step: CompiledStep) -> list[int]:
-    return step.outputs if isinstance(step, Instruction) else step.piece.outputs
-
-
-def commit_of(steps: Sequence[CompiledStep]) -> int:
-    """The index of the first step that overwrites parameters."""
-    writes = (isinstance(step, CompiledPiece) and bool(step.piece.donated) for step in steps)
-    return next((place for place, one in enumerate(writes) if one), len(steps))
+def plan(program: Program) -> None:
+    """Find where registers die, now that the order of the steps is known."""
+    order = [instruction for step in program.steps for instruction in step.instructions]
+    plan_memory(order, program.parameters, program.results)
+    seen = {*program.results, *program.donated}
+    program.dead = []
+    for step in reversed(program.steps):
+        touched = {*step.read, *step.outputs}
+        program.dead.append(sorted(touched - seen))
+        seen |= touched
+    program.dead.reverse()
+    writes = (isinstance(step, Piece) and bool(step.donated) for step in program.steps)
+    commits = (place for place, one in enumerate(writes) if one)
+    program.commit = next(commits, len(program.steps))
+    program.packing = Packing(program.steps)
+    program.paths = Paths(program)
 
 
 ALIGNED: Final = 2
@@ -351,12 +354,12 @@ class Packing:
     `places` gives, for each piece and each kind of number it takes, where its numbers are.
     """
 
-    def __init__(self, steps: Sequence[CompiledStep]) -> None:
+    def __init__(self, steps: Sequence[Step]) -> None:
         self.registers: dict[type, list[int]] = {}
         self.places: list[list[tuple[int, int, int]]] = []  # which tensor, start, length
         for step in steps:
-            if not isinstance(step, Instruction):
-                kinds = step.piece.numbers.items()
+            if isinstance(step, Piece):
+                kinds = step.numbers.items()
                 self.places.append([self._add(kind, registers) for kind, registers in kinds])
 
     def _add(self, kind: type, registers: list[int]) -> tuple[int, int, int]:
@@ -365,8 +368,15 @@ class Packing:
         together += [*registers, *registers[:1] * (-len(registers) % ALIGNED)]
         return place
 
+    def parts(self, packed: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
+        """The tensors of numbers that each piece takes."""
+        for places in self.places:
+            yield [packed[i].narrow(0, *part) for i, *part in places]
+
     def pack(self, given: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
         """The run-time numbers among the arguments, as tensors on the device."""
+        if not self.registers:
+            return []
         pinned = device.type == "cuda"  # so that the copy does not wait for the device
         tensors = []
         for kind, registers in self.registers.items():
@@ -377,18 +387,18 @@ class Packing:
 
 
 def _run_piece(
-    step: CompiledPiece, env: list[Any], packed: list[torch.Tensor], dead: Sequence[int]
+    piece: Piece, env: list[Any], packed: Sequence[torch.Tensor], dead: Sequence[int]
 ) -> None:
     """Run compiled code, handing over `dead` inputs so that it can free them early."""
-    piece = step.piece
-    sizes = [env[register] for register in piece.sizes.values()]
-    inputs = [*(env[register] for register in piece.inputs), *packed, *sizes]
+    inputs = [env[register] for register in piece.inputs]
+    inputs += packed
+    inputs += [env[register] for register in piece.sizes.values()]
     for register in dead:
         env[register] = None
-    results = step.run(inputs)
+    results = piece.run(inputs)
     if piece.checked and not results[-1].item():
-        raise _refusal(piece)
-    for register, tensor in zip(step.returned, results):  # a flag may follow
+        raise refusal(piece)
+    for register, tensor in zip(piece.returned, results):  # a flag may follow
         env[register] = tensor
     for parameter, result in piece.donated.items():
         env[result] = env[parameter]
@@ -396,14 +406,9 @@ def _run_piece(
         env[register] = None
 
 
-def refusal(step: CompiledStep) -> StepError:
+def refusal(step: Step) -> StepError:
     """The error of a step whose operand check failed."""
-    assert isinstance(step, CompiledPiece), "no other step refuses anything"
-    return _refusal(step.piece)
-
-
-def _refusal(piece: Piece) -> StepError:
-    sites = (i.node.site for i in piece.instructions if i.node.site is not None)
+    sites = (i.node.site for i in step.instructions if i.node.site is not None)
     return StepError(
         "an index is out of range, an integer is divided by 0, or a probability is not one, in the "
         f"compiled graph recorded from {next(sites, 'here')}"
@@ -420,18 +425,13 @@ class Fix(enum.Enum):
     COPY = "copy"
 
 
-def _store(
-    program: Program,
-    tensors: list[Any],
-    arguments: Sequence[Any],
-    types: tuple[TensorType, ...],
-    device: BackendDevice,
-) -> list[BackendData]:
-    """Handles for results; the fixes are determined once, as compiled code does not change."""
+def corrected(call: Call, tensors: list[Any]) -> list[Any]:
+    """Results as their types say; the fixes are found once, as compiled code does not change."""
+    program = call.program
     if program.fixes is None:
-        program.fixes = _find_fixes(program, tensors, arguments, types)
-    _apply(program.fixes, tensors, types)
-    return filled(device, types, tensors)
+        program.fixes = _find_fixes(program, tensors, call.arguments, call.types)
+    _apply(program.fixes, tensors, call.types)
+    return tensors
 
 
 def _apply(fixes: dict[int, Fix], tensors: list[Any], types: Sequence[TensorType]) -> None:
@@ -465,7 +465,7 @@ def _find_fixes(
 
 
 def _fix(tensor: torch.Tensor, type_: TensorType, taken: set[int], padded: bool) -> Fix | None:
-    storage = int(tensor.untyped_storage()._cdata)
+    storage = _torch.memory_of(tensor)
     shared = storage in taken
     taken.add(storage)
     if shared or tensor.storage_offset() or tensor.is_conj() or tensor.is_neg():

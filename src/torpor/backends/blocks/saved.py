@@ -12,9 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from torpor.backend.pack import pack, unpack
-from torpor.backends.fx.pieces import PartialInstruction
-from torpor.backends.fx.program import Compiled, CompiledPiece, CompiledStep, Program
-from torpor.backends.fx.trace import PACKED, Piece
+from torpor.backends.blocks.program import (
+    PACKED,
+    Compiled,
+    Piece,
+    Program,
+    Step,
+)
+from torpor.backends.blocks.registers import PartialInstruction
 from torpor.backends.reference.lowering import Instruction
 from torpor.ir.types import SymbolicType, TensorType
 from torpor.symbols.expressions import Size
@@ -53,7 +58,7 @@ def dump_program(program: Program, dump_code: DumpCode) -> bytes | None:
             if code is None:
                 return None
             parts[f"code {number}"] = code
-        steps.append(_piece_facts(step.piece, places, number))
+        steps.append(_piece_facts(step, places, number))
     facts = {
         "version": VERSION,
         "steps": steps,
@@ -118,7 +123,7 @@ def load_program(program: Program, saved: bytes, load_code: LoadCode) -> None:
         stride = tuple([deserialize_size(step, symbols) for step in written])
         program.types[register] = _with_strides(program.types[register], stride)
     codes: dict[int, tuple[Compiled, Callable[[], str]]] = {}
-    steps: list[CompiledStep] = []
+    steps: list[Step] = []
     for step in facts["steps"]:
         if not isinstance(step, dict):
             steps.append(_known(step, instructions))
@@ -128,7 +133,8 @@ def load_program(program: Program, saved: bytes, load_code: LoadCode) -> None:
         number = step["code"]
         if number not in codes:
             codes[number] = load_code(parts[f"code {number}"], piece, program)
-        steps.append(CompiledPiece(piece, *codes[number]))
+        piece.run, piece.text = codes[number]
+        steps.append(piece)
     program.steps = steps
     program.copied = dict(facts["copied"])
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from torpor.backends.fx.program import Program
-from torpor.backends.fx.trace import PACKED, Piece, is_number
+from torpor.backends.blocks.program import PACKED, Piece, Program, is_number
 from torpor.backends.reference.lowering import Instruction, registers_in
 from torpor.ir.graph import Block, Donated, Graph
 from torpor.ir.node import Derived, Node, Value, items_of
@@ -41,11 +39,13 @@ def _some_of(node: Node, positions: Sequence[int]) -> Node:
 class Registers:
     """Maps nodes and values of the graph after passes to registers of the lowered program.
 
-    A value has the register of the recorded value it derives from.
+    A value has the register of the recorded value it derives from. If `packs`, pieces take tensors
+    only, into which run-time numbers are packed.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, packs: bool) -> None:
         self.types = program.types
+        self.packs = packs
         self.instructions = {i.node: i.copy() for i in program.reference[0]}
         self.inputs = {value: place for place, value in enumerate(program.graph.inputs)}
 
@@ -77,9 +77,10 @@ class Registers:
         instructions = [self.instruction(node) for node in block.nodes]
         made = {register for i in instructions for register in i.outputs}
         read = {r: None for i in instructions for r in registers_in(i.args) if r not in made}
-        kinds = {kind: [r for r in read if _kind(self.types[r]) is kind] for kind in PACKED}
+        numbers = {r: self.types[r].kind for r in read if self.packs and is_number(self.types[r])}
+        kinds = {kind: [r for r, own in numbers.items() if own is kind] for kind in PACKED}
         donated = self.donated(block.donated)
-        inputs = [register for register in read if not is_number(self.types[register])]
+        inputs = [register for register in read if register not in numbers]
         return Piece(
             instructions=instructions,
             inputs=[*inputs, *(register for register in donated if register not in read)],
@@ -87,14 +88,3 @@ class Registers:
             outputs=sorted(map(self.register, block.outputs or ())),
             donated=donated,
         )
-
-
-def _kind(type_: Any) -> type | None:
-    return type_.kind if is_number(type_) else None
-
-
-def read_by(step: Piece | Instruction) -> list[int]:
-    """The registers a step reads."""
-    if isinstance(step, Instruction):
-        return registers_in(step.args)
-    return [*step.inputs, *(r for registers in step.numbers.values() for r in registers)]
