@@ -170,8 +170,7 @@ def _is_bound(tensor: torch.Tensor, running: bool, shared: set[int]) -> bool:
     if not is_free or grad is None or type(grad) is LazyTensor:
         return not is_free
     # held by the parameter and by Python; if by more, another parameter has it for its gradient
-    is_shared = _torch.memory_of(grad) in shared or _torch.is_held(grad, 2)
-    return not _can_be_lazy(grad) or is_shared
+    return not _can_be_lazy(grad) or _torch.memory_of(grad) in shared or _torch.is_held(grad, 2)
 
 
 # -- to plain ----------------------------------------------------------------------------------
