@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import operator
 from typing import Any
 
 from torpor.execute.storage import TRACE
@@ -22,8 +23,10 @@ class _Held:
 
     stop: Any
 
-    def _hold(self, info: Any, pending: Any = TRACE.pending) -> None:  # Python ends: no globals
-        self.stop = [reference() for reference in list(pending)]
+    def _hold(
+        self, info: Any, pending: Any = TRACE.pending, dereference: Any = operator.call
+    ) -> None:  # defaults: globals are gone when Python ends
+        self.stop = list(map(dereference, list(pending)))  # one step for other threads
 
     start = property(None, _hold)
 
