@@ -725,3 +725,29 @@ def test_a_program_that_leaves_no_core_idle_waits_for_its_compile(
     assert (when - 10) * worth.SAVED < 30.0
     assert torpor.is_lazy(model.weight)
     assert worth.COSTS.waited == 30.0
+
+
+def _sparse_steps() -> list[Tensor]:
+    torch.manual_seed(0)
+    model = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters(), 0.1)
+    for step in range(6):
+        optimizer.zero_grad()
+        model(torch.tensor([1, 1, step % 3])).sum().backward()
+        optimizer.step()
+    return [model.weight.detach()]
+
+
+def test_a_place_with_sparse_gradients_may_change(request: pytest.FixtureRequest) -> None:
+    expected = _sparse_steps()
+    request.getfixturevalue("forced")
+    assert torch.equal(torpor.eager(_sparse_steps()[0]), expected[0])
+
+
+def test_a_place_stays_what_it_is_while_a_profiler_refers_to_its_tensors(forced: None) -> None:
+    model = nn.Linear(3, 2)
+    with torch.profiler.profile(record_shapes=True):
+        for _ in range(8):
+            model(torch.ones(1, 3)).sum().backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[8.0] * 3] * 2

@@ -420,3 +420,91 @@ def test_a_plain_tensor_of_an_op_with_parts_is_one_leaf() -> None:
     known = len(TRACE.leaves)
     _ = F.linear(torch.ones(2, 4), weight)
     assert len(TRACE.leaves) == known + 1
+
+
+# -- as people write it -------------------------------------------------------------------------
+
+
+def test_a_copied_parameter_has_contents_only_as_in_eager(put: Put) -> None:
+    """Gradients in a copied model would be added to the copy's own."""
+    layer = nn.Linear(2, 1)
+    layer.weight = nn.Parameter(put(torch.arange(6.0)[::3].view(1, 2)))
+    layer.bias = nn.Parameter(put(torch.zeros(1)))
+    layer.weight.sum().backward()
+    copied = copy.deepcopy(layer)
+    assert [p.grad for p in copied.parameters()] == [None, None]
+    assert isinstance(copied.weight, nn.Parameter)
+    assert copied.weight.is_leaf
+    assert copied.weight.requires_grad
+    assert copied.weight.stride() == copy.deepcopy(nn.Linear(2, 1)).weight.stride()
+    assert copied.weight.tolist() == [[0.0, 3.0]]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_anomaly_mode_finds_nan_in_a_linear_layer() -> None:
+    model = torpor.lazy(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)))
+    x = torch.arange(12.0).view(4, 3) / 12
+    with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="returned nan values"):
+        (model(x) - model(x)).sqrt().sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_linearize_traces_what_depends_on_its_input(is_lazy: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    x, tangent = torch.ones(4, 3) / 3, torch.arange(12.0).view(4, 3)
+    expected = torch.func.linearize(model, x)[1](tangent)
+    model = torpor.lazy(model)
+    if is_lazy:
+        x, tangent = torpor.lazy(x), torpor.lazy(tangent)
+    assert_same(torch.func.linearize(model, x)[1](tangent), expected)
+
+
+def test_fake_tensors_meet_lazy_parameters() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    model = torpor.lazy(nn.Linear(3, 2))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        result = model(torch.ones(4, 3))
+    assert result.shape == (4, 2)
+    assert result.fake_mode is mode
+
+
+def test_a_parametrization_is_removed_while_a_graph_holds_the_weight() -> None:
+    layer = nn.utils.parametrizations.spectral_norm(torpor.lazy(nn.Linear(4, 4)))
+    loss = layer(torch.ones(2, 4)).sum()
+    layer.eval()
+    expected = layer.weight.detach().clone()
+    nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    assert_same(layer.weight.detach(), expected)
+    del loss
+
+
+def test_lengths_of_ctc_loss_may_be_on_the_cpu() -> None:
+    scores = torch.randn(5, 2, 4).log_softmax(2)
+    rest = torch.tensor([[1, 2], [3, 1]]), torch.tensor([5, 4]), torch.tensor([2, 1])
+    actual = F.ctc_loss(scores.to("lazy"), rest[0].to("lazy"), *rest[1:])
+    assert_same(actual, F.ctc_loss(scores, *rest))
+
+
+def test_plain_tensors_are_copied_deeply_in_the_mode() -> None:
+    step = torch.tensor(3.0)
+    with torpor.mode():
+        copied = copy.deepcopy(step)
+        parts = torch.arange(4.0).tensor_split(torch.tensor([1, 3]))
+    assert copied.item() == 3.0
+    assert [part.tolist() for part in parts] == [[0.0], [1.0, 2.0], [3.0]]
+
+
+def test_a_conjugate_has_no_array_of_its_own_as_in_eager(put: Put) -> None:
+    conjugate = put(torch.tensor([1 + 2j])).conj()
+    with pytest.raises(RuntimeError, match="conjugate bit"):
+        conjugate.detach().numpy()
+    assert conjugate.resolve_conj().numpy().tolist() == [1 - 2j]
+    assert conjugate.numpy(force=True).tolist() == [1 - 2j]
+
+
+def test_data_must_be_a_tensor() -> None:
+    with pytest.raises(TypeError, match="has to be a tensor"):
+        torpor.lazy(torch.ones(1)).data = 3

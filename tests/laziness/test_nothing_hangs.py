@@ -354,3 +354,24 @@ def test_finalizers_find_what_garbage_holds_after_a_cut(
 ) -> None:
     monkeypatch.setenv("TORPOR_NATIVE", native)
     assert run(GARBAGE) == "True True"
+
+
+RINGS = """
+import signal
+class Alarm(Exception): pass
+def ring(*_): raise Alarm
+signal.signal(signal.SIGALRM, ring)
+heap = [[number] for number in range(1_000_000)]  # a collection takes longer than the timer
+try:
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    gc.collect()
+    for _ in range(10_000_000): pass
+    print("lost")
+except Alarm:
+    print("raised")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no timers that send signals")
+def test_a_signal_that_arrives_in_a_garbage_collection_is_not_lost() -> None:
+    assert run(RINGS) == "raised"

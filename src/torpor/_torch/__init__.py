@@ -93,12 +93,14 @@ from torpor._torch.dynamo import (
     take_ops_apart_as_eager_does,
 )
 from torpor._torch.fakes import (
+    among_fakes,
     data_dependent_errors,
     fake_mode,
     fakes_by_decomposition,
     give_fake,
     has_fake,
     make_fakes_with,
+    make_fx_takes,
     new_fake_mode,
     quiet_fakes,
     tracing_with,

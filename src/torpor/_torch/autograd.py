@@ -110,7 +110,16 @@ def had_unusual_backward() -> bool:
     return bool(_UNUSUAL)
 
 
-_holders: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]  # not in the stubs
+def _holders(tensor: torch.Tensor) -> int:
+    """How many references torch has to a tensor; countless if there are weak ones, as a profiler's.
+
+    Those forbid to swap it, even with itself, which changes nothing.
+    """
+    try:
+        torch._C._swap_tensor_impl(tensor, tensor)
+    except RuntimeError:
+        return sys.maxsize
+    return tensor._use_count()  # type: ignore[attr-defined,no-any-return]  # not in the stubs
 
 
 def is_held(tensor: torch.Tensor, holders: int = 1) -> bool:

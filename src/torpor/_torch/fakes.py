@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import _C
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torpor._torch.import_hooks import after_import
 
@@ -158,3 +159,29 @@ def make_fakes_with(type_of: Callable[[torch.Tensor], torch.Tensor | None]) -> N
         module.FakeTensorConverter.from_real_tensor = from_real_tensor
 
     after_import("torch._subclasses.fake_tensor", watch)
+
+
+def among_fakes(cls: type, func: OpOverload, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """An op on tensors of `cls` and fake ones, if those accept real tensors; or NotImplemented."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    fakes = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor))
+    mode = next((fake.fake_mode for fake in fakes), None)
+    if mode is None or not mode.allow_non_fake_inputs:
+        return NotImplemented
+    with mode:
+        args, kwargs = tree_map_only(cls, mode.from_tensor, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def make_fx_takes(cls: type) -> None:
+    """Let `make_fx` treat tensors of `cls` as the plain ones they stand for.
+
+    It would leave ops on constants of another class to that class, and their results out of its
+    graph: numbers of the tracing run became constants.
+    """
+
+    def watch(module: Any) -> None:
+        module.HANDLED_TYPES += (cls,)
+
+    after_import("torch.fx.experimental.proxy_tensor", watch)

@@ -192,6 +192,7 @@ def _capture() -> Iterator[None]:
 def install() -> None:
     """Watch what TorchDynamo is given, from when it is imported."""
     _torch.make_fakes_with(_type_of)
+    _torch.make_fx_takes(LazyTensor)
     _torch.keep_lazy_tangents(_is_lazy)
     _torch.take_ops_apart_as_eager_does()
     _torch.detach_what_has_no_gradient()

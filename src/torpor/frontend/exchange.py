@@ -184,7 +184,20 @@ def _around_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     return _apply
 
 
+def _around_set(original: Callable[..., None]) -> Callable[..., None]:
+    """For `remove_parametrizations`: torch would swap lazy tensors, which a graph may hold."""
+
+    def _maybe_set(dest: torch.Tensor, src: torch.Tensor) -> None:
+        if not isinstance(dest, LazyTensor):
+            return original(dest, src)
+        dest.data = src
+        return None
+
+    return _maybe_set
+
+
 def install() -> None:
     """Preserve identities when a module moves, or `.data` is set, and lazy tensors are involved."""
     _torch.on_move(_around_apply)
     _torch.on_set_data(LazyTensor, _become)
+    _torch.replace_function("torch.nn.utils.parametrize._maybe_set", _around_set)

@@ -327,8 +327,8 @@ def _before_ops(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(dispatch)
     def call(op: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
         modes = _torch.modes()
-        if modes and not isinstance(modes[-1], LazyMode):  # someone is tracing
-            return dispatch(op, key, *args, **kwargs)
+        if (modes and not isinstance(modes[-1], LazyMode)) or _torch.is_transforming():
+            return dispatch(op, key, *args, **kwargs)  # someone is tracing
         lazy = next(lazy_tensors((args, kwargs)), None)
         if lazy is None and not modes:
             return dispatch(op, key, *args, **kwargs)

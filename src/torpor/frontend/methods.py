@@ -85,8 +85,7 @@ def numpy(self: LazyTensor, *, force: bool = False) -> Any:
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
         )
-    real = _read(self, "numpy").detach().resolve_conj().resolve_neg()
-    array = (real.cpu() if real.device.type != "cpu" else real.clone()).numpy()
+    array = _read(self, "numpy").detach().cpu().numpy(force=force).copy("K")
     if self.device.type != "lazy":
         array.flags.writeable = False
     return array
@@ -223,6 +222,9 @@ def _get_data(self: LazyTensor) -> LazyTensor:
 def _set_data(self: LazyTensor, other: torch.Tensor) -> None:
     """`x.data = y`: `x` becomes an alias of `y`."""
     if not isinstance(other, LazyTensor):
+        if not isinstance(other, torch.Tensor):
+            name = type(other).__name__
+            raise TypeError(f"Variable data has to be a tensor, but got {name}")
         if other.device != self.device:
             raise UnsupportedError(
                 f"cannot set .data of a tensor on {self.device} to a plain tensor on "
@@ -249,9 +251,9 @@ def __copy__(self: LazyTensor) -> LazyTensor:
 
 
 @method
-def __deepcopy__(self: LazyTensor, memo: dict[int, Any]) -> LazyTensor:
+def __deepcopy__(self: LazyTensor, memo: dict[int, Any]) -> Any:
     if id(self) in memo:
-        return memo[id(self)]  # type: ignore[no-any-return]  # the protocol has no types
+        return memo[id(self)]
     if not self.is_leaf:
         raise RuntimeError(
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
@@ -259,11 +261,18 @@ def __deepcopy__(self: LazyTensor, memo: dict[int, Any]) -> LazyTensor:
             "because of a torch.nn.utils.weight_norm usage, see "
             "https://github.com/pytorch/pytorch/pull/103001"
         )
+    is_parameter = "_is_param" in self.__dict__
     with torch.no_grad():
-        result = same_storage(self)
-    result._lazy_storage = _copy_storage(self._lazy_storage, memo)
+        if is_parameter and self._lazy_view:
+            result: Any = self.detach().clone()
+        else:
+            result = same_storage(self)
+            result._lazy_storage = _copy_storage(self._lazy_storage, {} if is_parameter else memo)
     result.requires_grad_(self.requires_grad)
     memo[id(self)] = result
+    if is_parameter:  # as `Parameter.__deepcopy__`: contents only
+        result._is_param = True
+        return result
     rest = {k: v for k, v in self.__dict__.items() if k not in ("_lazy_storage", "_lazy_view")}
     result.__dict__.update(copy.deepcopy(rest, memo))
     if self.grad is not None:

@@ -64,7 +64,21 @@ def _address(data_ptr: Callable[[LazyTensor], int]) -> Callable[[LazyTensor], in
     return call
 
 
+def _copied_plainly(copy: Callable[..., Any]) -> Callable[..., Any]:
+    """A deep copy of a plain tensor is plain in `mode()` too: torch expects its own class."""
+
+    @functools.wraps(copy)
+    def deep_copy(self: torch.Tensor, memo: Any) -> Any:
+        if not in_mode():
+            return copy(self, memo)
+        with _torch.without_dispatch_modes():
+            return copy(self, memo)
+
+    return deep_copy
+
+
 def install() -> None:
     """Wrap the functions that make instances of other subclasses."""
     _torch.on_subclass(_made_plainly)
+    torch.Tensor.__deepcopy__ = _copied_plainly(torch.Tensor.__deepcopy__)  # type: ignore[method-assign]  # the purpose
     LazyTensor.data_ptr = _address(LazyTensor.data_ptr)  # type: ignore[assignment,method-assign]  # the purpose

@@ -169,10 +169,8 @@ def _is_bound(tensor: torch.Tensor, running: bool, shared: set[int]) -> bool:
     is_free = _torch.may_change(tensor) if running else not _torch.is_held(tensor)
     if not is_free or grad is None or type(grad) is LazyTensor:
         return not is_free
-    if not _can_be_lazy(grad):  # it may be sparse: without memory of its own
-        return True
     # held by the parameter and by Python; if by more, another parameter has it for its gradient
-    return _torch.memory_of(grad) in shared or _torch.is_held(grad, 2)
+    return not _can_be_lazy(grad) or _torch.memory_of(grad) in shared or _torch.is_held(grad, 2)
 
 
 # -- to plain ----------------------------------------------------------------------------------

@@ -284,6 +284,15 @@ def group_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return taken_apart(op, input, *args, **kwargs)  # type: ignore[no-any-return]
 
 
+@override(aten.ctc_loss.Tensor)
+def ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, lengths: Any, target_lengths: Any, *args: Any
+) -> torch.Tensor:
+    """Lengths may be on the CPU, as with a GPU, where eager reads them."""
+    places = lengths.to(log_probs.device), target_lengths.to(log_probs.device)
+    return taken_apart(aten.ctc_loss.Tensor, log_probs, targets, *places, *args)  # type: ignore[no-any-return]
+
+
 @override(aten.set_.source_Tensor_storage_offset)
 def set_(
     self: torch.Tensor, source: torch.Tensor, offset: int, size: Any, stride: Any = ()
@@ -314,7 +323,8 @@ _casts_inside(aten._native_multi_head_attention.default)
 
 def on_cpu(tensor: LazyTensor) -> torch.Tensor:
     """The data of a tensor that torch reads on the CPU, whatever device the rest is on."""
-    return plain_copy(tensor).cpu()
+    with _torch.without_modes():
+        return plain_copy(tensor).cpu()
 
 
 def _tensor_split(

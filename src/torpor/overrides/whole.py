@@ -140,7 +140,8 @@ def _gradients(
     with torch.enable_grad(), _torch.without_autocast():  # like the op itself
         output = _taken_apart(op, *inputs)
     wanted = [tensor for tensor, asked in zip(inputs, mask, strict=True) if asked]
-    found = iter(torch.autograd.grad(output, wanted, grad, create_graph=create_graph))
+    with torch.autograd.set_detect_anomaly(False):  # checked: the gradients of the op itself
+        found = iter(torch.autograd.grad(output, wanted, grad, create_graph=create_graph))
     return [next(found) if asked else None for asked in mask]
 
 

@@ -131,7 +131,7 @@ def _failed(func: Any, args: tuple[Any, ...], kwargs: Any, error: Exception) -> 
             sync.cut()
         return dispatch(None, func, (), args, kwargs)
     if isinstance(error, ForeignTensor):
-        return NotImplemented
+        return _torch.among_fakes(LazyTensor, func, args, kwargs)
     if isinstance(error, LeavesDevice):
         return run_on_plain_device(spec_of(func), args, kwargs)
     if isinstance(error, DeviceMismatch):

@@ -6,23 +6,29 @@ is garbage would leave the trace then, and keep a value of that trace when anoth
 
 from __future__ import annotations
 
+import functools
 import gc
 import operator
-from collections.abc import Callable
 from typing import Any
 
-from torpor.execute.storage import TRACE, LazyStorage
+from torpor.execute.storage import TRACE
 
 
-def _holder() -> Callable[[str, Any], None]:
-    """Keeps every storage of the trace from being garbage until the collection is over."""
-    held: list[LazyStorage | None] = []
-    pending, dereference = TRACE.pending, operator.call  # globals are gone when Python ends
+class _Held:
+    """Keeps every storage of the trace from being garbage until the collection is over.
 
-    def hold(phase: str, info: Any) -> None:
-        held[:] = map(dereference, list(pending)) if phase == "start" else ()
+    A collection sets `start`, then `stop`. No Python code runs at its end: a signal that arrived in
+    it would be handled there, and what its handler raises is lost.
+    """
 
-    return hold
+    stop: Any
+
+    def _hold(
+        self, info: Any, pending: Any = TRACE.pending, dereference: Any = operator.call
+    ) -> None:  # defaults: globals are gone when Python ends
+        self.stop = list(map(dereference, list(pending)))  # one step for other threads
+
+    start = property(None, _hold)
 
 
-gc.callbacks.append(_holder())
+gc.callbacks.append(functools.partial(setattr, _Held()))
