@@ -171,7 +171,18 @@ def test_kernels_get_addresses_and_numbers(library: Any) -> None:
     run(library, [("kernel", address, [(True, 0), (False, -7)])], [given], [0])
     assert seen == [(given.data_ptr(), -7)]
     with pytest.raises(ValueError, match="too many"):
-        library.tape([("kernel", address, [(False, 0)] * 1000)], 1, [], [])
+        library.tape([("kernel", address, [(False, 0)] * 3000)], 1, [], [])
+
+
+@pytest.mark.parametrize("count", [1, 6, 7, 16, 17, 192, 193, 511, 1000])
+def test_kernels_may_have_any_number_of_arguments(count: int, library: Any) -> None:
+    seen: list[tuple[int, ...]] = []
+    kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)(
+        lambda *numbers: seen.append(numbers)
+    )
+    address = ctypes.cast(kernel, ctypes.c_void_p).value
+    run(library, [("kernel", address, [(False, i) for i in range(count)])], [torch.ones(3)], [0])
+    assert seen == [tuple(range(count))]
 
 
 # -- steps -----------------------------------------------------------------------------------------

@@ -65,7 +65,9 @@ class Adam:
 
 def _call(function: Callable[..., bool], lists: Any, options: dict[str, Any]) -> bool:
     """Make the step, or return False."""
-    if len(lists) != 6 or any(options.get(name) not in (None, False) for name in _UNUSUAL):
+    if len(lists) != 6 or _torch.is_transforming():
+        return False
+    if any(options.get(name) not in (None, False) for name in _UNUSUAL):
         return False
     parameters, gradients, averages, squares, _, counters = lists
     numbers = [options.get(name) for name in ("lr", "beta1", "beta2", "weight_decay", "eps")]

@@ -131,7 +131,7 @@ inline bool is_exact(PyObject* object) {  // no subclass, which may do something
 inline bool is_plain(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet special{
       c10::DispatchKey::Python, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
-      c10::DispatchKey::ZeroTensor, c10::DispatchKey::FuncTorchBatched};
+      c10::DispatchKey::ZeroTensor};
   return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided &&
       tensor.scalar_type() == at::kFloat && tensor.is_non_overlapping_and_dense() &&
       !tensor.is_inference() && !tensor.key_set().has_any(special);
@@ -251,12 +251,12 @@ inline void Step::run_part(int64_t part, int64_t parts) {
 
 // Nobody sees the ops of this thread, and gradients are off.
 inline bool is_unobserved() {
+  constexpr c10::DispatchKeySet observers{
+      c10::DispatchKey::Python, c10::DispatchKey::Functionalize};
   return !c10::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
       !at::hasCallbacks() && !at::impl::torch_function_mode_enabled() &&
       !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
-      !c10::impl::tls_local_dispatch_key_set().included_.has_any(c10::DispatchKeySet(
-          {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::Python,
-           c10::DispatchKey::Functionalize}));
+      !c10::impl::tls_local_dispatch_key_set().included_.has_any(observers);
 }
 
 // adam(parameters, gradients, averages, averages of squares, counters of steps, rate, beta1, beta2,

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -29,7 +30,10 @@
 
 namespace torpor::tape {
 
-constexpr size_t kMostArguments = 192;  // of a kernel
+// A kernel is called with the next larger of these numbers of arguments: those it does not know of
+// lie on the stack, which its caller clears. An optimizer's step is one kernel for all parameters.
+constexpr std::array<size_t, 6> kArguments{16, 64, 192, 512, 1024, 2048};
+constexpr size_t kMostArguments = kArguments.back();
 
 struct Layout {
   std::vector<int64_t> sizes;
@@ -129,9 +133,9 @@ void call_kernel(void* function, const Words& words) {
 
 using Caller = void (*)(void*, const Words&);
 
-template <size_t... N>
-constexpr std::array<Caller, sizeof...(N)> callers(std::index_sequence<N...>) {
-  return {call_kernel<N>...};
+template <size_t... I>
+constexpr std::array<Caller, sizeof...(I)> callers(std::index_sequence<I...>) {
+  return {call_kernel<kArguments[I]>...};
 }
 
 extern "C" {  // of the libraries that torch uses, where it does
@@ -191,14 +195,17 @@ class Run {  // one of a tape; a flag that is not set ends it
   void act(const Alias& one) { slots_[one.to] = slots_[one.from]; }
   void act(const Constant& one) { slots_[one.to] = one.tensor; }
   void act(const Kernel& one) {
-    static constexpr auto by_count = callers(std::make_index_sequence<kMostArguments + 1>());
+    static constexpr auto by_count = callers(std::make_index_sequence<kArguments.size()>());
     Words words;
     size_t count = 0;
     for (const auto& [is_slot, value] : one.arguments) {
       words[count++] =
           is_slot ? slots_[value].data_ptr() : reinterpret_cast<void*>(static_cast<intptr_t>(value));
     }
-    by_count[count](one.function, words);
+    const size_t which =
+        std::lower_bound(kArguments.begin(), kArguments.end(), count) - kArguments.begin();
+    std::fill(words.begin() + count, words.begin() + kArguments[which], nullptr);
+    by_count[which](one.function, words);
   }
   void act(const Call& one) {
     torch::jit::Stack stack = one.given;

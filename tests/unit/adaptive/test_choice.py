@@ -224,7 +224,8 @@ def test_before_the_first_attempt_few_steps_are_timed(slower: float) -> None:
 def test_a_short_script_is_not_recorded() -> None:
     program = Program(eager=0.125, recorded=0.05)
     program.choice = Choice(0.0)
-    program.run(79)
+    first = round(Limits().start / 0.125)
+    program.run(first - 1)
     assert not program.changes
     program.run(1)
-    assert program.changes == [(80, WARMING)]
+    assert program.changes == [(first, WARMING)]

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 
 from tests.unit.torch_internals.own_ops import BARE, OWN
 from torpor import _torch
@@ -108,3 +110,29 @@ def test_make_fakes_with_a_type_and_the_device() -> None:
     fake = FakeTensorMode().from_tensor(tensor)
     assert (fake.shape, fake.stride(), fake.device) == ((3, 2), (1, 3), tensor.device)
     assert not isinstance(fake, LazyTensor)
+
+
+class _Stranger(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _torch.among_fakes(cls, func, args, kwargs or {})
+
+
+def test_among_fakes() -> None:
+    stranger = torch.ones(2).as_subclass(_Stranger)
+    tolerant = FakeTensorMode(allow_non_fake_inputs=True)
+    with tolerant:
+        fake = torch.empty(2)
+    add = torch.ops.aten.add.Tensor
+    made = _torch.among_fakes(_Stranger, add, (fake, stranger), {})
+    assert (type(made), made.shape) == (FakeTensor, (2,))
+    assert _torch.among_fakes(_Stranger, add, (stranger, stranger), {}) is NotImplemented
+    with _torch.new_fake_mode():
+        strict = torch.empty(2)
+    assert _torch.among_fakes(_Stranger, add, (strict, stranger), {}) is NotImplemented
+
+
+def test_make_fx_takes_a_class_for_plain_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy_tensor, "HANDLED_TYPES", proxy_tensor.HANDLED_TYPES)
+    _torch.make_fx_takes(_Stranger)
+    assert _Stranger in proxy_tensor.HANDLED_TYPES

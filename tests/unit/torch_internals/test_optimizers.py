@@ -1,5 +1,6 @@
 """What `_torch.optimizers` takes from inside torch still is what torpor takes it for."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -167,3 +168,27 @@ def test_count_a_step_counts_as_torchs_optimizers_do() -> None:
     assert torch.equal(ours, counter)
     assert ours.dtype is counter.dtype
     assert ours.item() == 2.0
+
+
+def test_around_adam(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = sys.modules[torch.optim.Adam.__module__]
+    loop = module._single_tensor_adam
+    monkeypatch.setattr(module, "_single_tensor_adam", loop)
+    seen: list[Any] = []
+
+    def around(step: Callable[..., None]) -> Callable[..., None]:
+        def watched(*lists: Any, **options: Any) -> None:
+            seen.append((step, [len(one) for one in lists], sorted(options)))
+            step(*lists, **options)
+
+        return watched
+
+    _torch.around_adam(around)
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    for kind in (torch.optim.Adam, torch.optim.AdamW):
+        kind([parameter], 0.5).step()
+    names = ["amsgrad", "beta1", "beta2", "capturable", "decoupled_weight_decay", "differentiable"]
+    names += ["eps", "found_inf", "grad_scale", "has_complex", "lr", "maximize", "weight_decay"]
+    assert seen == [(loop, [1, 1, 1, 1, 0, 1], names)] * 2
+    assert parameter.max() < 0.1  # both steps were made

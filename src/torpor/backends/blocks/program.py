@@ -81,7 +81,7 @@ Step = Piece | Instruction
 
 
 @dataclass(slots=True)
-class Call:
+class ProgramRun:
     """One run of a program."""
 
     program: Program
@@ -425,7 +425,7 @@ class Fix(enum.Enum):
     COPY = "copy"
 
 
-def corrected(call: Call, tensors: list[Any]) -> list[Any]:
+def corrected(call: ProgramRun, tensors: list[Any]) -> list[Any]:
     """Results as their types say; the fixes are found once, as compiled code does not change."""
     program = call.program
     if program.fixes is None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torpor.backends.blocks.backend import BlockLowering as DynamoLowering
+from torpor.backends.blocks.block_backend import BlockLowering as DynamoLowering
 
 __all__ = ["DynamoLowering"]

@@ -23,13 +23,13 @@ from torpor.backend.device import BackendDevice
 from torpor.backend.failures import CompileFailure, reproduction
 from torpor.backend.lowering import Computation
 from torpor.backends import provenance
-from torpor.backends.blocks.backend import BlockBackend
+from torpor.backends.blocks.block_backend import BlockBackend
 from torpor.backends.blocks.program import (
     PACKED,
-    Call,
     Compiled,
     Piece,
     Program,
+    ProgramRun,
     Step,
     function,
     is_number,
@@ -174,7 +174,7 @@ class FxBackend(BlockBackend):
             warnings.warn(self.complaints.pop(0), TorporWarning, stacklevel=2)
         return list(computations)
 
-    def run_again(self, call: Call, error: Exception) -> list[BackendData]:
+    def run_again(self, call: ProgramRun, error: Exception) -> list[BackendData]:
         results, program = super().run_again(call, error), call.program
         if all(result.error is None for result in results) and not _is_out_of_memory(error):
             program.broken = error  # not called again

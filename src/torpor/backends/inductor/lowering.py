@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torpor import _torch
-from torpor.backends.blocks.backend import BlockLowering as InductorLowering
+from torpor.backends.blocks.block_backend import BlockLowering as InductorLowering
 from torpor.ir.node import Node
 
 __all__ = ["InductorLowering", "decompositions", "miscompiles"]

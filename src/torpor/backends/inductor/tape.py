@@ -21,7 +21,7 @@ from torpor._torch import OpOverload
 Action = tuple[Any, ...]
 """The kind of action and its operands; slots are numbers (see `action_of` in C++)."""
 
-MOST_ARGUMENTS: Final = 192
+MOST_ARGUMENTS: Final = 2048
 """The most arguments of a kernel: `kMostArguments` in C++."""
 
 

@@ -16,8 +16,8 @@ from torpor.backend.data import BackendData, number_dtype
 from torpor.backend.device import BackendDevice, BackendDeviceType
 from torpor.backend.lowering import Computation
 from torpor.backend.registry import activate, make
-from torpor.backends.blocks.backend import BlockBackend
-from torpor.backends.blocks.program import Call, Piece, Program
+from torpor.backends.blocks.block_backend import BlockBackend
+from torpor.backends.blocks.program import Piece, Program, ProgramRun
 from torpor.backends.blocks.registers import Registers
 from torpor.backends.torchscript.lowering import MAX_OPS, ScriptCode, remember_check, why_not
 from torpor.backends.torchscript.runtime import COUNTERS, TSData, run_alone
@@ -132,7 +132,7 @@ class TSBackend(BlockBackend):
         with _torch.script_as_drawn():
             return super().execute(computation, given, device)
 
-    def run_again(self, call: Call, error: Exception) -> list[BackendData]:
+    def run_again(self, call: ProgramRun, error: Exception) -> list[BackendData]:
         """Run a program by the reference, and memoize its checks."""
         metrics.count("TorchScriptRerun")
         results = super().run_again(call, error)

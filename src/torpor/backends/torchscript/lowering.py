@@ -13,7 +13,7 @@ import torch
 
 from torpor import _torch, config, metrics
 from torpor.backend.device import BackendDevice, BackendDeviceType
-from torpor.backends.blocks.backend import BlockLowering as TSLoweringContext
+from torpor.backends.blocks.block_backend import BlockLowering as TSLoweringContext
 from torpor.backends.blocks.program import Piece
 from torpor.backends.layout import repeated_dims
 from torpor.backends.reference.lowering import (

@@ -20,12 +20,12 @@ from torpor.backend.device import BackendDevice, BackendDeviceType
 from torpor.backend.interface import MemoryInfo
 from torpor.backend.lowering import Computation
 from torpor.backends import decompositions, provenance
-from torpor.backends.blocks.backend import BlockBackend
+from torpor.backends.blocks.block_backend import BlockBackend
 from torpor.backends.blocks.program import (
-    Call,
     Compiled,
     Piece,
     Program,
+    ProgramRun,
     Step,
 )
 from torpor.backends.blocks.registers import Registers
@@ -159,7 +159,7 @@ class XlaBackend(BlockBackend):
         with exact():
             return super().execute(computation, arguments, device)
 
-    def buffers(self, call: Call) -> list[Any] | None:
+    def buffers(self, call: ProgramRun) -> list[Any] | None:
         given: list[Any] = []
         for argument in call.arguments:
             if isinstance(argument, XlaData):
@@ -173,7 +173,7 @@ class XlaBackend(BlockBackend):
             given[-1] = np.int64(given[-1])  # the seed
         return given
 
-    def handles(self, call: Call, made: list[Any]) -> list[BackendData]:
+    def handles(self, call: ProgramRun, made: list[Any]) -> list[BackendData]:
         """Handles for the results, which may still be computed."""
         if call.device.type.name == "cpu":  # this thread is the queue's: it may wait for errors
             jax.block_until_ready(made)
@@ -182,7 +182,7 @@ class XlaBackend(BlockBackend):
         pairs = zip(made, call.types, strict=True)
         return [XlaData(call.device, type_, array) for array, type_ in pairs]
 
-    def by_reference(self, call: Call) -> list[BackendData]:
+    def by_reference(self, call: ProgramRun) -> list[BackendData]:
         metrics.count("StepsByEager")
         given = [lent(a) if isinstance(a, XlaData) else a for a in call.arguments]
         made = super().by_reference(dataclasses.replace(call, arguments=given))

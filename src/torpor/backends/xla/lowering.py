@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from torpor.backend.lowering import Computation, random_offsets
-from torpor.backends.blocks.backend import BlockLowering
+from torpor.backends.blocks.block_backend import BlockLowering
 from torpor.backends.blocks.program import Piece, Program
 from torpor.backends.blocks.registers import Registers
 from torpor.backends.reference.lowering import Instruction

@@ -12,10 +12,10 @@ from torpor.backend.device import BackendDevice
 from torpor.backend.interface import Backend
 from torpor.backend.lowering import Computation
 from torpor.backends.blocks.program import (
-    Call,
     Compiled,
     Piece,
     Program,
+    ProgramRun,
     Step,
     corrected,
     note_writes,
@@ -141,7 +141,7 @@ class BlockBackend(Backend):
     ) -> list[BackendData]:
         program = computation.program
         types = computation.result_types_for(arguments)
-        call = Call(program, arguments, types, device)
+        call = ProgramRun(program, arguments, types, device)
         given = None if program.broken is not None else self.buffers(call)
         if given is None:
             return self.by_reference(call)
@@ -156,19 +156,19 @@ class BlockBackend(Backend):
                 raise
             return self.run_again(call, error)
 
-    def buffers(self, call: Call) -> list[Any] | None:
+    def buffers(self, call: ProgramRun) -> list[Any] | None:
         """The arguments as buffers and numbers; None if one of them has failed."""
         return tensors_of(call.arguments)
 
-    def handles(self, call: Call, made: list[Any]) -> list[BackendData]:
+    def handles(self, call: ProgramRun, made: list[Any]) -> list[BackendData]:
         """Handles for the results, which are `made`."""
         return filled(call.device, call.types, corrected(call, made))
 
-    def run_again(self, call: Call, error: Exception) -> list[BackendData]:
+    def run_again(self, call: ProgramRun, error: Exception) -> list[BackendData]:
         """Run a program whose compiled code failed, by the reference: it finds the op and line."""
         return self.by_reference(call)
 
-    def by_reference(self, call: Call) -> list[BackendData]:
+    def by_reference(self, call: ProgramRun) -> list[BackendData]:
         """Run all of a program by eager's kernels: what depends on an op that fails, fails."""
         return run_reference(call.program.reference, call.arguments, call.types, call.device)
 
