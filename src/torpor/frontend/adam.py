@@ -20,9 +20,9 @@ _NUMBERS: Final = frozenset({float, int})
 _UNUSUAL: Final = ("amsgrad", "capturable", "differentiable", "grad_scale", "found_inf")
 _SIZES: Final = (2005, 3, 40_009)
 _TRIALS: Final = (
-    {"weight_decay": 0.0, "maximize": False, "decoupled_weight_decay": False},
-    {"weight_decay": 0.1, "maximize": True, "decoupled_weight_decay": False},
-    {"weight_decay": 0.1, "maximize": False, "decoupled_weight_decay": True},
+    {"beta1": 0.9, "weight_decay": 0.0, "maximize": False, "decoupled_weight_decay": False},
+    {"beta1": 0.5, "weight_decay": 0.1, "maximize": True, "decoupled_weight_decay": False},
+    {"beta1": 0.9, "weight_decay": 0.1, "maximize": False, "decoupled_weight_decay": True},
 )
 
 
@@ -102,7 +102,7 @@ def _is_alike(
     eager = [[one.clone() for one in ones] for ones in mine]
     options = {
         **dict.fromkeys(_UNUSUAL[:3], False), **dict.fromkeys(_UNUSUAL[3:]), "has_complex": False,
-        "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, **trial,
+        "lr": 1e-3, "beta2": 0.999, "eps": 1e-8, **trial,
     }  # fmt: skip
     for _ in range(3):
         gradients = drawn()

@@ -49,18 +49,25 @@ struct Numbers {
   Numbers(const Settings& s, double step)
       : shrink(1 - s.rate * s.decay),
         decay(s.decay),
-        weight(1 - s.beta1),
+        weight(nearer(1 - s.beta1)),
         beta2(s.beta2),
         rest2(1 - s.beta2),
         root(std::pow(1 - std::pow(s.beta2, step), 0.5)),
         epsilon(s.epsilon),
         rate(-(s.rate / (1 - std::pow(s.beta1, step)))),
+        from_gradient(weight != static_cast<float>(1 - s.beta1)),
         shrinks(s.decay != 0 && s.decoupled),
         decays(s.decay != 0 && !s.decoupled),
         maximize(s.maximize) {}
 
+  // torch interpolates from the end that is nearer
+  static float nearer(double weight) {
+    const float rounded = weight;
+    return rounded < 0.5F ? rounded : rounded - 1.0F;
+  }
+
   float shrink, decay, weight, beta2, rest2, root, epsilon, rate;
-  bool shrinks, decays, maximize;
+  bool from_gradient, shrinks, decays, maximize;
 };
 
 struct Parameter {
@@ -82,7 +89,7 @@ void update_moments(
     float g = n.maximize ? -gradient[i] : gradient[i];
     if (n.shrinks) values[i] *= n.shrink;
     if (n.decays) g = std::fma(n.decay, values[i], g);
-    average[i] = std::fma(n.weight, g - average[i], average[i]);
+    average[i] = std::fma(n.weight, g - average[i], n.from_gradient ? g : average[i]);
     squares[i] = copy[i] = std::fma(n.rest2 * g, g, squares[i] * n.beta2);
   }
 }
@@ -275,9 +282,10 @@ inline PyObject* adam(PyObject*, PyObject* arguments) {
   }
   settings.maximize = maximize != 0;
   settings.decoupled = decoupled != 0;
-  // other averages are interpolated from the other end
-  if (!is_unobserved() || settings.beta1 <= 0.5 || settings.beta1 >= 1) Py_RETURN_FALSE;
-  if (settings.beta2 < 0 || settings.beta2 >= 1) Py_RETURN_FALSE;
+  const auto is_fraction = [](double beta) { return beta >= 0 && beta < 1; };
+  if (!is_unobserved() || !is_fraction(settings.beta1) || !is_fraction(settings.beta2)) {
+    Py_RETURN_FALSE;
+  }
   Step step;
   const Py_ssize_t size = PyList_GET_SIZE(lists[0]);
   for (PyObject* list : lists) {
