@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
+from torpor import native
+
 PATIENCE = 10.0  # seconds for a process to exit
 PACKAGE = Path(__file__).resolve().parents[1]  # torpor
 
@@ -29,7 +31,8 @@ class WorkerError(RuntimeError):
 def environment(threads: int, device: str, caches: str = "") -> dict[str, str]:
     """The environment of measuring processes.
 
-    If `caches` is given, compilers keep their caches in that folder, and torpor's is disabled.
+    If `caches` is given, compilers keep their caches in that folder, and torpor's is disabled,
+    except for the native library, which is used if it is installed.
     """
     count = str(threads)
     path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]))
@@ -42,6 +45,8 @@ def environment(threads: int, device: str, caches: str = "") -> dict[str, str]:
     if caches:
         found |= {"TORCHINDUCTOR_CACHE_DIR": caches, "TRITON_CACHE_DIR": f"{caches}/triton"}
         found["TORPOR_CACHE"] = "0"
+        if native.appeared() is not None:
+            found.setdefault("TORPOR_NATIVE", "on")
     if device == "cpu":
         found["CUDA_VISIBLE_DEVICES"] = ""  # so that the device `lazy` is on the CPU too
     return found
