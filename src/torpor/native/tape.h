@@ -31,7 +31,7 @@
 namespace torpor::tape {
 
 // A kernel is called with the next larger of these numbers of arguments: those it does not know of
-// lie on the stack, which its caller clears. An optimizer's step is one kernel for all parameters.
+// lie on the stack, which its caller clears. An optimizer's step may be one kernel for many parameters.
 constexpr std::array<size_t, 6> kArguments{16, 64, 192, 512, 1024, 2048};
 constexpr size_t kMostArguments = kArguments.back();
 
